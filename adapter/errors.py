@@ -367,7 +367,7 @@ def was_not_started(error: AdapterError) -> bool:
     return isinstance(error, _NOT_STARTED)
 
 
-def let_go(error: BaseException) -> None:
+def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error that was answered, and of its causes. Their frames hold what
     the request has brought, and refer to the error again: what is large would stay until Python's
     garbage collector looks at all that is old, which it seldom does. So would an error that is its

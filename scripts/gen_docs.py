@@ -431,6 +431,7 @@ def metric_rows() -> list[list[str]]:
             models=lambda: dict.fromkeys(ModelState, 0),
             ledger=lambda: book,
             memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),
+            gpu_unread=lambda: False,
             triton_live=lambda: True,
             ready=lambda: True,
             lost_lines=lambda: 0,

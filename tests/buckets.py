@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from obstore.store import S3Store
 from tests.running import wait_until
 
 # The server checks no keys; who signs wants some.
+KEYS_A_PAGE = 25  # of a listing; 1000 at AWS
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -75,7 +77,10 @@ def s3_server() -> Iterator[str]:
     """Run the server; yield its URL."""
     with tempfile.NamedTemporaryFile() as log:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        pages = {"MOTO_S3_DEFAULT_MAX_KEYS": f"{KEYS_A_PAGE}"}
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | pages
+        )
         found: list[str] = []
 
         def is_up() -> bool:

@@ -4,8 +4,9 @@ import asyncio
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -39,14 +40,28 @@ def pytest_collection():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put first, of what several processes share out by files, what takes long: files of few tests
-    on a Triton start servers of their own. The quick files fill up the end.
+    """Order the files that several processes share out. Tests on a Triton mostly wait, so files of
+    others, which compute, come between them and at the end. What takes long comes first of each:
+    files of few tests on a Triton start servers of their own.
     """
     if hasattr(config, "workerinput"):
         counts = Counter(item.path for item in items)
-        long = {item.path for item in items if item.get_closest_marker("triton")}
-        items.sort(key=lambda item: counts[item.path] * (1 if item.path in long else -1))
-        items.sort(key=lambda item: item.path not in long)
+        waiting = _paths_of("triton", items)
+        slow = _paths_of("slow", items) - waiting
+        rest = counts.keys() - waiting - slow
+        places = {path: 0.85 * place for path, place in _spread(waiting, counts.__getitem__)}
+        places.update(_spread(slow | rest, lambda path: (path in rest, -counts[path])))
+        items.sort(key=lambda item: places[item.path])
+
+
+def _paths_of(mark: str, items: list[pytest.Item]) -> set[Path]:
+    return {item.path for item in items if item.get_closest_marker(mark)}
+
+
+def _spread(paths: set[Path], key: Callable[[Path], Any]) -> Iterator[tuple[Path, float]]:
+    """The paths in this order, at even distances from 0 to 1."""
+    for number, path in enumerate(sorted(sorted(paths), key=key)):
+        yield path, number / len(paths)
 
 
 def pytest_asyncio_loop_factories(item):

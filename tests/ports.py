@@ -1,14 +1,16 @@
 """Ports for programs that want theirs named before they listen."""
 
+import atexit
 import os
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count, islice
 
 # Below those that the kernel gives to who asks for any, and to connections: nobody else takes one
 # between our look and the program's bind.
 _RANGE = range(20_000, 32_000)
-_HELD: list[socket.socket] = []
+_HELD = ExitStack()  # until this process ends
+atexit.register(_HELD.close)
 _CANDIDATES = count(os.getpid())
 
 
@@ -28,7 +30,7 @@ def _is_ours(port: int) -> bool:
     except OSError:  # another process has it
         name.close()
         return False
-    _HELD.append(name)
+    _HELD.enter_context(name)
     with closing(socket.socket()) as one:
         try:
             one.bind(("", port))

@@ -47,9 +47,12 @@ def test_that_fails_as_it_should():
 def run(folder: Path, text: str, *flags: str, **environ: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.outcomes", *flags, "test_it.py"]
+    plugins = [f"-p{name}" for name in ("tests.outcomes", "pytest_rerunfailures", "xdist")]
+    quiet = "-Wignore::pytest.PytestAssertRewriteWarning"  # xdist is there before it is named
+    command = [sys.executable, "-m", "pytest", "-q", quiet, *plugins, *flags, "test_it.py"]
     inherited = {name: value for name, value in os.environ.items() if name != "CI"}
-    env = {**inherited, "PYTHONPATH": str(ROOT), **environ}
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    env = {**inherited, **alone, **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 

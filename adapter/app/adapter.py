@@ -12,8 +12,9 @@ from adapter.app.listeners import Rpc, Shared, build_rest
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
-from adapter.control.presence import MODELS_LOOKED_FOR
+from adapter.control.triton_status import MODELS_LOOKED_FOR
 from adapter.control.wanted import WantedModels
+from adapter.core import versions
 from adapter.core.faults import Faults
 from adapter.core.ledger import NOT_MEASURED
 from adapter.core.model import ModelId, ModelSource
@@ -121,12 +122,7 @@ class Adapter:
             budget, min(budget.share, _UNREAD_BYTES), self._metrics.streams_cut.inc
         )
         self._dataplane = self._build_dataplane(backend.faults)
-        self._rpc = GrpcDataPlane(
-            backend.faults,
-            timeout_seconds=settings.infer_timeout_seconds,
-            max_message_bytes=self._limits.stream,
-            unread=self._unread,
-        )
+        self._rpc = self._build_rpc(backend.faults)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
         models = self._build_models()
@@ -142,6 +138,15 @@ class Adapter:
             takes_files=self._settings.inline_files == "on",
             load_of_store=self._load_of_store(),
             hint=self._hint_of_store(),
+        )
+
+    def _build_rpc(self, faults: Faults) -> GrpcDataPlane:
+        return GrpcDataPlane(
+            faults,
+            timeout_seconds=self._settings.infer_timeout_seconds,
+            max_message_bytes=self._limits.stream,
+            unread=self._unread,
+            takes_cancels=lambda: versions.takes_cancels(self._triton.version),
         )
 
     def _build_dataplane(self, faults: Faults) -> HttpDataPlane:
@@ -177,7 +182,7 @@ class Adapter:
         def why_triton() -> str | None:
             if not self._triton.live:
                 return "Triton does not answer"
-            return MODELS_LOOKED_FOR if self._control.presence.has_ended else None
+            return MODELS_LOOKED_FOR if self._control.triton_status.has_ended else None
 
         def why_drained() -> str | None:
             return "draining" if self._drain.is_on else None
@@ -294,6 +299,7 @@ class Adapter:
             models=control.registry.counts,
             ledger=control.memory.ledger.snapshot,
             memory=lambda: self._memory.last,
+            gpu_unread=lambda: self._memory.is_gpu_unread,
             triton_live=lambda: self._triton.live,
             ready=self._readiness.is_ready,
             abandoned=lambda: control.leases.abandoned,

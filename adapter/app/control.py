@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.memory import ChosenMemory, build_memory
+from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory, mps
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
@@ -36,6 +36,8 @@ from adapter.telemetry.tracing import Tracing
 _LOAD_THREADS = 4
 # Triton's own default of --http-max-input-size
 _INPUT_BYTES = 2**26
+# Answers of a stream that Triton keeps for its caller; without a bound it keeps all of them.
+_RESPONSES = 64
 _LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
 _LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 
@@ -99,13 +101,20 @@ def _build_embedded(
         # by AIP_MODE Triton would open its own port for Vertex AI, and no other
         withheld={*secret_variables(settings.endpoint_keys), "AIP_MODE"},
         newer_args=_newer_args(settings),
+        has_gpus=_has_gpus if settings.reported_sizes else None,
     )
+
+
+async def _has_gpus() -> bool:
+    nvml = NvmlMemory(tuple)
+    await nvml.read()
+    return bool(nvml.has_gpus)
 
 
 def _newer_args(settings: Settings) -> dict[str, str]:
     """Return the options that lift limits of newer Tritons (docs/triton.md, Versions)."""
     most = min(max(settings.max_body_bytes, _INPUT_BYTES), 2**31 - 1)
-    given = {"--http-max-input-size": str(most)}
+    given = {"--http-max-input-size": str(most), "--grpc-max-response-pool-size": str(_RESPONSES)}
     if "shared_memory" in settings.passthrough:
         given["--allow-client-shm"] = "true"
     return given
@@ -147,6 +156,7 @@ def _build_triton(
         on_live=note_live,
         payload=(lambda name: payload(repository / name, real)) if is_upload else None,
         tracing=tracing,
+        takes_reports=settings.reported_sizes,
     )
 
 
@@ -159,7 +169,7 @@ def _build_control(
     *,
     metrics: Metrics,
 ) -> ModelControl:
-    sizes = Sizes(settings.size_factor, settings.default_size or 0)
+    sizes = Sizes(settings.size_factor, settings.default_size or 0, lambda: triton.version)
     # a private repository without a sizes_file learns anew
     path = settings.sizes_file or (settings.repository and settings.repository / FILE_NAME)
     file = LearnedFile(path) if path else None
@@ -167,7 +177,11 @@ def _build_control(
         sizes.restore(file.load())
     return ModelControl(
         registry=Registry(clock.now),
-        ledger=Ledger(settings.memory_limit, settings.memory_reserve.of),
+        ledger=Ledger(
+            settings.memory_limit,
+            settings.memory_reserve.of,
+            mps.client_limits(os.environ.get(mps.VARIABLE, "")),
+        ),
         sizes=sizes,
         triton=triton,
         packages=packages,

@@ -11,6 +11,7 @@ from adapter.backend.triton import TritonControl
 from adapter.control.lease import Serving
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
+from adapter.core import versions
 from adapter.core.calls import V2DataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
@@ -25,17 +26,17 @@ from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
-from adapter.frontends.http.application import Front
-from adapter.frontends.http.endpoint.callers import Callers, Key
-from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointDialect, no_endpoint
+from adapter.frontends.http.application import ClientConnection
+from adapter.frontends.http.endpoint.authenticator import Key, SigV4Authenticator
+from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointErrorFormat, no_endpoint
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
 from adapter.frontends.http.endpoint.members import Endpoints, PlainCalls
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Calls, Dialect, HttpMiddleware, Serve, traced
-from adapter.frontends.http.observer import Clock, Observer, path_segments
+from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
+from adapter.frontends.http.middleware import Calls, ErrorFormat, HttpMiddleware, Serve, traced
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.http.v2 import V2
@@ -53,7 +54,7 @@ from adapter.telemetry.tracing import Tracing
 
 # The default of the adapter that ModelMesh brings along for Triton.
 _MESH_LOADS = 1
-_DIALECTS: Mapping[str, Dialect] = {"endpoint": EndpointDialect()}
+_DIALECTS: Mapping[str, ErrorFormat] = {"endpoint": EndpointErrorFormat()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def access_at(
 
 
 def build_endpoint(
-    shared: Shared, dataplane: V2DataPlane, inferences: Inferences, observer: Observer
+    shared: Shared, dataplane: V2DataPlane, inferences: Inferences, instrumentation: Instrumentation
 ) -> Endpoint | None:
     settings, residency = shared.settings, shared.residency
     if residency is None:
@@ -102,7 +103,7 @@ def build_endpoint(
         dataplane,
         TracedRpc(shared.rpc, shared.tracing) if shared.tracing else shared.rpc,
         shared.faults,
-        observer,
+        instrumentation,
         timeout_seconds=settings.infer_timeout_seconds,
     )
     return Endpoint(
@@ -129,16 +130,16 @@ def plain_calls(shared: Shared) -> PlainCalls | None:
     return PlainCalls(_endpoints(shared.settings))
 
 
-def inference_kind(shared: Shared) -> Callable[[Front, FastPath], Inference] | None:
+def inference_kind(shared: Shared) -> Callable[[ClientConnection, FastPath], Inference] | None:
     if shared.residency is None:
         return None
     return partial(EndpointInference, residency=shared.residency)
 
 
-def _build_callers(lines: Sequence[str]) -> Callers | None:
+def _build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
     keys = [parse_endpoint_key(line, os.environ) for line in lines]
     found = {key.access_key: Key(key.secret, key.models) for key in keys}
-    return Callers(found) if found else None
+    return SigV4Authenticator(found) if found else None
 
 
 class Rpc:
@@ -234,6 +235,7 @@ class Rpc:
             is_direct=shared.tracing is None and not self._access(name).is_keyed,
             load_wait_seconds=shared.settings.load_wait_seconds,
             serving=shared.serving,
+            takes_cancels=lambda: versions.takes_cancels(self._triton.version),
         )
         context = RelayContext(
             policy,
@@ -246,7 +248,7 @@ class Rpc:
             on_shed=metrics.shedding(name, "refused", "flood", "streams"),
         )
         proxy = RelayListener(context, max_connections=shared.max_connections)
-        shared.drain.then_refuse(proxy.hurry)
+        shared.drain.then_refuse(proxy.start_drain_deadline)
         metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy
 
@@ -276,7 +278,7 @@ def _build(
 ) -> Rest:
     settings, name = shared.settings, access.name
     sites = SitePolicy(address, settings.allowed_hosts)
-    observer = Observer(shared.metrics, name)
+    instrumentation = Instrumentation(shared.metrics, name)
     heads = Heads(
         shared.metrics.traffic.served,
         default_model=shared.single_model,
@@ -286,19 +288,19 @@ def _build(
         calls=plain_calls(shared),
         invokes=settings.inference_type == "infer",
     )
-    routes = _build_routes(shared, plane, repository, observer, access)
-    serve: Serve = HttpMiddleware(routes, observer, sites, _DIALECTS).serve
+    routes = _build_routes(shared, plane, repository, instrumentation, access)
+    serve: Serve = HttpMiddleware(routes, instrumentation, sites, _DIALECTS).serve
     if shared.tracing is not None:
         serve = traced(serve, shared.tracing)
     listener = HttpListener(
         serve,
         FastPath(
-            *(shared.control, plane, observer, Clock(), shared.budget),
+            *(shared.control, plane, instrumentation, Clock(), shared.budget),
             make=inference_kind(shared),
             loads_for_calls=shared.serving is not None,
         ),
         heads,
-        observer,
+        instrumentation,
         drain=shared.drain,
         connections=_count_connections(shared, name),
         turns=shared.turns,
@@ -315,7 +317,11 @@ def _count_connections(shared: Shared, name: str) -> Connections:
 
 
 def _build_routes(
-    shared: Shared, plane: HttpDataPlane, repository: Repository, observer: Observer, access: Access
+    shared: Shared,
+    plane: HttpDataPlane,
+    repository: Repository,
+    instrumentation: Instrumentation,
+    access: Access,
 ) -> Serve:
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
     inferences = _build_inferences(shared, dataplane)
@@ -325,7 +331,7 @@ def _build_routes(
     sagemaker = SageMaker(shared.control, inferences, is_ready=shared.is_ready)
     calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
     vertex = _build_vertex(shared, calls, inferences, access)
-    endpoint = build_endpoint(shared, dataplane, inferences, observer)
+    endpoint = build_endpoint(shared, dataplane, inferences, instrumentation)
     invoke = no_endpoint if endpoint is None else endpoint.handle
 
     async def serve(request: web.BaseRequest) -> web.StreamResponse:

@@ -30,6 +30,7 @@ _ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _DEFAULT_BACKENDS = "/opt/tritonserver/backends"  # as in NVIDIA's images
 _LOAD_THREADS, _DEFAULT_LOAD_THREADS = "--model-load-thread-count=", 4
+_TRACKER = "triton-backend-memory-tracker"
 _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
@@ -59,6 +60,7 @@ class EmbeddedTriton:
         on_exit: Callable[[str], None] = lambda _: None,  # why a server has ended
         withheld: Collection[str] = (),  # variables that neither Triton nor its models may read
         newer_args: Mapping[str, str] | None = None,  # options that only newer servers know
+        has_gpus: Callable[[], Awaitable[bool]] | None = None,  # None: nothing is made of them
     ) -> None:
         self._binary = tritonserver
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
@@ -69,6 +71,7 @@ class EmbeddedTriton:
         self._on_exit = on_exit
         self._withheld = withheld
         self._newer_args = newer_args or {}
+        self._has_gpus = has_gpus
         self._folder = RunFolder()
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
@@ -203,6 +206,20 @@ class EmbeddedTriton:
         found = await PROCESSES.run(self.owners)
         return frozenset(TritonName(name) for name in found.values() if name is not None)
 
+    async def resident_bytes(self) -> Mapping[str, int]:
+        """Return the host memory of all processes by their only model, and under "" that of the
+        others; nothing while the server is down, or if they cannot be listed.
+        """
+        return await PROCESSES.run(self._resident_bytes)
+
+    def _resident_bytes(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        with suppress(OSError):
+            for pid, model in self.owners().items():
+                count = processes.resident_bytes(Path("/proc", str(pid)))
+                found[model or ""] = found.get(model or "", 0) + count
+        return found
+
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
         """Return the Python processes of these models, which are being unloaded, and what they
         started; none while the server is down. BackendUnavailable if they cannot be listed.
@@ -269,8 +286,18 @@ class EmbeddedTriton:
             *arguments,
             *launch.arguments,
             *(await PROCESSES.run(accepted, *newer) if self._newer_args else ()),
+            *(await self._tracker()),
             *self._extra_args,
         )
+
+    async def _tracker(self) -> tuple[str, ...]:
+        """Return the option for Triton's memory tracker, on a GPU and unless somebody said it. One
+        that was built without a tracker does not mind (2.51).
+        """
+        is_said = any(_TRACKER in given for given in self._extra_args)
+        if self._has_gpus is None or is_said or not await self._has_gpus():
+            return ()
+        return (f"--backend-config={_TRACKER}=true",)
 
     def _note_environment(self, place: Path) -> None:
         try:

@@ -21,7 +21,16 @@ from adapter.runtime import clock
 # Errors of /proc for a process that has just ended or may not be read. Any other error, such as a
 # lack of descriptors, means that the state of the process is unknown.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PARENT, _STARTED = 1, 19  # of the fields behind the name in the stat of a process
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Counts of resident pages, and of those that belong to files or shared regions."""
+
+    resident: int
+    shared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,21 @@ def arguments_of(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except _GONE:
         return []
+
+
+def page_counts(process: Path) -> PageCounts | None:
+    """Return the page counts of the process with this folder in /proc; None when it has ended."""
+    try:
+        _, resident, shared, *_ = (process / "statm").read_text().split()
+    except (*_GONE, NotADirectoryError, ValueError):
+        return None
+    return PageCounts(int(resident), int(shared)) if int(resident) else None  # a zombie has none
+
+
+def resident_bytes(process: Path) -> int:
+    """Return the resident memory of the process with this folder in /proc; 0 when it has ended."""
+    pages = page_counts(process)
+    return pages.resident * _PAGE_BYTES if pages else 0
 
 
 def maps(pid: int, library: bytes) -> bool:

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from adapter.backend.control_client import ControlClient, SharedIndex, control_retries, in_state
 from adapter.core.faults import Faults
+from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, TritonName
 from adapter.core.sizing import format_size
 from adapter.errors import (
@@ -75,6 +76,7 @@ class TritonControl:
         on_live: Callable[[bool], None] = lambda _: None,  # Triton stops or resumes to answer
         payload: Callable[[TritonName], Payload] | None = None,
         tracing: Tracing | None = None,
+        takes_reports: bool = True,  # of what models take
     ) -> None:
         # the result of the last probe of `monitor`; False as soon as the connection breaks
         self.live = False
@@ -90,6 +92,7 @@ class TritonControl:
         self._on_retry = on_retry
         self._on_live = on_live
         self._tracing = tracing
+        self._takes_reports = takes_reports
         self._client: ControlClient | None = None
         self._listing = SharedIndex(self._ask_index)
         self._address = ""
@@ -137,6 +140,19 @@ class TritonControl:
             raise InvalidRequest(f"no zeros can be made: {error}", model_id=model_id) from error
         await self._call("infer_once", request, timeout=seconds, about=about)
         return None
+
+    async def gpu_bytes(self, name: TritonName) -> GpuBytes:
+        """Return what Triton reports that the versions of the model take of each GPU, by CUDA's
+        number: the `memory_usage` of its statistics extension, where its memory tracker is on.
+        """
+        found: dict[int, int] = {}
+        if not self._takes_reports:
+            return found
+        told = await self._call("get_inference_statistics", name, timeout=_PROBE_TIMEOUT)
+        for usage in (each for model in told.model_stats for each in model.memory_usage):
+            if usage.type == "GPU":
+                found[usage.id] = found.get(usage.id, 0) + usage.byte_size
+        return found
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         """Begin to unload the model; `wait_gone` waits for the end.

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from adapter.cli.load_checks import check
 from adapter.cli.text import printable, printable_lines
+from adapter.core.measuring import REPORTING
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -82,8 +83,13 @@ class Report:
     declared_bytes: int | None
     content_types: tuple[str, ...]
     backends: tuple[str, ...]
+    measured_by: str
     warnings: tuple[str, ...]
     models: tuple[Model, ...]
+
+
+_READINGS = "readings of memory"
+_STATISTICS = "Triton's statistics on a GPU, else by readings of memory"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -170,6 +176,9 @@ async def _inspect(
         declared_bytes=package.declared_bytes,
         content_types=package.content_types.types if package.content_types else (),
         backends=tuple(sorted(package.backends)),
+        measured_by=_STATISTICS
+        if package.backends and package.backends <= REPORTING
+        else _READINGS,
         warnings=(*package.warnings, *warnings),
         models=tuple(_model(folder, part, package) for folder, part in named),
     )
@@ -267,6 +276,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"disk      {format_size(report.size_bytes)}"
     yield f"declared  {'no size' if declared is None else format_size(declared)}"
     yield f"backends  {', '.join(report.backends) or 'not known'}"
+    yield f"measured  by {report.measured_by}"
     if report.content_types:
         yield f"accepts   {', '.join(report.content_types)}, besides JSON"
     for warning in report.warnings:

@@ -79,9 +79,9 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     adapter: Adapter | None = None
     stopping = asyncio.create_task(asked.wait())
-    giving_back = background.begin(
-        "memory-returns", background.forever(tuning.give_back, seconds=tuning.GIVE_BACK_SECONDS)
-    )
+    every = tuning.GIVE_BACK_SECONDS
+    returns = background.forever(tuning.MemoryReturns().give_back, seconds=every)
+    giving_back = background.begin("memory-returns", returns)
     try:
         adapter = Adapter(loaded, tracing)
         starting = asyncio.create_task(adapter.start())

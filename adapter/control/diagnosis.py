@@ -3,8 +3,8 @@
 from adapter.control.memory import Memory
 from adapter.core.evidence import (
     NO_GPU,
-    Doubt,
     MemorySample,
+    Suspicion,
     corroborated,
     doubted,
     is_of_gpu,
@@ -30,7 +30,7 @@ _RECENT_SECONDS = 2.5
 class Diagnosis:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._doubt = Doubt()
+        self._suspicion = Suspicion()
 
     async def judged(
         self,
@@ -68,7 +68,7 @@ class Diagnosis:
         book = self._memory.ledger.snapshot()
         devices = reading.devices if reading and not reading.lag_seconds else {}
         free = {d: max(0, book.devices[d].limit_bytes - r.used_bytes) for d, r in devices.items()}
-        return self._doubt.judged(
+        return self._suspicion.judged(
             error,
             self._memory.accounts.key_of(model_id) or model_id,
             free=free,

@@ -1,11 +1,11 @@
-"""The periodic work of control: polls memory and Triton, saves sizes, ends leftovers."""
+"""The periodic work of control: polls memory and Triton, saves sizes, ends orphan processes."""
 
 import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
-from adapter.control.leftovers import Leftovers
 from adapter.control.memory import Memory
+from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Packages, SizeStore
 from adapter.control.reconciler import Reconciler
 from adapter.core.model import ModelId
@@ -30,7 +30,7 @@ class Housekeeping:
         self,
         registry: Registry,
         memory: Memory,
-        leftovers: Leftovers,
+        orphans: OrphanProcesses,
         packages: Packages,
         reconciler: Reconciler,
         *,
@@ -38,7 +38,7 @@ class Housekeeping:
         store: SizeStore | None,
     ) -> None:
         self._registry = registry
-        self._leftovers = leftovers
+        self._orphans = orphans
         self._memory = memory
         self._packages = packages
         self._reconciler = reconciler
@@ -125,9 +125,9 @@ class Housekeeping:
             await self._reconciler.free_stuck()
 
     async def _poll_leftovers(self) -> None:
-        """End abandoned processes, and report leftovers even while nothing is being measured."""
+        """End abandoned processes, and report orphans even while nothing is being measured."""
         now = clock.monotonic()
         if now - self._left_at >= _LEFTOVERS_SECONDS:
             self._left_at = now
-            await self._leftovers.end_abandoned()
-            await self._leftovers.are_there()
+            await self._orphans.end_abandoned()
+            await self._orphans.are_there()

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from adapter.control.memory import Memory
 from adapter.control.progress import step
-from adapter.core.model import ModelId
+from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, UnloadedMeanwhile
@@ -34,11 +34,13 @@ def _future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class LimitedLoad:
-    """One load. `ended` is set once it is ended before its limit, `running` what is cancelled
-    then. `is_unloaded`: an unload has ended it; `is_hanging`: another load that waits for a thread.
+    """One load, of `source` less its files. `ended` is set once it is ended before its limit,
+    `running` what is cancelled then. `is_unloaded`: an unload has ended it; `is_hanging`: another
+    load that waits for a thread.
     """
 
     model_id: ModelId
+    source: ModelSource
     begun: float = field(default_factory=_loop_time)
     ended: asyncio.Future[None] = field(default_factory=_future)
     running: asyncio.Timeout | None = None
@@ -61,11 +63,18 @@ class LoadLimit:
         self._loads: dict[ModelId, LimitedLoad] = {}
         self._is_stopped = False
 
-    def begin(self, model_id: ModelId) -> LimitedLoad:
-        self._loads[model_id] = load = LimitedLoad(model_id)
+    def begin(self, model_id: ModelId, source: ModelSource) -> LimitedLoad:
+        self._loads[model_id] = load = LimitedLoad(model_id, replace(source, files=()))
         if self._is_stopped:
             load.end()
         return load
+
+    def is_under_way(self, model_id: ModelId, source: ModelSource, since: float) -> bool:
+        """Return whether a load of the model from `source`, less its files, that began at `since`
+        (the loop's time) or later is in progress.
+        """
+        load = self._loads.get(model_id)
+        return load is not None and load.source == source and load.begun >= since
 
     def done(self, load: LimitedLoad) -> None:
         if self._loads.get(load.model_id) is load:

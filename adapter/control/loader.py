@@ -15,6 +15,7 @@ from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
 from adapter.core.breaker import EvictionLoopBreaker
+from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate
@@ -93,7 +94,7 @@ class Loader:
         if error is not None:
             raise self._final_error(error, package) from error.__cause__
         process = self._server.pid if self._server else None
-        await self._memory.loaded(record.id)
+        await self._memory.loaded(record.id, package, await self._usage(record))
         if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
@@ -135,6 +136,17 @@ class Loader:
         self._undone[record.id] = Unloaded(held, held, self._memory.last, booked, apart)
         return refusal
 
+    async def _usage(self, record: ModelRecord) -> list[GpuBytes]:
+        """Return what Triton reports of each model's memory; of an ensemble, of its steps."""
+        if not self._memory.reported.asks(self._triton.lives):
+            return []
+        placed = record.placement
+        names = (*placed.load[:-1], *placed.along) if placed.along else placed.load
+        try:
+            return [await self._triton.gpu_bytes(name) for name in names]
+        except AdapterError:  # readings are left
+            return []
+
     async def _instances(self, record: ModelRecord) -> frozenset[str]:
         if (server := self._server) is None:
             return frozenset()
@@ -172,11 +184,12 @@ class Loader:
             return LoadFailed(text, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
             return error
+        book = self._memory.ledger.snapshot()
         hopeless = self._breaker.out_of_memory(
             package.content_key,
-            alone=self._memory.ledger.snapshot().models <= 1,
+            alone=book.models <= 1,
             requested_bytes=error.figures.needed_bytes,
-            limit_bytes=error.figures.limit_bytes,
+            limit_bytes=book.most_of_one(error.figures),
         )
         if hopeless is None:
             return error

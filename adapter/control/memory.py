@@ -6,17 +6,18 @@ quiet moment to the next.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 from adapter.control.limit import Limit
-from adapter.control.ports import MemoryReader, Room, TimeLimits
+from adapter.control.ports import Evictor, MemoryReader, Server, TimeLimits
 from adapter.control.progress import Admission
-from adapter.control.sensor import MemorySensor
-from adapter.core.accounts import Account, Accounts, Stage
-from adapter.core.admission import Answer, MeshBooks, Outlook, decide, waits_its_turn
+from adapter.control.sensor import MemorySensor, ReportedMemory
+from adapter.core.accounts import Account, Accounts, MemorySplit, Stage
+from adapter.core.admission import AdmissionInput, Answer, MeshBooks, decide, waits_its_turn
 from adapter.core.ledger import Ledger
-from adapter.core.measuring import Measured
+from adapter.core.measuring import GpuBytes, Measured
 from adapter.core.memory import Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
@@ -31,6 +32,7 @@ from adapter.telemetry.metrics import Metrics
 _POLL_SECONDS = 0.25
 # Loads that have taken nothing for so long are no longer waited for.
 _STILL_SECONDS = 1.5
+_STILL_SHARE_OF_ALONE = 0.5  # where no reading tells processes apart
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 
 
@@ -38,7 +40,7 @@ class Memory:
     """The only writer of `ledger` and `sizes`.
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
-    a process runs below Triton that belongs to no model. `room` makes room for loads, if anything.
+    a process runs below Triton that belongs to no model.
     `samples`: the recent samples, each with its clock.monotonic(). `relearned`: models with new
     figures; its reader clears it.
     """
@@ -53,6 +55,7 @@ class Memory:
         *,
         requests: Callable[[], tuple[int, int]],
         is_shared: Callable[[], Awaitable[bool]],
+        server: Server | None,
     ) -> None:
         self.ledger = ledger
         self.sizes = sizes
@@ -70,11 +73,13 @@ class Memory:
         self._changed = asyncio.Event()
         self._operations = 0
         self.accounts = Accounts()
+        self.reported = ReportedMemory(ledger, sizes)
         self.mesh = MeshBooks()
         self.limit = Limit(ledger, sizes, self.accounts, self.mesh)
-        self._requests = requests
-        self.room: Room | None = None
+        self._requests, self._server = requests, server
+        self.evictor: Evictor | None = None
         self._is_behind = False  # a load ended, and something else was still going on
+        self._audited_at = -math.inf  # when the ledger was last held against a reading
         self._measurements: set[asyncio.Task[None]] = set()
 
     async def read(self) -> MemoryReading | None:
@@ -82,9 +87,24 @@ class Memory:
         if reading is not None and reading.of_models is not None and self.accounts.are_apart:
             self.ledger.settle_baseline(reading.shared)
         if reading is not None and self.accounts.loads:
-            seconds, unloads = _STILL_SECONDS + reading.lag_seconds, bool(self.unloads)
-            self.accounts.watch(reading, clock.monotonic(), seconds, unloads=unloads)
+            await self._watch(reading)
         return reading
+
+    async def _watch(self, reading: MemoryReading) -> None:
+        """Note which loads stand still. One imports and reads files before it takes memory of a
+        GPU: where readings do not tell processes apart, the host memory of these counts as well.
+        """
+        shared, seconds = total(reading.shared.used), _STILL_SECONDS
+        if (of_models := reading.of_models) is None:
+            resident = await self._server.resident_bytes() if self._server else {}
+            shared, of_models = shared + resident.get("", 0), resident
+            seconds = max(seconds, self._limits.alone * _STILL_SHARE_OF_ALONE)
+        self.accounts.watch(
+            MemorySplit(shared, of_models),
+            clock.monotonic(),
+            seconds + reading.lag_seconds,
+            unloads=bool(self.unloads),
+        )
 
     @property
     def last(self) -> MemoryReading | None:
@@ -121,32 +141,32 @@ class Memory:
                 now = clock.monotonic()
                 books = self.ledger.snapshot().devices
                 estimate = self.sizes.estimate(package, {d: b.index for d, b in books.items()})
-                outlook = self._outlook(
-                    package.content_key,
+                inputs = self._inputs(
+                    package,
                     reading,
                     loads=self._waited_for(begun, now),
                     may_wait=not short_since or now - short_since < self._limits.recovery,
-                    can_evict=evicts and self.room is not None and self.room.can_be_made,
+                    can_evict=evicts and self.evictor is not None and self.evictor.can_evict,
                     is_planned=terms.is_planned,
                 )
                 try:
-                    if decide(record.id, estimate, outlook) is Answer.ADMIT:
+                    if decide(record.id, estimate, inputs) is Answer.ADMIT:
                         break
                 except InsufficientMemory as error:
-                    if not outlook.can_evict:
+                    if not inputs.can_evict:
                         raise
-                    told.waits(WaitsFor.MEMORY, estimate, outlook.book, reading)
-                    evicts, short_since = await self.make_room(error), 0.0
+                    told.waits(WaitsFor.MEMORY, estimate, inputs.book, reading)
+                    evicts, short_since = await self.evict_for(error), 0.0
                     continue
-                is_turn = waits_its_turn(estimate, outlook)
+                is_turn = waits_its_turn(estimate, inputs)
                 why = WaitsFor.TURN if is_turn else WaitsFor.MEMORY
-                told.waits(why, estimate, outlook.book, reading, self._awaited())
+                told.waits(why, estimate, inputs.book, reading, self._awaited())
                 short_since = short_since or (0.0 if is_turn else now)
                 await self._wait_for_change()
             account = Account(record.id, package.content_key, estimate, now)
-            account.is_planned = terms.is_planned
+            account.is_planned, account.is_told = terms.is_planned, inputs.is_told
             self._reserve(account, reading)
-            told.admitted(estimate, outlook.book, reading)
+            told.admitted(estimate, inputs.book, reading)
         return estimate
 
     def _awaited(self) -> tuple[ModelId, ...]:
@@ -171,19 +191,23 @@ class Memory:
                 return
             await self._wait_for_change()
 
-    async def make_room(self, error: CapacityError) -> bool:
+    async def evict_for(self, error: CapacityError) -> bool:
         """Evict what `error` needs; return False when nothing could go."""
-        return self.room is not None and await self.room.make(error)
+        return self.evictor is not None and await self.evictor.evict_for(error)
 
     def placed(self, model_id: ModelId, names: Collection[str]) -> None:
         """Note the model's names in Triton, and those of its helpers and steps."""
         self.accounts.models[model_id].names = frozenset(names)
 
-    async def loaded(self, model_id: ModelId) -> None:
+    async def loaded(
+        self, model_id: ModelId, package: Package, usage: Collection[GpuBytes] = ()
+    ) -> None:
         """Note that Triton serves the model, and measure it: now or, with a sensor that lags, a
-        little later; until then the ledger holds the estimate.
+        little later; until then the ledger holds the estimate. `usage` is what Triton reports of
+        each model of the package: where it does, that is held at once.
         """
         account = self.accounts.models[model_id]
+        self.reported.came(account, package, usage)
         held = self.ledger.settle(model_id, None)
         self._sensor.changed()
         if not account.is_guessed:
@@ -284,11 +308,15 @@ class Memory:
         """Measure growth under traffic, and loads during which nothing could be read. `active`:
         models with requests since the last call.
         """
-        is_due = bool(active) or self.is_busy or self.accounts.are_unread
-        operations = self._operations
+        is_audited = self._audited_at >= self._sensor.changed_at
+        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not is_audited
+        operations, now = self._operations, clock.monotonic()
         reading = await self.read() if is_due else None
         if reading is not None and operations == self._operations:
             settled = None if self.is_busy else self._sensor.settled(reading)
+            if settled is not None and not self._undone:
+                self.ledger.audit(settled)
+                self._audited_at = now
             baseline = self.ledger.snapshot().baseline
             for measured in self.accounts.tick(reading, settled, active, baseline):
                 self._learn(measured, self._estimate_of(measured.model_id))
@@ -300,8 +328,11 @@ class Memory:
         self.ledger.hold(model_id, held)
 
     async def rebase(self) -> None:
-        """Attribute what is used beyond what models hold to Triton itself."""
-        self.ledger.rebase(self._sensor.settled(await self.read()))
+        """Attribute what is used beyond what models hold to Triton itself, which has started."""
+        settled = self._sensor.settled(await self.read())
+        self.ledger.rebase(settled)
+        if settled is not None and not self.is_busy:
+            self.ledger.started(settled)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -320,29 +351,31 @@ class Memory:
             self._is_behind = False
         self._operations += 1
 
-    def _outlook(
+    def _inputs(
         self,
-        key: str,
+        package: Package,
         reading: MemoryReading | None,
         *,
         loads: Collection[Account],
         may_wait: bool,
         can_evict: bool,
         is_planned: bool,
-    ) -> Outlook:
-        return Outlook(
+    ) -> AdmissionInput:
+        return AdmissionInput(
             book=self.ledger.snapshot(),
             reading=self.limit.less_reserved(reading),
             loads=len(loads),
-            unknown_loads=sum(each.estimate.basis not in KNOWN for each in loads),
+            unknown_loads=sum(not (e.is_told or e.estimate.basis in KNOWN) for e in loads),
             unloads=len(self.unloads) + len(self._undone),
             is_settling=self._sensor.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
-            may_be_wrong=self.limit.may_try(key),
-            proven=self.limit.proven(key),
+            may_be_wrong=self.limit.may_try(package.content_key),
+            proven=self.limit.proven(package.content_key),
             can_evict=can_evict,
             is_planned=is_planned,
+            processes=package.processes,
+            is_told=self.reported.is_due(package),
         )
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:
@@ -406,9 +439,15 @@ class Memory:
         if operations == self._operations:
             self._is_behind = False
             requests, _ = self._requests()
-            for measured in self.accounts.close(self._sensor.settled(reading), requests):
-                if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
+            settled = self._sensor.settled(reading)
+            for measured in self.accounts.close(settled, requests):
+                if self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
+                    continue
+                account = self.accounts.models[measured.model_id]
+                if account.reported is None:
                     self._learn(measured, expected.get(measured.model_id))
+                elif (larger := self.reported.larger(account, measured.bytes, settled)) is not None:
+                    self._learn(self.accounts.measured(measured.model_id, larger), None)
 
     def quiet_since(self, model_id: ModelId) -> float | None:
         """Return since when a load holds no more memory than before (time.monotonic); None while
@@ -435,7 +474,8 @@ class Memory:
             if self.limit.is_below(expected):
                 self.sizes.forget(key)
         self.sizes.saw_baseline(self.ledger.snapshot().baseline)
-        self.sizes.learn(key, measured.bytes, exact=measured.exact)
+        is_reported = self.accounts.models[model_id].reported == measured.bytes
+        self.sizes.learn(key, measured.bytes, exact=measured.exact, is_reported=is_reported)
         self.ledger.hold(model_id, self.sizes.learned(key) or {})
         self.accounts.models[model_id].basis = Basis.LEARNED
         self.relearned.add(model_id)

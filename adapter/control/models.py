@@ -16,17 +16,17 @@ from typing import NoReturn
 from adapter.control.diagnosis import Diagnosis
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
-from adapter.control.leftovers import Leftovers
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
 from adapter.control.loader import Loader
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
+from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
-from adapter.control.presence import Phase, Presence
 from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
-from adapter.control.returns import Returns
+from adapter.control.recovery import Recovery
+from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
@@ -78,33 +78,33 @@ class ModelControl:
         load_threads: int = 4,
         max_abandoned: int = 64,
     ) -> None:
-        """`loads_again`: see Presence. `max_abandoned`: see Leases."""
-        self.registry = registry
+        """`loads_again`: see TritonStatus. `max_abandoned`: see Leases."""
+        self.registry, self.operations = registry, Operations(metrics)
         self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
-        left, books = Leftovers(registry, server, metrics), (ledger, sizes, memory, metrics, limits)
-        self.memory = Memory(*books, requests=self._requests, is_shared=left.are_there)
+        orphans = OrphanProcesses(registry, server, metrics)
+        books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
+        self.memory = Memory(*books, server=server, requests=self._requests, is_shared=shared)
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
-        self._packages, self._limits = packages, limits
-        self.operations, self._load_limit = Operations(metrics), LoadLimit(limits.load)
-        self.load_threads = LoadThreads(registry, self.memory, load_threads, self._load_limit)
+        self._packages, self._limits, self.load_limit = packages, limits, LoadLimit(limits.load)
+        self.load_threads = LoadThreads(registry, self.memory, load_threads, self.load_limit)
         lose = lambda record: self.leases.lose(record)  # noqa: E731, PLW0108 - they are made later
-        self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=lose)
+        self._unloader = Unloader(registry, triton, server, limits, orphans, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
-        self.presence = Presence(triton, server, loads_again=loads_again)
+        self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
-        self.returns = self._make_returns(load_threads)
+        self.recovery = self._make_recovery(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
         self.reconcile, self.triton_restarted = found.reconcile, found.triton_restarted
         self.leases: Leases = Leases(max_abandoned, self._reconciler.call_failed)
-        parts = (registry, self.memory, left, packages, self._reconciler)
+        parts = (registry, self.memory, orphans, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
 
     @property
     def is_open(self) -> bool:
-        return self.presence.phase is Phase.OPEN
+        return self.triton_status.phase is Phase.OPEN
 
     def _requests(self) -> tuple[int, int]:
         """Return how many inferences have begun, and how many of them have ended."""
@@ -123,10 +123,10 @@ class ModelControl:
             threads=self.load_threads,
         )
 
-    def _make_returns(self, load_threads: int) -> Returns:
-        return Returns(
+    def _make_recovery(self, load_threads: int) -> Recovery:
+        return Recovery(
             self.registry,
-            self.presence,
+            self.triton_status,
             begin_load=lambda record: self._begin_load(record.id, record.source, record, Terms()),
             is_open=lambda: self.is_open,
             most=load_threads,
@@ -143,9 +143,9 @@ class ModelControl:
             packages=self._packages,
             unloader=self._unloader,
             lock_of=self.operations.lock,
-            returns=self.returns,
+            recovery=self.recovery,
             start=self.operations.start,
-            presence=self.presence,
+            triton_status=self.triton_status,
             history=self.operations.history,
             load_threads=load_threads,
         )
@@ -191,7 +191,7 @@ class ModelControl:
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         self.operations.refuse_when_full(model_id)
         task = self._begin_load(model_id, source, None, terms, **log_fields)
-        return await self._load_limit.outcome(model_id, task)
+        return await self.load_limit.outcome(model_id, task)
 
     def _keep(self, model_id: ModelId) -> None:
         """Have no call evict the model any more, however often its load in progress is tried."""
@@ -203,7 +203,7 @@ class ModelControl:
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
         if (task := self.loading.get(model_id)) is not None:
-            return await self._load_limit.outcome(model_id, task)
+            return await self.load_limit.outcome(model_id, task)
         return self.registry.serving(model_id)
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
@@ -213,7 +213,7 @@ class ModelControl:
         self.refuse_unless_open()
         self.registry.lost.pop(model_id, None)
         with self.wants.no_more(model_id) as begun:
-            self._load_limit.end(model_id)
+            self.load_limit.end(model_id)
             task = self._begin_unload(model_id, begun, log_fields)
             await self._unloader.outcome(model_id, task)
 
@@ -230,7 +230,7 @@ class ModelControl:
         if model_id not in self.registry and model_id not in self.loading:
             raise not_loaded(model_id)
         known = self.registry.get(model_id)
-        ended = [known] if self._load_limit.is_ended(model_id) else []
+        ended = [known] if self.load_limit.is_ended(model_id) else []
         work = self.operations.logged(
             *("unload", model_id, self._unload(model_id, begun, ended), total),
             log_fields=log_fields,
@@ -275,20 +275,20 @@ class ModelControl:
     async def open(self) -> None:
         """Adopt or unload what an earlier run left in Triton; loads are accepted afterwards."""
         await self._reconciler.take_stock()
-        self.presence.phase = Phase.OPEN
+        self.triton_status.phase = Phase.OPEN
 
     async def run_housekeeping(self) -> NoReturn:
         await self._housekeeping.run()
 
     def close(self) -> None:
         """Accept no more operations."""
-        self.presence.phase = Phase.STOPPING
+        self.triton_status.phase = Phase.STOPPING
 
     async def drain(self, seconds: float) -> None:
         """Close, and wait for the operations in progress; then end the loads that still are."""
         self.close()
         await self.operations.drain(seconds)
-        self._load_limit.stop()
+        self.load_limit.stop()
         with suppress(AdapterError):  # a disk error must not keep the adapter from stopping
             await self._housekeeping.save()
 
@@ -321,7 +321,7 @@ class ModelControl:
         **log_fields: str,
     ) -> asyncio.Task[ModelRecord]:
         """Begin a load; `lost`: the model that it is to bring back."""
-        load = self._load_limit.begin(model_id)
+        load = self.load_limit.begin(model_id, source)
         work = self.operations.logged(
             *("load", model_id, self._load(load, source, lost, terms), self._size_of),
             log_fields=log_fields,
@@ -336,7 +336,7 @@ class ModelControl:
         return total(self.memory.ledger.of(record.id))
 
     def _load_ended(self, load: LimitedLoad, task: asyncio.Task[ModelRecord]) -> None:
-        self._load_limit.done(load)
+        self.load_limit.done(load)
         if self.loading.get(load.model_id) is task:
             del self.loading[load.model_id], self._terms[load.model_id]
 
@@ -345,21 +345,21 @@ class ModelControl:
     ) -> ModelRecord:
         """Load, and again each time that room could be made after it ran out of memory."""
         async with AsyncExitStack() as turn:
-            async with self._load_limit.of(load):
+            async with self.load_limit.of(load):
                 await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:
                 try:
                     return await self._load_once(load, source, lost, terms)
                 except CapacityError as error:
                     may_evict = terms.evicts and lost is None
-                    if not may_evict or not await self.memory.make_room(error):
+                    if not may_evict or not await self.memory.evict_for(error):
                         raise
 
     async def _load_once(
         self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
     ) -> ModelRecord:
         model_id = load.model_id
-        async with AsyncExitStack() as undo, self._load_limit.of(load):  # ends it, not its undo
+        async with AsyncExitStack() as undo, self.load_limit.of(load):  # ends it, not its undo
             record = await self._begin_record(model_id, source, lost, terms)
             record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()
             undo.push(partial(self._load_failed, record, lost))
@@ -376,12 +376,12 @@ class ModelControl:
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
-            undo.push(partial(self.returns.load_failed, record))
+            undo.push(partial(self.recovery.load_failed, record))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
-            self.presence.refuse_ended(process, model_id)  # `reconcile` would not notice
+            self.triton_status.refuse_ended(process, model_id)  # `reconcile` would not notice
             await self._serve(record, source, terms)
             undo.pop_all()
             self.wants.loaded(record.id, source)
@@ -421,7 +421,7 @@ class ModelControl:
     ) -> None:
         self._loader.tell_what_was_undone(record, raised[1])
         is_return = lost is not None and record.state is ModelState.LOADING
-        event = self.returns.after(record.id, raised[1]) if is_return else ModelEvent.LOAD_FAILED
+        event = self.recovery.after(record.id, raised[1]) if is_return else ModelEvent.LOAD_FAILED
         self.registry.apply(record, event)
 
     async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:
@@ -496,5 +496,5 @@ class ModelControl:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
 
     def refuse_unless_open(self) -> None:
-        if self.presence.phase is not Phase.OPEN:
+        if self.triton_status.phase is not Phase.OPEN:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)

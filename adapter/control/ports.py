@@ -1,10 +1,11 @@
 """The protocols that control depends on. Classes of backend and packages fit them structurally."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.measuring import GpuBytes
 from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import (
     ModelId,
@@ -37,6 +38,9 @@ class Triton(Protocol):
 
         Raises as an inference does.
         """
+
+    async def gpu_bytes(self, name: TritonName) -> GpuBytes:
+        """Return what Triton reports that the model takes of each GPU; nothing if it does not."""
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
@@ -74,6 +78,11 @@ class Server(Protocol):
 
     async def running_models(self) -> frozenset[TritonName]:
         """Return the models with a python process, loaded or not. OSError if none can be seen."""
+
+    async def resident_bytes(self) -> Mapping[str, int]:
+        """Return the host memory of the server's processes by their only model, and under "" that
+        of the others; nothing if none can be seen.
+        """
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
         """Return the python processes of these models, which are being unloaded, and all processes
@@ -130,16 +139,16 @@ class SizeStore(Protocol):
     async def save(self, data: object) -> None: ...
 
 
-class Room(Protocol):
+class Evictor(Protocol):
     """Makes room for what does not fit: evicts models that were loaded on demand."""
 
     @property
-    def can_be_made(self) -> bool: ...
-    async def make(self, error: CapacityError) -> bool:
+    def can_evict(self) -> bool: ...
+    async def evict_for(self, error: CapacityError) -> bool:
         """Evict what `error` needs, at least one model; return False when nothing could go."""
 
 
-class DiskRoom(Protocol):
+class DiskEvictor(Protocol):
     """Lets models go whose files keep others from the disk."""
 
     async def unload_one(self, missing_bytes: int) -> bool:
@@ -158,7 +167,7 @@ class DiskRoom(Protocol):
 class Artifacts(Protocol):
     """The stores, and the disk cache in front of them."""
 
-    def ask_for_room(self, models: DiskRoom) -> None:
+    def ask_for_room(self, models: DiskEvictor) -> None:
         """Have `models` asked when nothing may leave the disk as all of it is loaded."""
 
     async def fetch(

@@ -8,8 +8,8 @@ from typing import Any
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
-from adapter.control.presence import Presence
-from adapter.control.returns import Returns
+from adapter.control.recovery import Recovery
+from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import LostModel, ModelRecord, Registry
@@ -50,9 +50,9 @@ class Reconciler:
         packages: Packages,
         unloader: Unloader,
         lock_of: Callable[[ModelId], asyncio.Lock],
-        returns: Returns,
+        recovery: Recovery,
         start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
-        presence: Presence,
+        triton_status: TritonStatus,
         history: History,
         load_threads: int,
     ) -> None:
@@ -63,9 +63,9 @@ class Reconciler:
         self._packages = packages
         self._unloader = unloader
         self._lock_of = lock_of
-        self._returns = returns
+        self._recovery = recovery
         self._start = start
-        self._presence = presence
+        self._triton_status = triton_status
         self._history = history
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
@@ -75,7 +75,7 @@ class Reconciler:
         """Adopt the models that an earlier run loaded and Triton still serves, and unload whatever
         else that run left. To be called before the first load.
         """
-        life = self._presence.now()
+        incarnation = self._triton_status.now()
         staged = await self._packages.staged()
         ready = await self._triton.ready()
         for model in staged:
@@ -86,8 +86,10 @@ class Reconciler:
             else:
                 await self._unload_staged(model)
         await self._memory.rebase()
-        self._presence.follows_an_end(life)  # whatever it was, it has ended none of our models
-        self._presence.confirm(life)
+        self._triton_status.follows_an_end(
+            incarnation
+        )  # whatever it was, it has ended none of our models
+        self._triton_status.confirm(incarnation)
 
     async def _unload_staged(self, model: StagedModel) -> None:
         record = ModelRecord(model.model_id, model.name, ModelSource(""))
@@ -113,20 +115,22 @@ class Reconciler:
         """Forget the models that Triton no longer has: it was restarted, or unloaded them."""
         # taken before Triton is asked: a model that becomes ready later must not count as lost
         before = [r for r in self._registry.records() if r.state in _SETTLED]
-        life = self._presence.now()
+        incarnation = self._triton_status.now()
         ready = await self._triton.ready()
         gone = [
             r
             for r in before
             if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
-        self._returns.lost(gone)
+        self._recovery.lost(gone)
         given_up = None
-        if self._presence.follows_an_end(life) and not any(r.name in ready for r in before):
-            given_up = self._returns.triton_ended()
+        if self._triton_status.follows_an_end(incarnation) and not any(
+            r.name in ready for r in before
+        ):
+            given_up = self._recovery.triton_ended()
         vanished = self._lose(gone, given_up)
-        self._presence.confirm(life)
-        self._returns.go_on()
+        self._triton_status.confirm(incarnation)
+        self._recovery.go_on()
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
             self._history.lost(_what_becomes_of(gone, given_up))
@@ -157,7 +161,7 @@ class Reconciler:
         vanished = []
         for record in gone:
             self._memory.unloaded(record.id)
-            if self._presence.comes_back(record) and record.id != given_up:
+            if self._triton_status.comes_back(record) and record.id != given_up:
                 # its load clears away what is left of it
                 self._registry.apply(record, ModelEvent.LOST)
                 continue
@@ -192,11 +196,11 @@ class Reconciler:
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
         elif isinstance(error, BackendUnavailable):
-            self._returns.call_failed(record.id, error)
+            self._recovery.call_failed(record.id, error)
         elif isinstance(error, ModelNotFound):
             self._begin_reconcile()
             # "not found" would make the caller load it as well
-            if self._presence.comes_back(record) or self._is_loaded_again(record):
+            if self._triton_status.comes_back(record) or self._is_loaded_again(record):
                 again = f"model {record.id!r} is being loaded again"
                 return ModelNotReady(again, model_id=record.id)
         return error
@@ -216,7 +220,9 @@ class Reconciler:
         BackendUnavailable where the next one does not answer yet.
         """
         known = self._registry.get(model_id)
-        if self._presence.has_lost_all or (known is not None and self._presence.has_lost(known)):
+        if self._triton_status.has_lost_all or (
+            known is not None and self._triton_status.has_lost(known)
+        ):
             await asyncio.shield(self._begin_reconcile())
 
     def _suspect(self, record: ModelRecord) -> None:
@@ -240,7 +246,7 @@ class Reconciler:
         """Handle a restart of Triton, which has lost all models."""
         await self.free_stuck()
         await self.reconcile()
-        self._presence.is_restarting = False
+        self._triton_status.is_restarting = False
 
     def why_stuck(self) -> str | None:
         """Return why no load can succeed any more; None while loads can."""
@@ -252,8 +258,12 @@ class Reconciler:
     async def restart_if_stuck(self) -> None:
         """Restart an embedded Triton whose load threads are all stuck: nothing else frees them."""
         reason = self.why_stuck()
-        if reason is not None and self._server is not None and not self._presence.is_restarting:
-            self._presence.is_restarting = True
+        if (
+            reason is not None
+            and self._server is not None
+            and not self._triton_status.is_restarting
+        ):
+            self._triton_status.is_restarting = True
             await self._server.restart(reason)
 
     async def free_stuck(self) -> None:

@@ -1,14 +1,23 @@
-"""Reads memory, and decides whether a reading is recent enough to measure from."""
+"""Reads memory, and decides whether a reading is recent enough to measure from; takes what Triton
+reports of its models, and compares it with readings.
+"""
 
+import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from adapter.control.ports import MemoryReader
+from adapter.core.accounts import Account
 from adapter.core.evidence import MemorySample, sample_of
-from adapter.core.ledger import Ledger
-from adapter.core.memory import Bytes, MemoryReading, total
+from adapter.core.ledger import UNSEEN, Ledger
+from adapter.core.measuring import GpuBytes, Reports, differs, on_devices
+from adapter.core.memory import Bytes, MemoryReading, most_of, total
+from adapter.core.model import Package
+from adapter.core.sizing import Sizes
 from adapter.runtime import clock
+
+log = logging.getLogger(__name__)
 
 _SAMPLES = 512
 # A hundredth of a device: a change of that size must show in a reading sooner or later.
@@ -18,7 +27,8 @@ _NOTICEABLE_SHARE = 100
 class MemorySensor:
     """Takes readings, and keeps the recent ones as `samples`, each with its clock.monotonic().
 
-    `is_shared` returns whether a process takes memory that belongs to no model.
+    `is_shared` returns whether a process takes memory that belongs to no model. `changed_at`: when
+    an operation last changed memory (time.monotonic).
     """
 
     def __init__(
@@ -27,7 +37,7 @@ class MemorySensor:
         self.samples: deque[tuple[float, MemorySample]] = deque(maxlen=_SAMPLES)
         self._reader = reader
         self._ledger = ledger
-        self._changed_at = -math.inf
+        self.changed_at = -math.inf
         self._ask_shared = is_shared
         self._is_shared = False
 
@@ -51,7 +61,7 @@ class MemorySensor:
 
     def changed(self) -> None:
         """Note a change of memory: readings may be from before it, for as long as they lag."""
-        self._changed_at = clock.monotonic()
+        self.changed_at = clock.monotonic()
 
     def must_show(self, amounts: Bytes, since: float) -> None:
         """Expect the reader to show a change by `amounts`, from `since` (time.monotonic) on; small
@@ -70,7 +80,7 @@ class MemorySensor:
         """Return whether the reading may be older than the last change, or frozen."""
         if reading is None:
             return False
-        age = clock.monotonic() - self._changed_at
+        age = clock.monotonic() - self.changed_at
         return age < reading.lag_seconds or self._reader.is_in_doubt
 
     def settled(self, reading: MemoryReading | None) -> MemoryReading | None:
@@ -84,3 +94,52 @@ class MemorySensor:
             for device, count in amounts.items()
             if device in books
         )
+
+
+class ReportedMemory:
+    def __init__(self, ledger: Ledger, sizes: Sizes) -> None:
+        self._ledger = ledger
+        self._sizes = sizes
+        self._reports = Reports()
+        self._lives = -1  # of the Triton that was last asked
+
+    def is_due(self, package: Package) -> bool:
+        """Return whether Triton will report what the package takes once it is loaded."""
+        return self._reports.are_due(package.backends)
+
+    def asks(self, lives: int) -> bool:
+        """Return whether Triton, which became live so often, is to be asked about a load: there is
+        a device that it may report of.
+        """
+        if lives != self._lives:
+            self._lives = lives
+            self._reports.restarted()
+        books = self._ledger.snapshot().devices
+        return any(d == UNSEEN or book.index is not None for d, book in books.items())
+
+    def came(self, account: Account, package: Package, usage: Collection[GpuBytes]) -> None:
+        """Note what Triton has reported of each model of a package that was loaded."""
+        if not usage:
+            return
+        account.reported = on_devices(usage, self._ledger.snapshot().devices)
+        self._reports.came(package.backends, is_reported=account.reported is not None)
+        if account.reported is not None:
+            account.is_first = self._reports.is_first(account.reported)
+
+    def larger(self, account: Account, seen: Bytes, reading: MemoryReading | None) -> Bytes | None:
+        """Return what counts in place of a report, where the load was alone and the reading shows
+        more. What the first load on a GPU took beyond its report is Triton's own.
+        """
+        reported = account.reported or {}
+        if account.is_first:
+            account.is_first = False
+            self._ledger.rebase(reading)
+            self._sizes.saw_baseline(self._ledger.snapshot().baseline)
+            return None
+        if not differs(reported, seen):
+            return None
+        if self._reports.is_news(account.package_key):
+            fields = {"reported_bytes": total(reported), "read_bytes": total(seen)}
+            log.warning("memory.report_differs", extra={"model_id": account.model_id, **fields})
+        larger = most_of(reported, seen)
+        return larger if larger != reported else None

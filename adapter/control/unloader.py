@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 
-from adapter.control.leftovers import Leftovers
+from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Server, TimeLimits, Triton
 from adapter.core import versions
 from adapter.core.memory import Bytes
@@ -47,7 +47,7 @@ class Unloader:
         triton: Triton,
         server: Server | None,
         limits: TimeLimits,
-        leftovers: Leftovers,
+        orphans: OrphanProcesses,
         *,
         lose_requests: Callable[[ModelRecord], None],
     ) -> None:
@@ -56,7 +56,7 @@ class Unloader:
         self._triton = triton
         self._server = server
         self._limits = limits
-        self._leftovers = leftovers
+        self._orphans = orphans
         self._lose_requests = lose_requests
         self.ended: set[ModelRecord] = set()  # loads whose processes were killed, until undone
 
@@ -104,7 +104,7 @@ class Unloader:
             await self._ask(record, is_loading=load is not None)
             left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
             if left:
-                left = await self._hurry(record, left, processes, is_dead=is_dead)
+                left = await self._end_soon(record, left, processes, is_dead=is_dead)
         except BackendTimeout:
             if self._is_given_up_with(record):
                 self.give_up(record)
@@ -175,7 +175,7 @@ class Unloader:
             if freed:
                 log.info("model.regions_freed", extra={"model_id": record.id, "bytes": freed})
 
-    async def _hurry(
+    async def _end_soon(
         self,
         record: ModelRecord,
         left: set[str],
@@ -257,7 +257,7 @@ class Unloader:
             return
         if not to_the_end:
             raise _not_gone(record)
-        with self._leftovers.unended(record, left):
+        with self._orphans.unended(record, left):
             while left is not None:
                 await self._kill(record, left)
                 left = await outlasting(left, self._limits.killed)
@@ -301,7 +301,7 @@ class Unloader:
         """Kill the processes that live; return whether there were any."""
         if self._server is None or not (living := await self._living(processes)):
             return False
-        await self._leftovers.kill(living, model_id=record.id)
+        await self._orphans.kill(living, model_id=record.id)
         return True
 
     async def _processes_of(self, names: Collection[str]) -> _Processes:

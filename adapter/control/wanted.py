@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from adapter.control.models import ModelControl
-from adapter.control.presence import MODELS_LOOKED_FOR
+from adapter.control.triton_status import MODELS_LOOKED_FOR
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.wanted import Want, WantedModel, WantEvent
@@ -107,7 +107,7 @@ class WantedModels:
             return None
         missing = [each for each in wanted if not each.is_settled]
         if not missing:
-            is_up = self._control.presence.is_up
+            is_up = self._control.triton_status.is_up
             return None if is_up else MODELS_LOOKED_FOR
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         named = ", ".join(map(str, missing[:_SHOWN]))
@@ -156,7 +156,7 @@ class WantedModels:
     async def _try(self, task: _Task) -> WantEvent:
         """Load the model once; return how that ended."""
         event, reason = WantEvent.LOADED, ""
-        returns, model_id = self._control.returns, task.model.model_id
+        returns, model_id = self._control.recovery, task.model.model_id
         try:
             # a suspect of ending Triton leaves its place to others until it has its turn
             await returns.turn(model_id, clock.monotonic(), refused_seconds=math.inf)

@@ -5,7 +5,7 @@ what its own processes take, whatever else is going on. The rest, and all memory
 attributed by what happened between two readings (core/measuring.py).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -57,6 +57,17 @@ class _Peaks:
             self.shared, self.since = shared, now if is_theirs else self.since
 
 
+@dataclass(frozen=True, slots=True)
+class MemorySplit:
+    """The bytes in use by each model's own processes, and `shared` by no single model."""
+
+    shared: int
+    of_models: Mapping[str, int]
+
+    def of(self, names: Collection[str]) -> int:
+        return sum(self.of_models.get(name, 0) for name in names)
+
+
 class Stage(Enum):
     """How far the memory of a model is known. docs/states.md is drawn from it."""
 
@@ -86,7 +97,9 @@ class Account:
     before the first. `is_apart`: all that the model takes is in processes of its own.
     `is_planned`: as in Terms. `still_since`: since when its load has taken nothing, None while it
     may; `quiet_since`: since when it holds no more than before, which it may have given back
-    meanwhile. `is_passed`: others are measured during its load, so that it cannot be.
+    meanwhile. `is_passed`: others are measured during its load, so that it cannot be. `is_told`:
+    Triton is expected to report what it takes, `reported` is what it did, and `is_first`: with a
+    CUDA context beside it, which is Triton's.
     """
 
     model_id: ModelId
@@ -103,6 +116,9 @@ class Account:
     still_since: float | None = None
     is_passed: bool = False
     quiet_since: float | None = None
+    is_told: bool = False
+    reported: Bytes | None = None
+    is_first: bool = False
     level: _Level = field(default_factory=_Level)
     peaks: _Peaks = field(default_factory=_Peaks)
 
@@ -159,7 +175,8 @@ class Accounts:
 
     def is_measured(self, model_id: ModelId) -> bool:
         """Return whether what the ledger holds is final, except for growth under traffic."""
-        return self.models.get(model_id) not in self._unsettled
+        account = self.models.get(model_id)
+        return account not in self._unsettled or account.reported is not None
 
     @property
     def loads(self) -> list[Account]:
@@ -171,18 +188,18 @@ class Accounts:
         """Those of `loads` that may take memory: not those that stand still."""
         return [account for account in self.loads if account.still_since is None]
 
-    def watch(self, reading: MemoryReading, now: float, seconds: float, *, unloads: bool) -> None:
-        """Note which loads stand still: neither their processes nor what readings do not tell apart
+    def watch(self, split: MemorySplit, now: float, seconds: float, *, unloads: bool) -> None:
+        """Note which loads stand still: neither their processes nor what belongs to no single model
         has grown for `seconds`. One goes on when its processes grow, or shared memory does and
         nothing else can be the reason.
         """
         moving = self.moving
-        shared = total(reading.shared.used)
+        shared = split.shared
         has_grown = self._level.read(shared, now)
         is_theirs = has_grown and not moving and not unloads
         for account in self.loads:
-            count = self.in_processes(account.model_id, reading)
-            is_own = count > 0 and account.names <= (reading.of_models or {}).keys()
+            count = split.of(account.names)
+            is_own = count > 0 and account.names <= split.of_models.keys()
             may_be_its = not is_own and (not moving or account.still_since is None)
             if unloads:  # what they free may be taken again by the load
                 account.peaks.shared = min(account.peaks.shared, shared)
@@ -233,22 +250,26 @@ class Accounts:
     def loaded(
         self, account: Account, reading: MemoryReading | None, *, known: bool
     ) -> Measured | None:
-        """Note a successful load; return its measurement if the reading tells its processes apart.
+        """Note a successful load; return its measurement if Triton has reported it, or if the
+        reading tells its processes apart.
 
         `known`: its estimate was learned from this very package.
         """
         model_id = account.model_id
         self._to(account, Stage.LOADED)
-        if reading is None:
+        needs, measured = account.estimate.needs, None
+        if account.reported is not None:
+            needs, known = account.reported, True
+            measured = self.measured(model_id, needs)
+        elif reading is None:
             self._unread[account] = None
         elif (measured := self._told_apart(account, reading)) is not None:
             return measured
-        needs = account.estimate.needs
         if account.is_passed:
             self._window.loaded_beside(model_id, needs)
         else:
             self._window.loaded(model_id, account.package_key, needs, known=known)
-        return None
+        return measured
 
     def load_ended(self, account: Account, reading: MemoryReading | None) -> None:
         """Note that no measurement of the load is under way any more."""
@@ -270,7 +291,8 @@ class Accounts:
         """Measure, at the next quiet moment, the loads that readings do not tell apart.
 
         `requests`: how many inferences have begun; if more than had ended at `open`, no load was
-        alone, and no measurement is exact.
+        alone, and no measurement is exact. Of a load that Triton has reported, the result is only
+        what the reading shows beside that.
         """
         if requests != self._requests_before:
             self._window.disturbed()
@@ -283,6 +305,9 @@ class Accounts:
             account.is_passed = True
         found = self._read_late(reading)
         for part in self._window.close(reading and reading.shared):
+            if self.models[part.model_id].reported is not None:
+                found.append(part)
+                continue
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
             found.append(self._measured(part.model_id, taken, exact=part.exact))
@@ -340,6 +365,10 @@ class Accounts:
         self._together.discard(account)
         own = self.in_processes(account.model_id, reading)
         return self._measured(account.model_id, {HOST: own}, exact=True)
+
+    def measured(self, model_id: ModelId, taken: Bytes) -> Measured:
+        """Note what the model takes by itself."""
+        return self._measured(model_id, taken, exact=True)
 
     def _settle(self) -> None:
         for account in [*self._unsettled]:

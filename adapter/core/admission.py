@@ -1,4 +1,6 @@
-"""May this model come in? Decided on figures alone, in one breath with reserving its bytes."""
+"""Decides whether a load is admitted, waits or is refused, on figures alone: nothing is awaited
+between the decision and the reservation.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,18 +17,20 @@ _LEAST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class AdmissionInput:
     """What a decision stands on.
 
     `loads` are the others between their admission and their settling, `unknown_loads` those of
-    them without a known footprint. `unloads` are under way, or wait for their memory to come back.
+    them without a known footprint, of which Triton will not report one either. `unloads` are under
+    way, or wait for their memory to come back.
     `is_settling`: the reading may be older than the last change of the ledger. `may_wait` is False
     once the caller has waited for memory as long as it will; turns are still waited for.
 
     `unknown_bytes` is what is supposed of a model of which nothing is known. `may_be_wrong`: what
     was learned of this package may be, and was not tried in this run. `proven` is what it was
     measured to take when that was too much. `can_evict`: a refusal makes room. `is_planned`:
-    ModelMesh has made room by its own books, so that a refusal evicts nothing.
+    ModelMesh has made room by its own books, so that a refusal evicts nothing. `processes`: as of
+    the package. `is_told`: Triton will report what the model takes.
     """
 
     book: LedgerSnapshot
@@ -41,6 +45,8 @@ class Outlook:
     proven: Bytes | None = None
     can_evict: bool = False
     is_planned: bool = False
+    processes: int | None = None
+    is_told: bool = False
 
 
 class Answer(Enum):
@@ -48,7 +54,7 @@ class Answer(Enum):
     WAIT = "wait"
 
 
-def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
+def decide(model_id: ModelId, estimate: Estimate, inputs: AdmissionInput) -> Answer:
     """Admit, wait, or raise InsufficientMemory or ModelTooLarge (docs/memory.md, Admission).
 
     A refusal makes the platform unload other models and come again. So it is given only when the
@@ -60,21 +66,21 @@ def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
     minutes. So a load of its that is planned may use the headroom, and one of unknown size is tried
     while anything is left below the limit.
     """
-    book, reading = outlook.book, outlook.reading
+    book, reading = inputs.book, inputs.reading
     device = book.tightest(estimate.needs, reading)
     if device is None:
         return Answer.ADMIT
-    _refuse_what_can_never_fit(model_id, estimate, outlook)
-    if waits_its_turn(estimate, outlook):
+    _refuse_what_can_never_fit(model_id, estimate, inputs)
+    if waits_its_turn(estimate, inputs):
         return Answer.WAIT
-    refusal = _refusal(estimate, device, outlook)
+    refusal = _refusal(estimate, device, inputs)
     if refusal is None:
         return Answer.ADMIT
-    loads = 0 if outlook.can_evict else outlook.loads
-    may_change = outlook.unloads > 0 or loads > 0 or outlook.is_settling
-    if outlook.may_wait and may_change:
+    loads = 0 if inputs.can_evict else inputs.loads
+    may_change = inputs.unloads > 0 or loads > 0 or inputs.is_settling
+    if inputs.may_wait and may_change:
         return Answer.WAIT
-    if not outlook.can_evict and (book.models == 0 or not refusal.is_sure):
+    if not inputs.can_evict and (book.models == 0 or not refusal.is_sure):
         return Answer.ADMIT
     free, limit = book.free(reading)[refusal.device], book.devices[refusal.device].limit_bytes
     raise InsufficientMemory(
@@ -95,14 +101,14 @@ class _Refusal:
     is_sure: bool
 
 
-def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal | None:
+def _refusal(estimate: Estimate, device: Device, inputs: AdmissionInput) -> _Refusal | None:
     """Why it does not fit now; None when it does. `device` is the tightest for it."""
-    book = outlook.book
-    if outlook.is_planned:
-        return _refusal_of_planned(estimate, outlook)
-    free = book.free(outlook.reading)
+    book = inputs.book
+    if inputs.is_planned:
+        return _refusal_of_planned(estimate, inputs)
+    free = book.free(inputs.reading)
     if estimate.basis not in KNOWN:
-        least = max(outlook.unknown_bytes, _LEAST_BYTES)
+        least = max(inputs.unknown_bytes, _LEAST_BYTES)
         usable = [each for each in estimate.needs if each in free]
         full = min(usable, key=lambda each: free[each], default=None)
         if full is not None and free[full] < least:
@@ -117,8 +123,8 @@ def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal |
     return _Refusal(device, needed, needs, is_sure)
 
 
-def _refusal_of_planned(estimate: Estimate, outlook: Outlook) -> _Refusal | None:
-    left = outlook.book.left(outlook.reading)
+def _refusal_of_planned(estimate: Estimate, inputs: AdmissionInput) -> _Refusal | None:
+    left = inputs.book.left(inputs.reading)
     is_known = estimate.basis in KNOWN
     lacking = {d: left[d] - (n if is_known else 1) for d, n in estimate.needs.items() if d in left}
     device = min(lacking, key=lambda each: lacking[each], default=None)
@@ -131,16 +137,26 @@ def _refusal_of_planned(estimate: Estimate, outlook: Outlook) -> _Refusal | None
     return _Refusal(device, needed, needs, is_sure=True)
 
 
-def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> None:
+def _refuse_what_can_never_fit(
+    model_id: ModelId, estimate: Estimate, inputs: AdmissionInput
+) -> None:
     """What was learned may be wrong: with nothing else loaded it is tried once."""
-    book, needs, basis = outlook.book, estimate.needs, estimate.basis.value
-    if outlook.proven is not None:
-        needs, basis = outlook.proven, "measured"
-    elif estimate.basis not in KNOWN or _is_worth_a_try(estimate, outlook):
+    book, needs, basis = inputs.book, estimate.needs, estimate.basis.value
+    if inputs.proven is not None:
+        needs, basis = inputs.proven, "measured"
+    elif estimate.basis not in KNOWN or _is_worth_a_try(estimate, inputs):
         return
     for device, booked in book.devices.items():
         needed, limit = needs.get(device, 0), booked.limit_bytes
-        if needed > limit or (outlook.proven is not None and needed > 0):
+        client, processes = booked.client_limit_bytes, inputs.processes
+        if client is not None and processes and needed > client * processes:
+            raise ModelTooLarge(
+                f"model {model_id!r} needs {format_size(needed)} ({basis}); MPS allows"
+                f" {format_size(client)}{_where(device)} to each of its processes: {processes}",
+                model_id=model_id,
+                figures=MemoryFigures(needed, None, client * processes, device),
+            )
+        if needed > limit or (inputs.proven is not None and needed > 0):
             raise ModelTooLarge(
                 f"model {model_id!r} needs {format_size(needed)} ({basis}); "
                 f"it can never fit into {format_size(limit)}{_where(device)}",
@@ -149,17 +165,18 @@ def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, outlook: O
             )
 
 
-def _is_worth_a_try(estimate: Estimate, outlook: Outlook) -> bool:
-    return estimate.basis is Basis.LEARNED and outlook.may_be_wrong and outlook.book.models == 0
+def _is_worth_a_try(estimate: Estimate, inputs: AdmissionInput) -> bool:
+    return estimate.basis is Basis.LEARNED and inputs.may_be_wrong and inputs.book.models == 0
 
 
-def waits_its_turn(estimate: Estimate, outlook: Outlook) -> bool:
+def waits_its_turn(estimate: Estimate, inputs: AdmissionInput) -> bool:
     """Where growth is measured a load of unknown size runs alone: the growth is then all its own,
-    and two of them do not run out of memory together.
+    and two of them do not run out of memory together. Loads that Triton reports need not.
     """
-    if outlook.reading is None:
+    if inputs.reading is None:
         return False
-    others = outlook.unknown_loads if estimate.basis in KNOWN else outlook.loads
+    is_known = estimate.basis in KNOWN or inputs.is_told
+    others = inputs.unknown_loads if is_known else inputs.loads
     return others > 0
 
 

@@ -140,7 +140,7 @@ def _processes_were_killed(samples: Sequence[MemorySample]) -> bool:
     return bool(counts) and counts[-1] > counts[0]
 
 
-class Doubt:
+class Suspicion:
     """Doubts texts of failed inferences. Keeps past failures by key, one for each package."""
 
     def __init__(self) -> None:

@@ -8,10 +8,12 @@ that another is changing.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
 from adapter.core.model import ModelId
 from adapter.core.names import exchange
+from adapter.errors import MemoryFigures
 
 # Stands for all memory there is when nobody reads any and only a limit was set.
 UNSEEN = Device("memory")
@@ -23,7 +25,10 @@ NOT_MEASURED = "memory is not measured: set memory_limit"
 class DeviceBook:
     """All in bytes. `baseline` is what is taken with no model of ours loaded.
 
-    `index` is CUDA's number of the GPU within Triton, None where nobody says.
+    `index` is CUDA's number of the GPU within Triton, None where nobody says. `client_limit`:
+    what MPS allows each process of it, None without such a limit. `fresh`: what was taken with no
+    model when Triton had just started, or before it was asked for the first one. `unaccounted`:
+    what was used beyond that and what models hold, at the last quiet moment; both None before one.
     """
 
     limit_bytes: int
@@ -32,6 +37,9 @@ class DeviceBook:
     reserved_bytes: int
     held_bytes: int
     index: int | None = None
+    client_limit_bytes: int | None = None
+    fresh_bytes: int | None = None
+    unaccounted_bytes: int | None = None
 
     def free_bytes(self, used_bytes: int | None) -> int:
         """What may be handed out: what is left below the limit, less the headroom."""
@@ -93,6 +101,13 @@ class LedgerSnapshot:
     def held_bytes(self) -> int:
         return sum(book.held_bytes for book in self.devices.values())
 
+    def most_of_one(self, figures: MemoryFigures) -> int | None:
+        """Return the most that one process may take of the device of `figures`."""
+        book = self.devices.get(Device(figures.device or ""))
+        client = book.client_limit_bytes if book else None
+        known = [each for each in (figures.limit_bytes, client) if each is not None]
+        return min(known, default=None)
+
     def tightest(self, needs: Bytes, reading: MemoryReading | None) -> Device | None:
         """Where the most is missing or, when all fits, the least is left. None without devices."""
         free = self.free(reading)
@@ -100,13 +115,20 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """`memory_limit` bounds every device by itself. `headroom` says what to keep free of a limit.
+    """`memory_limit` bounds every device by itself. `headroom` says what to keep free of a limit,
+    `client_limits` what a process may take of each GPU, by CUDA's numbers.
 
     Bytes on a device that is not known (yet) are kept with their model and count in no sum.
     """
 
-    def __init__(self, memory_limit: int | None, headroom: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        memory_limit: int | None,
+        headroom: Callable[[int], int],
+        client_limits: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self._memory_limit = memory_limit
+        self._client_limits = client_limits
         self._headroom = headroom
         self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
         self._models: dict[ModelId, _Entry] = {}
@@ -155,6 +177,24 @@ class Ledger:
             if (used := reading.used.get(device)) is not None:
                 self._empty[device] = replace(book, baseline_bytes=used)
 
+    def started(self, reading: MemoryReading) -> None:
+        """Note what a Triton takes that has just started. `reading` is from a quiet moment."""
+        for device, book in self._empty.items():
+            self._empty[device] = replace(book, fresh_bytes=None)
+        self.audit(reading)
+
+    def audit(self, reading: MemoryReading) -> None:
+        """Note what neither a fresh Triton nor a model accounts for: what failed loads have leaked,
+        say, or an unload has not given back. `reading` is from a quiet moment.
+        """
+        for device, book in self._empty.items():
+            if (used := reading.used.get(device)) is None:
+                continue
+            others = max(0, used - self._held.on[device])
+            fresh = others if book.fresh_bytes is None else book.fresh_bytes
+            unaccounted = max(0, others - fresh)
+            self._empty[device] = replace(book, fresh_bytes=fresh, unaccounted_bytes=unaccounted)
+
     def reserve(self, model_id: ModelId, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""
         if model_id in self._models:
@@ -202,7 +242,11 @@ class Ledger:
         if self._memory_limit is not None:
             limit_bytes = min(limit_bytes, self._memory_limit)
         headroom = self._headroom(limit_bytes)
-        self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index)
+        if device == UNSEEN:  # of one GPU or several
+            client = max(self._client_limits.values(), default=None)
+        else:
+            client = None if index is None else self._client_limits.get(index)
+        self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index, client)
 
     def _put(self, model_id: ModelId, entry: "_Entry | None") -> None:
         """Enter in place of what there was of the model; None: it has nothing any more."""

@@ -1,12 +1,25 @@
-"""Attributes observed memory growth to the models that were loaded in the same window."""
+"""Attributes observed memory growth to the models that were loaded in the same window, and judges
+what Triton reports of the GPU memory that its models take.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import ModelId
 from adapter.core.names import exchange
+from adapter.core.sizing import remember
+
+# Backends of NVIDIA's that report what their models take.
+REPORTING = frozenset({"onnxruntime", "tensorrt"})
+
+# Bytes of one model by CUDA's number of the GPU.
+GpuBytes = Mapping[int, int]
+
+_DIFFERS_SHARE = 10  # a tenth
+_NOISE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,74 @@ class Growth:
         if any(count > 0 for count in amounts.values()):
             less = at_least_zero(amounts)
             self._least = {m: at_least_zero(minus(t, less)) for m, t in self._least.items()}
+
+
+def on_devices(models: Collection[GpuBytes], books: Mapping[Device, DeviceBook]) -> Bytes | None:
+    """Return what a package takes of each device, by what is reported of each of its models.
+
+    None if nothing is reported of one of them, or something of a GPU that nobody knows: python
+    models, and those of libtorch, are not reported.
+    """
+    if not models or not all(any(model.values()) for model in models):
+        return None
+    known = {book.index: device for device, book in books.items() if book.index is not None}
+    found: dict[Device, int] = {}
+    for number, count in [item for model in models for item in model.items()]:
+        device = known.get(number, UNSEEN)
+        if count and device not in books:
+            return None
+        found[device] = found.get(device, 0) + count
+    return {device: count for device, count in found.items() if count}
+
+
+def differs(reported: Bytes, seen: Bytes) -> bool:
+    """Return whether a reading shows another figure, by more than a tenth and by more than noise,
+    for any device.
+    """
+    for device in reported.keys() | seen.keys():
+        one, other = reported.get(device, 0), seen.get(device, 0)
+        apart = abs(one - other)
+        if apart > _NOISE_BYTES and apart * _DIFFERS_SHARE > max(one, other):
+            return True
+    return False
+
+
+class Reports:
+    """Remembers which backends report, and on which GPUs tritonserver has a CUDA context. The first
+    load on a GPU makes one, which is not reported and which no unload gives back.
+    """
+
+    def __init__(self) -> None:
+        self._backends: set[str] = set()
+        self._warm: set[Device] = set()
+        self._told: dict[str, None] = {}  # packages whose reports differ
+
+    def are_due(self, backends: Collection[str]) -> bool:
+        """Return whether a model of these backends will be reported once it is loaded."""
+        return bool(backends) and self._backends.issuperset(backends)
+
+    def came(self, backends: Collection[str], *, is_reported: bool) -> None:
+        """Note whether a model of these backends, which was loaded, is reported."""
+        if is_reported:
+            self._backends.update(backends)
+        else:
+            self._backends.difference_update(backends)
+
+    def restarted(self) -> None:
+        """Note that Triton is another one, which has no CUDA context yet."""
+        self._warm.clear()
+
+    def is_first(self, reported: Bytes) -> bool:
+        """Note a load on these devices; return whether it was the first on one of them."""
+        is_first = not self._warm.issuperset(reported)
+        self._warm.update(reported)
+        return is_first
+
+    def is_news(self, package_key: str) -> bool:
+        """Return True the first time that the report of this package differs from a reading."""
+        is_news = package_key not in self._told
+        remember(self._told, package_key, None)
+        return is_news
 
 
 def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:

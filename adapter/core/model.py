@@ -118,6 +118,8 @@ class Package:
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
     `outputs`: the names of the entry's, none where only Triton knows them. `is_of_known_format`:
     each model has a config, or files that say what they are; Triton itself loads no other.
+    `processes`: among how many of them at most its memory on one GPU is divided, None where nobody
+    can tell: Triton's, and one for each instance of a python model.
     """
 
     root: str
@@ -132,6 +134,7 @@ class Package:
     content_types: ContentTypes | None = None
     outputs: tuple[str, ...] = ()
     is_of_known_format: bool = True
+    processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

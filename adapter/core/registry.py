@@ -30,7 +30,8 @@ class ModelRecord:
     """One model. The registry sets `id`, `state`, `state_since` and, of a model in it, `placement`,
     and clears `waits_for` and `awaits` with each change of `state`; control sets the rest.
 
-    `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
+    `in_flight`: requests that Triton works on, those for readiness and metadata included;
+    `abandoned`: those of them that nobody waits for.
     `lost`: requests that no unload waits for, since they can never be answered; not in flight.
     `served` counts the model's inferences, `ended_before` those that had ended at the last tick of
     housekeeping. `latencies` are the seconds of the latest ones that went well, the wait for their

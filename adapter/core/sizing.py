@@ -1,8 +1,8 @@
 """How many bytes of memory a model will take: as learned, declared, on disk, or by default."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -18,6 +18,9 @@ _TELLING_BYTES = 2**20
 
 # Each time a model is unloaded its learned size loses this part of what it did not take.
 _DECAY = 4
+
+# The content key of a package, and the version of Triton.
+_LearnedKey = tuple[str, str]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -89,24 +92,34 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """`exact` when measured with nothing else going on, else a share of what several took."""
+    """`exact` when measured with nothing else going on, else a share of what several took.
+    `is_reported`: by Triton, not by readings.
+    """
 
     figures: Bytes
     exact: bool
+    is_reported: bool = False
 
 
 class Sizes:
-    """What each package was seen to take, by content key, and what to expect of the others.
+    """What each package was seen to take, by content key and version of Triton, and what to expect
+    of the others.
 
     `size_factor` makes memory of bytes on disk; `default_bytes` is for a package whose files say
-    nothing.
+    nothing. `version` returns that of Triton, empty while it is unknown.
     """
 
-    def __init__(self, size_factor: float = 1.25, default_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        size_factor: float = 1.25,
+        default_bytes: int = 0,
+        version: Callable[[], str] = str,
+    ) -> None:
         self._size_factor = size_factor
         self.default_bytes = default_bytes
+        self._version = version
         # all have the latest at the end
-        self._learned: dict[str, _Learned] = {}
+        self._learned: dict[_LearnedKey, _Learned] = {}
         self._key_at: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
         self._baseline: Bytes = NO_BYTES  # the most that was seen, also in earlier runs
@@ -120,7 +133,7 @@ class Sizes:
         instances on each GPU unless the configuration names some.
         """
         usable = [device for device, index in devices.items() if _may_use(package, device, index)]
-        if (learned := self._learned.get(package.content_key)) is not None:
+        if (learned := self._of(package.content_key)) is not None:
             figures = learned.figures
             if not figures.keys() <= devices.keys():
                 # learned on other hardware: which of its devices is which here, nobody can say
@@ -129,39 +142,47 @@ class Sizes:
         size_bytes, basis = self._guess(package)
         return Estimate(dict.fromkeys(usable, size_bytes), basis)
 
-    def learn(self, package_key: str, measured: Bytes, *, exact: bool) -> None:
+    def learn(
+        self, package_key: str, measured: Bytes, *, exact: bool, is_reported: bool = False
+    ) -> None:
         """The largest of the exact figures counts, on each device; of shares only the latest,
-        and those only until there is an exact figure.
+        and those only until there is an exact figure. `is_reported`: by Triton.
         """
         figures = {device: count for device, count in measured.items() if count > 0}
-        known = self._learned.get(package_key)
+        known = self._of(package_key)
         if known is not None and known.exact:
             if not exact:
                 return
             figures = dict(most_of(figures, known.figures))
-        remember(self._learned, package_key, _Learned(figures, exact))
+        remember(self._learned, self._key(package_key), _Learned(figures, exact, is_reported))
+
+    def _key(self, package_key: str) -> _LearnedKey:
+        return package_key, self._version()
+
+    def _of(self, package_key: str) -> _Learned | None:
+        return self._learned.get(self._key(package_key))
 
     def forget(self, package_key: str) -> None:
         """Whatever was learned of it is wrong."""
-        self._learned.pop(package_key, None)
+        self._learned.pop(self._key(package_key), None)
 
     def lived(self, package_key: str, most: Bytes) -> bool:
         """`most` is all that it took from a load to its unload: a larger figure of before comes
         nearer to it, and True is returned. Not at once: models grow by what they are asked.
         """
-        known = self._learned.get(package_key)
+        known = self._of(package_key)
         if known is None or not known.exact:
             return False
         figures = {
             device: count - max(0, count - most.get(device, 0)) // _DECAY
             for device, count in known.figures.items()
         }
-        self._learned[package_key] = _Learned(figures, exact=True)
+        self._learned[self._key(package_key)] = replace(known, figures=figures)
         return figures != known.figures
 
     def learned(self, package_key: str) -> Bytes | None:
         """The figures that count for the package; None when it was never measured."""
-        known = self._learned.get(package_key)
+        known = self._of(package_key)
         return known.figures if known else None
 
     def mean_bytes(self) -> int:
@@ -182,7 +203,11 @@ class Sizes:
 
     def is_exact(self, package_key: str) -> bool:
         """What was learned of the package is its own alone, not a share."""
-        return (learned := self._learned.get(package_key)) is not None and learned.exact
+        return (learned := self._of(package_key)) is not None and learned.exact
+
+    def is_reported(self, package_key: str) -> bool:
+        """Return whether Triton has reported what was learned of the package."""
+        return (learned := self._of(package_key)) is not None and learned.is_reported
 
     def known_at(self, url: str, package: Package) -> None:
         """Remember which files are at `url`, so that a size can be told before they are read."""
@@ -191,7 +216,7 @@ class Sizes:
     def of_url(self, url: str) -> int | None:
         """Bytes on all devices that the files last seen at `url` were learned to take."""
         key = self._key_at.get(url)
-        if key is None or (learned := self._learned.get(key)) is None:
+        if key is None or (learned := self._of(key)) is None:
             return None
         return total(learned.figures)
 
@@ -205,7 +230,7 @@ class Sizes:
     def of_model(self, model_id: ModelId) -> int | None:
         """Bytes on all devices that the files last loaded as `model_id` were learned to take."""
         key = self._key_of.get(model_id)
-        if key is None or (learned := self._learned.get(key)) is None:
+        if key is None or (learned := self._of(key)) is None:
             return None
         return total(learned.figures)
 
@@ -215,13 +240,16 @@ class Sizes:
 
     def as_dict(self) -> dict[str, object]:
         """What was learned, in the order of learning, for JSON; `restore` reads it."""
+        known = {key for key, _ in self._learned}
         return {
             "packages": [
                 {"key": key, "bytes": dict(learned.figures), "exact": learned.exact}
-                for key, learned in self._learned.items()
+                | ({"triton": version} if version else {})
+                | ({"is_reported": True} if learned.is_reported else {})
+                for (key, version), learned in self._learned.items()
             ],
-            "places": {url: key for url, key in self._key_at.items() if key in self._learned},
-            "models": {name: key for name, key in self._key_of.items() if key in self._learned},
+            "places": {url: key for url, key in self._key_at.items() if key in known},
+            "models": {name: key for name, key in self._key_of.items() if key in known},
             "baseline": dict(self._baseline),
         }
 
@@ -233,11 +261,12 @@ class Sizes:
         found = dict(filter(None, map(_parse_entry, entries if isinstance(entries, list) else [])))
         latest = list(found.items())[-MAX_REMEMBERED:]
         for key, learned in latest:
-            self.learn(key, learned.figures, exact=learned.exact)
+            remember(self._learned, key, learned)
+        known = {key for key, _ in self._learned}
         for member, keys in (("places", self._key_at), ("models", self._key_of)):
             named = data.get(member) if isinstance(data, dict) else None
             for name, key in named.items() if isinstance(named, dict) else ():
-                if isinstance(name, str) and isinstance(key, str) and key in self._learned:
+                if isinstance(name, str) and isinstance(key, str) and key in known:
                     remember(keys, name, key)
         baseline = data.get("baseline") if isinstance(data, dict) else None
         if (figures := _parse_bytes(baseline)) is not None:
@@ -267,14 +296,16 @@ def remember(entries: dict[_Key, _Value], key: _Key, value: _Value) -> None:
         del entries[next(iter(entries))]
 
 
-def _parse_entry(entry: object) -> tuple[str, _Learned] | None:
+def _parse_entry(entry: object) -> tuple[_LearnedKey, _Learned] | None:
     if not isinstance(entry, dict):
         return None
     key, figures, exact = entry.get("key"), entry.get("bytes"), entry.get("exact")
-    if not (isinstance(key, str) and isinstance(exact, bool)):
+    version = entry.get("triton", "")
+    if not (isinstance(key, str) and isinstance(exact, bool) and isinstance(version, str)):
         return None
     parsed = _parse_bytes(figures)
-    return None if parsed is None else (key, _Learned(parsed, exact))
+    is_reported = entry.get("is_reported") is True
+    return None if parsed is None else ((key, version), _Learned(parsed, exact, is_reported))
 
 
 def _parse_bytes(figures: object) -> Bytes | None:

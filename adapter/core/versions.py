@@ -46,7 +46,8 @@ MAX_INPUT = Change(
 CANCELS = Change(
     (2, 59),
     "cancelled calls no longer end it; 2.51 dies within 10 s of them",
-    "passed on to none: unloads and `max_abandoned_requests` go by the end of each call",
+    "the cancel of a ModelInfer is passed on; a stream, and before 2.59 each call, goes on to its"
+    " end, by which unloads and `max_abandoned_requests` go",
 )
 SLOW_POLLS = Change(
     (2, 61),
@@ -113,6 +114,11 @@ def version_of(text: str) -> Version | None:
     """Return the version that a server reports (`2.73.0dev`); None for what is no version."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def takes_cancels(reported: str) -> bool:
+    """Return whether a Triton that reports this version survives cancels: not if it is unknown."""
+    return version_of(reported) is not None and has(CANCELS, reported)
 
 
 def has(change: Change, reported: str) -> bool:

@@ -55,8 +55,9 @@ class GrpcDataPlane:
     callers. A call waits `timeout_seconds` for one, or
     until the client's deadline where that is earlier; a stream has that deadline alone.
 
-    Calls are not cancelled: when the client leaves, the response is read and dropped. Triton
-    2.51 crashes on cancels, and does not say how long it still works on a cancelled request.
+    Calls are cancelled only where `takes_cancels` says so, streams never: when the client leaves,
+    what comes is read and dropped. Triton 2.51 crashes on cancels, and keeps what a model goes on
+    to send to a stream that was cancelled.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class GrpcDataPlane:
         max_message_bytes: int,
         unread: Unread,
         keepalive: ChannelOptions = _KEEPALIVE,
+        takes_cancels: Callable[[], bool] = bool,
     ) -> None:
         self._faults = faults
         self._unread = unread
+        self._takes_cancels = takes_cancels
         self._timeout = timeout_seconds
         self._max_message_bytes = max_message_bytes
         self._options = (*_CHANNEL, *keepalive)
@@ -96,14 +99,16 @@ class GrpcDataPlane:
         begun = clock.monotonic()
         rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
         answering = self._task(self._answer(rpc, record))
-        is_answered = False
+        has_left, is_answered = True, False
         try:
             await asyncio.wait({answering}, timeout=seconds)
-            is_answered = answering.done()
+            has_left, is_answered = False, answering.done()
         finally:
             add_waited(clock.monotonic() - begun)
             if not is_answered:  # also where the caller left as the answer came
                 self._abandon(answering, hold)
+                if has_left and self._takes_cancels():
+                    rpc.cancel()
         if is_answered:
             return answering.result()
         text = f"no answer from Triton within {seconds:g} s"

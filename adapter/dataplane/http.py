@@ -13,7 +13,7 @@ from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_lin
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.dataplane.http_connection import PLAIN, Connection, Manner
+from adapter.dataplane.http_connection import PLAIN, CallOptions, Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import (
     AT_ONCE_BYTES,
@@ -134,9 +134,9 @@ class HttpDataPlane:
         if isinstance(body, bytes) and is_packed(call.headers):
             body = _in_one(body)
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
-            self.check(body, json_bytes(call.headers))
+            self.check(body, json_bytes(call.path, call.headers))
         elif body is not None and not isinstance(body, bytes):
-            body = checked(body, call.headers, self._max_unpacked, self.turns)
+            body = checked(body, call.path, call.headers, self._max_unpacked, self.turns)
             call = replace(call, body=body)
         return _Call(self, call, head_of(call, self.host), hold)
 
@@ -150,7 +150,7 @@ class HttpDataPlane:
 
     async def check_large(self, call: V2Call) -> None:
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
-            size = json_bytes(call.headers)
+            size = json_bytes(call.path, call.headers)
             await check_in_turns(call.body, size, self._max_unpacked, self.turns)
 
     def checking(self, json_bytes: int | None, length: int) -> Check:
@@ -207,10 +207,10 @@ class _Call:
 
     def _begin(self) -> None:
         call = self._call
-        manner = PLAIN
+        options = PLAIN
         if call.is_stream or call.is_probe or call.method == "HEAD":
-            manner = Manner(call.method == "HEAD", call.is_stream, call.is_probe)
-        self._connection.begin(self, self._record, manner)
+            options = CallOptions(call.method == "HEAD", call.is_stream, call.is_probe)
+        self._connection.begin(self, self._record, options)
         if call.body is None or isinstance(call.body, bytes):
             self._connection.send(self._head, call.body or b"")
             return

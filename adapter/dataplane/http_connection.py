@@ -84,7 +84,7 @@ NEXT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class CallOptions:
     """Of a call. `is_head`: its answer has no body. `is_stream`: it may never end. `is_probe`: any
     status is an answer; else one but 200 becomes what `failed` is told.
     """
@@ -94,7 +94,7 @@ class Manner:
     is_probe: bool = False
 
 
-PLAIN = Manner()
+PLAIN = CallOptions()
 
 
 class Owner(Protocol):
@@ -143,12 +143,12 @@ class Connection(asyncio.Protocol):
         self,
         receiver: Receiver,
         record: ModelRecord | None,
-        manner: Manner = PLAIN,
+        options: CallOptions = PLAIN,
     ) -> None:
         self.state = NEXT[self.state, _BEGUN]
         self._receiver = receiver
         self._record = record
-        self._manner = manner
+        self._options = options
         self._is_sent = False
         self.heard = now = self._loop.time()
         self._due = now + self._seconds
@@ -273,7 +273,7 @@ class Connection(asyncio.Protocol):
         receiver, now = self._receiver, self._loop.time()
         if receiver is None or self._due == math.inf:
             return
-        if self._manner.is_stream:
+        if self._options.is_stream:
             self._due = (now if self._is_held else self.heard) + self._seconds
         if self._due > now:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
@@ -299,7 +299,7 @@ class Connection(asyncio.Protocol):
             len(data) == self._last_bytes
             and data.startswith(self._last_head)
             and self.state is _AWAITING_HEAD
-            and self._manner is PLAIN
+            and self._options is PLAIN
         ):
             self._end_as_before(data)
             return
@@ -387,8 +387,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state is _AWAITING_HEAD
         self.state = NEXT[self.state, _HEAD]
-        self._left = 0 if self._manner.is_head or self.status in _NO_BODY else self.length
-        is_good = self.status == _OK or self._manner.is_probe
+        self._left = 0 if self._options.is_head or self.status in _NO_BODY else self.length
+        is_good = self.status == _OK or self._options.is_probe
         if is_good and self._is_kept and self._left == len(rest):
             self._end(rest)
             return

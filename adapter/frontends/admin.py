@@ -21,7 +21,7 @@ from adapter.control.models import ModelControl
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
-from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, let_go
+from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, drop_tracebacks
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
 from adapter.frontends.drain import Drain
@@ -145,7 +145,7 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         fields = {"method": request.method, "path": request.raw_path[:500], "status": 500}
         log.exception("request.failed", extra=fields)
-        let_go(error)
+        drop_tracebacks(error)
         if request.writer.output_size:  # the caller sees that by an answer that breaks off
             raise
         return _error(500, "internal error; see the log")

@@ -120,7 +120,7 @@ class Limits:
     `slow`: after which a body has to come at `rate` bytes a second, averaged.
     `gone`: how long work goes on for a caller who has ended its side, which one that only waits
     for its answer does as well as one that has left. `linger`: for a caller who still sends what
-    nobody reads, to see its answer before the connection is reset; `hurry`: the same amid a drain.
+    nobody reads, to see its answer before the connection is reset; `drain`: the same amid a drain.
     """
 
     idle: float = 3630
@@ -129,7 +129,7 @@ class Limits:
     answer: float = 60
     gone: float = 2
     linger: float = 5
-    hurry: float = 0.5
+    drain: float = 0.5
     slow: float = 10
     rate: float = 64 * 2**10
 
@@ -146,7 +146,7 @@ class Arrival:
         self._looked = now
         self._seconds = self._quiet = 0.0
 
-    def look(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
+    def check_time_limits(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
         """What is wrong with it, if anything is."""
         seconds, self._looked = now - self._looked, now
         if not is_reading:

@@ -138,7 +138,7 @@ class DebugState:
             "health": self._health(),
             "totals": totals,
             "abandoned_requests": leases.abandoned,
-            "on_triton_restart": " as ".join(self._control.presence.on_restart),
+            "on_triton_restart": " as ".join(self._control.triton_status.on_restart),
             "lost": _lost(self._control.registry.lost, query.most),
             "wanted": _wanted(self._wanted(), query.most),
             "memory": self._memory(reading, look),
@@ -185,9 +185,14 @@ class DebugState:
             "bytes": memory.ledger.of(record.id),
             "basis": basis,
             "is_measured": is_measured,
+            "size_from": self._size_from(record) if learned is not None else None,
             "is_pinned": self._is_pinned(record),
             "warnings": [*record.warnings],
         }
+
+    def _size_from(self, record: ModelRecord) -> str:
+        is_reported = self._control.memory.sizes.is_reported(record.package_key)
+        return "triton" if is_reported else "reading"
 
     def _hanging_seconds(self, record: ModelRecord, now: float) -> float | None:
         since = self._control.load_threads.hangs_since(record)
@@ -209,6 +214,7 @@ class DebugState:
                     "reserved_bytes": figures.reserved_bytes,
                     "held_bytes": figures.held_bytes,
                     "headroom_bytes": figures.headroom_bytes,
+                    "unaccounted_bytes": figures.unaccounted_bytes,
                     "holders": [
                         {"model_id": model_id, "bytes": count, "state": state}
                         for count, model_id, state in nlargest(_HOLDERS, look.held.get(device, ()))

@@ -28,6 +28,7 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
     SourceMissing,
+    UnloadedMeanwhile,
 )
 from adapter.frontends.bodies import json_object
 from adapter.packages.contents import ROOTS_SETTING
@@ -184,33 +185,48 @@ class Repository:
         given: bool,
     ) -> None:
         kept, known = replace(source, files=()), self._control.registry.get(model_id)
+        begun = asyncio.get_running_loop().time()
         if is_forced and known is not None:
             await self._make_way(model_id, log_fields)
         while True:
             try:
                 await self._control.load(model_id, source, **log_fields)
             except AlreadyLoaded:  # "or reloaded if the model is already loaded"
-                if await self._has_joined(model_id, log_fields, kept if given else None):
+                if await self._has_joined(model_id, log_fields, kept, begun, given=given):
                     return
             else:
                 return
 
     async def _has_joined(
-        self, model_id: ModelId, log_fields: Mapping[str, str], given: ModelSource | None
+        self,
+        model_id: ModelId,
+        log_fields: Mapping[str, str],
+        source: ModelSource,
+        begun: float,
+        *,
+        given: bool,
     ) -> bool:
-        """Wait for the load in progress; return whether its model will do. `given`: the source that
-        was asked for, None for the files in the model root as they are now.
+        """Wait for the load in progress; return whether its model will do. Raises the failure of
+        one that has done what is asked for, and ModelNotReady for one that Triton has lost and that
+        waits for its load. `given`: the request brought the source, else it is the files in the
+        model root as they are now.
         """
+        task = self._control.loading.get(model_id)
+        is_ours = self._control.load_limit.is_under_way(model_id, source, begun)
         try:
             known = await self._control.loaded(model_id)
-        except AdapterError:
-            if (task := self._control.loading.get(model_id)) is not None:
+        except AdapterError as error:
+            if is_ours and not isinstance(error, UnloadedMeanwhile):
+                raise
+            if task is not None:
                 await asyncio.wait({task})  # what it has left is being taken down
+            elif self._control.registry.returning(model_id) is not None:
+                raise
             return False
-        if given is not None and known.source != given:
+        if given and known.source != source:
             await self._make_way(model_id, log_fields)
             return False
-        if given is None and await self._control.has_changed(known):  # it has read older files
+        if not given and await self._control.has_changed(known):  # it has read older files
             await self._reload(known, log_fields)
         return True
 

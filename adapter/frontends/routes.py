@@ -1,4 +1,5 @@
-"""Declares each call of the HTTP and gRPC listeners once, and what it needs.
+"""Declares each call of the HTTP and gRPC listeners once, and what it needs; those of the admin
+listener are in admin.py.
 
 Access, metrics, traces and the dispatch of requests follow from the table; a test holds
 docs/openapi.yaml, which the listeners serve, against it.

@@ -422,6 +422,15 @@ class Downstream(Endpoint[Exchange]):
         self._detach(exchange)
         self._end_with(exchange, status, text, more)
 
+    def refuses_flag(self, exchange: Exchange, piece: Piece) -> bool:
+        """Refuse a request whose first message has a compressed flag that gRPC does not know."""
+        if not exchange.has_odd_flag(piece):
+            return False
+        self.credit(exchange.inbound, len(piece))
+        error = RelayError(Reason.ENCODING, f"compressed flag {piece[0]}; 0 and 1 are understood")
+        (self.fail if exchange.stage is Stage.SENDING else self.refuse)(exchange, error)
+        return True
+
     def deadline_exceeded(self, exchange: Exchange) -> None:
         is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
         is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
@@ -455,21 +464,23 @@ class Downstream(Endpoint[Exchange]):
         """Stop waiting for the response; the inbound stream is closed already."""
         if exchange.is_answered:
             return
-        self._detach(exchange)
         direct_call = exchange.direct_call
+        self._detach(exchange, cancels=direct_call is not None and direct_call.is_cancellable)
         if direct_call is not None:
             direct_call.cancelled()
             if exchange.stage is Stage.OVER:
                 direct_call.ended()
 
-    def _detach(self, exchange: Exchange) -> None:
-        """Stop waiting for the upstream. Triton finishes what it has received completely."""
+    def _detach(self, exchange: Exchange, *, cancels: bool = False) -> None:
+        """Stop waiting for the upstream. Triton finishes what it has received completely, unless
+        that `cancels`.
+        """
         self.release_buffer(exchange)
         self.unqueue(exchange.inbound)
         upstream, outbound = exchange.upstream, exchange.outbound
         if upstream is None or outbound is None:
             exchange.to(Stage.OVER)
-        elif exchange.direct_call is not None and exchange.stage is Stage.SENT:
+        elif exchange.direct_call is not None and exchange.stage is Stage.SENT and not cancels:
             exchange.to(Stage.ABANDONED)
             exchange.direct_call.abandoned()
         else:

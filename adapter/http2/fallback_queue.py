@@ -34,7 +34,7 @@ class FallbackQueue:
         self._not_begun = max(0, self._not_begun - 1)
         self._send_more()
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Forget calls that were cancelled before the server began with them; called ten times a
         second.
         """

@@ -66,7 +66,7 @@ class RelayListener:
 
     async def _tick(self) -> None:
         self._ticks += 1
-        _guarded(self._context.fallback_queue.look)
+        _guarded(self._context.fallback_queue.tick)
         for session in list(self._sessions):
             if session.downstream.streams:
                 _guarded(session.check_requests)
@@ -75,7 +75,7 @@ class RelayListener:
             for session in list(self._sessions):
                 _guarded(session.check_connection)
 
-    def hurry(self) -> None:
+    def start_drain_deadline(self) -> None:
         """Refuse incomplete requests, also later ones, and reset streams whose responses are not
         read: the adapter stops.
         """

@@ -35,7 +35,7 @@ _GRPC = re.compile(rb"application/grpc(?:[+; ]|$)")
 _NAME = re.compile(rb"[a-z0-9._-]+")
 HTTP_431 = 431  # Request Header Fields Too Large
 ENCODINGS = (b"identity", b"deflate", b"gzip")
-_MOST_NUMBER, _COST_BYTES = 2**31, 8
+_MOST_NUMBER, _COST_BYTES, _SHOWN_BYTES = 2**31, 8, 40
 
 
 class Reason(Enum):
@@ -109,6 +109,10 @@ class DirectCall(Protocol):
     def is_lost(self) -> bool:
         """Whether the model is gone: it can never answer, and no unload waits for the call."""
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether Triton is told that the client has left; the call ends at once then."""
+
     def on_unload(self, act: Callable[[], None]) -> None:
         """Run `act` when an unload begins before the call ends, at once if it has begun."""
 
@@ -180,6 +184,8 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
     direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
     seconds = seconds_of(found.get(b"grpc-timeout", b""))
+    if refusal is None and found.get(b"te") != b"trailers":
+        refusal = RelayError(Reason.INVALID, "the header te must be trailers")
     if refusal is None and seconds == 0:
         refusal = RelayError(Reason.LATE, "the caller's deadline has passed")
     path, length = found[b":path"], content_length(headers)
@@ -231,18 +237,22 @@ def odd_header(headers: Headers) -> RelayError | None:
         if key.startswith(b":"):
             continue
         if not _NAME.fullmatch(key):
-            name = key.decode("ascii", "backslashreplace")
-            return RelayError(Reason.INVALID, f"{name} is not a name of metadata")
+            return RelayError(Reason.INVALID, f"{_shown(key)} is not a name of metadata")
         if key.endswith(b"-bin") and _bytes_of(value) is None:
-            return RelayError(Reason.INVALID, f"the header {key.decode()} is not base64")
+            return RelayError(Reason.INVALID, f"the header {_shown(key)} is not base64")
         is_fine = _OWN.get(key)
         if is_fine is not None and not is_fine(value):
             return _not_understood(key.decode(), value)
     return None
 
 
+def _shown(text: bytes) -> str:
+    """Return the start of a caller's text, for an error."""
+    return text[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
+
+
 def _not_understood(key: str, value: bytes) -> RelayError:
-    shown = value[:40].decode("ascii", "backslashreplace")
+    shown = _shown(value)
     if key == "grpc-encoding":
         text = f"grpc-encoding {shown!r}; identity, deflate and gzip are understood"
         return RelayError(Reason.ENCODING, text)
@@ -293,13 +303,13 @@ _OWN: dict[bytes, Callable[[bytes], bool]] = {
 class CallerLimits:
     """Time limits of clients, in seconds. After `slow` a request must arrive at `rate` bytes a
     second on average. Part of a response must be read every `answer`; when its model is unloaded
-    or the adapter stops, all of it at `rate`, after `hurry`.
+    or the adapter stops, all of it at `rate`, after `drain`.
     """
 
     slow: float = 10
     rate: float = 64 * 2**10
     answer: float = 60
-    hurry: float = 2
+    drain: float = 2
 
 
 class RelayContext:

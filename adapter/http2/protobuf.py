@@ -8,6 +8,7 @@ and the like.
 from enum import Enum
 
 PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
+COMPRESSED = 1  # the highest flag that gRPC knows
 _NAME_TAG = 0x0A  # field 1, delimited
 _OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
 SHORT_BYTES = 128  # in a shorter message each length is one byte

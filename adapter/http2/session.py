@@ -212,6 +212,8 @@ class RelaySession:
     # -- buffering --------------------------------------------------------------------------
 
     def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        if self.downstream.refuses_flag(exchange, piece):
+            return
         start: Piece | bytearray = piece
         if exchange.buffered:
             self._buffer(exchange, piece)
@@ -249,9 +251,7 @@ class RelaySession:
         return True
 
     def _drain_buffers(self) -> None:
-        """Route requests that are being buffered: they keep out the bytes that would complete them.
-        Refuse those that wait for their model, since they may keep out what others need.
-        """
+        """Route requests that are being buffered; refuse those that wait: they keep others out."""
         for stream in list(self.downstream.streams.values()):
             exchange = stream.owner
             if exchange.stage is Stage.ARRIVING and exchange.buffered:
@@ -408,6 +408,8 @@ class RelaySession:
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         scanner = exchange.scanner
+        if self.downstream.refuses_flag(exchange, piece):
+            return
         if self._breaks_off(exchange, piece, end=end):
             self.downstream.credit(exchange.inbound, len(piece))
             self._refuse_incomplete(exchange)
@@ -487,9 +489,8 @@ class RelaySession:
             exchange.direct_call is not None and now - exchange.unread_mark[0] > limits.answer
         )
         if exchange.hurry_mark is not None:
-            seconds = now - exchange.hurry_mark[0]
-            so_far = taken - exchange.hurry_mark[1]
-            is_stuck |= seconds > limits.hurry and so_far < seconds * limits.rate
+            seconds, so_far = now - exchange.hurry_mark[0], taken - exchange.hurry_mark[1]
+            is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
         if is_stuck:
             self.downstream.reset(exchange.inbound, Code.CANCEL)
             self.downstream.client_cancelled(exchange)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from adapter.http2.endpoint import Endpoint
 from adapter.http2.flow_control import Stream
 from adapter.http2.policy import Call, DirectCall
-from adapter.http2.protobuf import PREFIX_BYTES, NameScanner
+from adapter.http2.protobuf import COMPRESSED, PREFIX_BYTES, NameScanner
+from adapter.http2.transport import Piece
 
 if TYPE_CHECKING:
     import asyncio
@@ -114,6 +115,14 @@ class Exchange:
         """Whether this is a unary inference whose client has not sent END_STREAM."""
         is_unary = self.stage in _RECEIVING and self.call.direct is not None
         return is_unary and not self.inbound.is_ended
+
+    def has_odd_flag(self, piece: Piece) -> bool:
+        """Return whether the request begins with `piece`, whose compressed flag gRPC does not know.
+
+        The fallback server would take an empty message for it.
+        """
+        is_first = self.received_bytes == len(piece) > 0
+        return is_first and piece[0] > COMPRESSED and not self.is_answered
 
     def to(self, stage: Stage) -> None:
         if stage not in self.stage.follows:

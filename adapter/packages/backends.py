@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from os.path import normpath
 from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -154,12 +155,18 @@ def _versions(root: Path, tree: Tree) -> list[str]:
 
 
 def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
-    """Warn of a numpy that Triton's python backend cannot work with. What is packed is not read."""
+    """Warn of a numpy that Triton's python backend cannot work with. What is packed is not read.
+
+    Raises InvalidModel for an environment outside the model's folder that is given relative to it.
+    """
     given = config.parameters.get("EXECUTION_ENV_PATH")
     place = "" if given is None else given.string_value
     if not place.startswith(_HERE):
         return
     name = place.removeprefix(_HERE)
+    if normpath(name.lstrip("/")).partition("/")[0] == "..":
+        where = f"{shown(folder / CONFIG)}: EXECUTION_ENV_PATH"
+        raise InvalidModel(f"{where} leaves the model's folder: {cut(place)!r}")
     for python, packages in (_below(tree, PurePosixPath(name, "lib")) or {}).items():
         installed = (packages or {}).get("site-packages") if python.startswith("python") else None
         for found in filter(None, map(_NUMPY.fullmatch, installed or {})):

@@ -28,6 +28,8 @@ from adapter.runtime import clock
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75
 _PARAMETER = "memory_bytes"
+# Backends whose models run within tritonserver.
+_IN_TRITON = {"onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "dali", "fil"}
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
@@ -123,6 +125,24 @@ def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
                 return None
             named.update(group.gpus)
     return frozenset(named)
+
+
+def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | None:
+    """Return among how many processes the memory of these models on one GPU is divided at most.
+
+    None where a backend is not known: those written in Python run processes of their own.
+    """
+    of_python, in_triton = 0, 0
+    for backend, config in models:
+        groups = config.instance_group if config is not None else ()
+        if backend == "python":
+            of_gpus = [each for each in groups if each.kind != ModelInstanceGroup.KIND_CPU]
+            of_python += sum(max(1, each.count) for each in of_gpus) if groups else 1
+        elif backend in _IN_TRITON:
+            in_triton = 1
+        elif config is None or not is_ensemble(config):
+            return None
+    return of_python + in_triton
 
 
 def quick_size(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:

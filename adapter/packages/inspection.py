@@ -29,7 +29,13 @@ from adapter.packages.backends import (
     unknown_platform,
 )
 from adapter.packages.config import decoded, parse
-from adapter.packages.config_parameters import declared_bytes, gpus, misspelt, read_content_types
+from adapter.packages.config_parameters import (
+    declared_bytes,
+    gpus,
+    misspelt,
+    processes,
+    read_content_types,
+)
 from adapter.packages.config_rules import refuse_impossible
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.contents import CONFIG, Contents
@@ -94,6 +100,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         gpus=gpus(model.config for model in models),
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
+        processes=processes((model.backend, model.config) for model in models),
         is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
     )
 

@@ -1,4 +1,4 @@
-"""Unpacks an archive: a small one here, others in a process of their own."""
+"""Unpacks an archive in a process of its own."""
 
 import json
 import os
@@ -15,7 +15,6 @@ from typing import Protocol
 
 import adapter
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
-from adapter.packages.archives import unpack
 from adapter.packages.faults import shown
 from adapter.packages.roots import Opened
 from adapter.packages.unpacking import Limits
@@ -28,9 +27,6 @@ _START = (
 _CONTENT = "/proc/self/fd/0"
 _COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(adapter.__path__[0]).parent))
 _ERRORS = {error.__name__: error for error in (InvalidModel, BackendError)}
-# The start of a process takes 30 to 50 ms of a CPU; the work on so little takes less.
-_SMALL_PACKED_BYTES = 2**22
-_SMALL = Limits(max_unpacked_bytes=2**24, max_entries=200)
 
 
 class Room(Protocol):
@@ -40,8 +36,6 @@ class Room(Protocol):
         """Reserve bytes before they are written, and check that so many files can be made. Raises
         an error if there is no room.
         """
-
-    def give_back(self, count: int, inodes: int = 0) -> None: ...
 
 
 class UnpackingProcess:
@@ -65,24 +59,7 @@ class UnpackingProcess:
 
         Raises BackendUnavailable if no process can be started, BackendError also if it was killed.
         """
-        if not _unpack_small(archive, target, limits, content, room):
-            self._unpack(archive, target, limits, content, room)
-
-    def kill(self) -> None:
-        """End the process, so that `run` raises BackendError soon."""
-        with self._lock:
-            self._is_killed = True
-            if self._process is not None:
-                self._process.kill()
-
-    def _unpack(
-        self,
-        archive: Path,
-        target: Path,
-        limits: Limits,
-        content: Opened,
-        room: Room | None,
-    ) -> None:
+        failed = f"cannot unpack {shown(archive)}"
         paths = {"archive": archive, "target": target, "content": _CONTENT}
         job = {key: str(path) for key, path in paths.items()}
         text = json.dumps({**job, "limits": asdict(limits), "reserves": room is not None})
@@ -93,8 +70,7 @@ class UnpackingProcess:
                     process = self._started(text, content.descriptor, theirs.fileno())
             except OSError as error:
                 raise BackendUnavailable(
-                    f"cannot unpack {shown(archive)}: no process can be started: {error.strerror}",
-                    delivered=False,
+                    f"{failed}: no process can be started: {error.strerror}", delivered=False
                 ) from error
             try:
                 said = _conversation(ours, room)
@@ -107,12 +83,16 @@ class UnpackingProcess:
         if process.returncode != 0:
             if not self._is_killed:  # else it is removed with all that there is of the load
                 shutil.rmtree(target, ignore_errors=True)
-            raise BackendError(
-                f"cannot unpack {shown(archive)}: the process for it"
-                f" {_ended(process.returncode, complaint)}"
-            )
+            raise BackendError(f"{failed}: {_ended(process.returncode, complaint)}")
         if said:
             raise _error(said)
+
+    def kill(self) -> None:
+        """End the process, so that `run` raises BackendError soon."""
+        with self._lock:
+            self._is_killed = True
+            if self._process is not None:
+                self._process.kill()
 
     def _started(self, job: str, descriptor: int, out: int) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -129,38 +109,6 @@ class UnpackingProcess:
                 start_new_session=True,  # a terminal's Ctrl-C is for the adapter, which drains
             )
             return self._process
-
-
-def _unpack_small(
-    archive: Path, target: Path, limits: Limits, content: Opened, room: Room | None
-) -> bool:
-    """Unpack a small archive in this thread. Returns False, and leaves nothing, if it is not small,
-    which may show only on the way, or has a fault, which the process reports.
-    """
-    if content.status.st_size > _SMALL_PACKED_BYTES:
-        return False
-    bytes_, entries = _SMALL.max_unpacked_bytes, _SMALL.max_entries
-    small = Limits(min(limits.max_unpacked_bytes, bytes_), min(limits.max_entries, entries))
-    taken = [0, 0]
-
-    def take(count: int, inodes: int) -> None:
-        if room is not None:
-            room.take(count, inodes)
-            taken[:] = taken[0] + count, taken[1] + inodes
-
-    try:
-        unpack(
-            archive,
-            target,
-            small,
-            content=Path(content.by_descriptor),
-            room=None if room is None else take,
-        )
-    except InvalidModel:
-        if room is not None:
-            room.give_back(*taken)
-        return False
-    return True
 
 
 def _conversation(process: socket.socket, room: Room | None) -> bytes:
@@ -183,6 +131,6 @@ def _error(said: bytes) -> AdapterError:
 
 def _ended(code: int, complaint: bytes) -> str:
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"the process for it was killed by {signal.Signals(-code).name}"
     last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"ended with {code}: {last}"
+    return f"the process for it ended with {code}: {last}"

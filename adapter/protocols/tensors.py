@@ -36,7 +36,7 @@ _NUMBERS = frozenset(CODES) - {"BOOL"}
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of a model; `datatype` in V2's terms. A dimension is positive, or -1 for any length.
-    Whether that of the batch is one of them its holder says.
+    Whether the shape includes the batch dimension is up to the owner.
     """
 
     name: str

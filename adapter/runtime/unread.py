@@ -66,13 +66,13 @@ class Unread:
 class Answers:
     """Answers of one stream that its caller has not taken: the current one, and those behind it."""
 
-    __slots__ = ("_behind", "_in_hand", "_on_cut", "_unread", "error", "is_dropped", "size")
+    __slots__ = ("_behind", "_current", "_on_cut", "_unread", "error", "is_dropped", "size")
 
     def __init__(self, unread: Unread, on_cut: Callable[[], None]) -> None:
         self._unread = unread
         self._on_cut = on_cut
         self._behind: deque[bytes] = deque()
-        self._in_hand = 0
+        self._current = 0
         self.size = 0
         self.is_dropped = False
         self.error: NotTaken | None = None
@@ -80,7 +80,7 @@ class Answers:
     @property
     def is_behind(self) -> bool:
         """Return whether it has more than the answer that its caller takes next."""
-        return len(self._behind) + bool(self._in_hand) > 1
+        return len(self._behind) + bool(self._current) > 1
 
     def put(self, answer: bytes) -> None:
         """Keep an answer, unless all are dropped."""
@@ -92,13 +92,13 @@ class Answers:
         """Return the next answer; what was taken before has reached the caller. None: there is no
         answer now.
         """
-        taken, self._in_hand = self._in_hand, 0
+        taken, self._current = self._current, 0
         if taken and not self.is_dropped:
             self._unread.count(self, -taken)
         if not self._behind:
             return None
         answer = self._behind.popleft()
-        self._in_hand = len(answer) + _EACH_BYTES
+        self._current = len(answer) + _EACH_BYTES
         return answer
 
     def cut(self, error: NotTaken) -> None:

@@ -291,6 +291,11 @@ class Settings(Rules):
         "Triton's metrics, which lag by seconds; host: the embedded server's processes; off: "
         "nothing; auto: nvml or triton with a GPU, else host with an embedded Triton",
     )
+    reported_sizes: bool = Group.MEMORY.setting(
+        True,  # noqa: FBT003 - the default of the setting
+        "take for a model's size what Triton's statistics say that it takes of a GPU; an embedded "
+        "Triton is started with its memory tracker where there is a GPU",
+    )
     memory_limit: Size | None = Group.MEMORY.setting(
         None,
         "memory of each device that models may use, such as 8GiB",

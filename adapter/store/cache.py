@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from adapter.control.ports import DiskRoom
+from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.core.sizing import format_size
 from adapter.errors import (
@@ -99,7 +99,7 @@ class ArtifactCache:
     def limit_bytes(self) -> int:
         return self._disk.limit_bytes
 
-    def ask_for_room(self, models: DiskRoom) -> None:
+    def ask_for_room(self, models: DiskEvictor) -> None:
         """Have `models` asked when nothing may leave the disk as all of it is loaded."""
         self._room.models = models
 

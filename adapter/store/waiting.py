@@ -17,7 +17,7 @@ from adapter.runtime.threads import CACHE
 from adapter.store.disk import Disk, Reservation
 
 if TYPE_CHECKING:
-    from adapter.control.ports import DiskRoom
+    from adapter.control.ports import DiskEvictor
 
 # Nobody reports that a model has no request any more.
 _LOOK_SECONDS = 0.25
@@ -35,7 +35,7 @@ class RoomForFetches:
     """Reserves room for each fetch, in the order in which they began."""
 
     def __init__(self, disk: Disk, seconds: float) -> None:
-        self.models: DiskRoom | None = None  # unloads idle models; None: what is in use stays
+        self.models: DiskEvictor | None = None  # unloads idle models; None: what is in use stays
         self._disk = disk
         self._seconds = seconds  # how long one fetch may wait in all
         self._reservations: list[Reservation] = []  # the one that began first comes first

@@ -54,8 +54,12 @@ EVENTS: Mapping[str, str] = {
     "artifact.not_checked": "the store could not be asked; the model on disk is taken as it is",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again",
     "log.dropped": "lines were dropped, as nobody read the log: how many",
+    "memory.gpu_unread": "a GPU is visible and its memory cannot be read, or what is read cannot be"
+    " true: the reason; without memory_limit Triton tries every load",
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
     "memory_limit",
+    "memory.report_differs": "what Triton reports that a model takes differs by more than 10 % from"
+    " what a reading shows: the larger counts; once a package",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "another memory reader is believed: which and why",

@@ -30,6 +30,7 @@ class State:
     models: Callable[[], dict[ModelState, int]]
     ledger: Callable[[], LedgerSnapshot]
     memory: Callable[[], MemoryReading | None]
+    gpu_unread: Callable[[], bool]
     triton_live: Callable[[], bool]
     ready: Callable[[], bool]
     abandoned: Callable[[], int]
@@ -109,6 +110,19 @@ _READINGS = (
         " nobody knows.",
         ["device"],
         _of_devices(lambda _, used: used),
+    ),
+    _Reading(
+        "memory_unaccounted_bytes",
+        "What is used of each device beyond what Triton took at its start and the loaded models"
+        " hold, at the last moment without a load or unload.",
+        ["device"],
+        _of_devices(lambda book, _: book.unaccounted_bytes),
+    ),
+    _Reading(
+        "gpu_unread",
+        "1 while a GPU is visible and its memory cannot be read.",
+        (),
+        lambda state: _one(state.gpu_unread()),
     ),
     _Reading("triton_live", "1 while Triton answers.", (), lambda state: _one(state.triton_live())),
     _Reading("ready", "1 while /readyz says so.", (), lambda state: _one(state.ready())),

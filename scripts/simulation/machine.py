@@ -13,7 +13,7 @@ from adapter.core.artifacts import CacheUse
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.victims import Candidate, choose, what_keeps
+from adapter.core.residency.victims import Candidate, choose, retention_reason
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
 from adapter.packages.unpacking import Free
@@ -265,5 +265,5 @@ class Machine:
         return [
             Candidate(model_id, each.record.used_at, {HOST: each.model.size_bytes})
             for model_id, each in self._residents.items()
-            if what_keeps(each.record, is_awaited=False, is_pinned=False) is None
+            if retention_reason(each.record, is_awaited=False, is_pinned=False) is None
         ]

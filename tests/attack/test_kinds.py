@@ -227,6 +227,17 @@ def test_json_of_so_many_levels_that_triton_dies_of_it_is_refused(own, path, hea
     assert not own.events("triton.exited")
 
 
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_a_length_of_the_json_that_triton_does_not_read_hides_no_levels(own, verb) -> None:
+    hidden = {"Inference-Header-Content-Length": "0"}
+    with closing(own.client()) as client:
+        for body in (b"[" * 200_000, b"[" * 1_000_000, (each for each in [b"[" * 300_000])):
+            reply = client.post(f"/v2/models/{MODEL}/{verb}", body, hidden)
+            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
+    assert asyncio.run(ask(own.http, honest())) == "200"
+    assert not own.events("triton.exited")
+
+
 @pytest.mark.parametrize("shape", [[2**33], [2**40], [2**62], [65536, 65536]])
 def test_a_shape_that_triton_has_no_memory_for_is_refused(own, shape) -> None:
     tensor = {"name": "IN", "datatype": "FP32", "shape": shape, "data": [1]}

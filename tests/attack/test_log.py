@@ -17,7 +17,7 @@ from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-_REFUSED = 3_000  # far more lines than are kept
+_REFUSED = 1_500  # more lines than are kept: of 4 MiB
 _LINES = ("model.loading", "model.load_refused")
 
 

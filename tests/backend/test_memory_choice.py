@@ -3,6 +3,7 @@
 import logging
 
 import pynvml
+import pytest
 import pytest_asyncio
 
 from adapter.core.memory import HOST
@@ -176,3 +177,45 @@ async def test_a_source_may_come_back_with_other_devices_than_it_had(place):
     assert await memory.read() is None
     place.add_gpu("GPU-b", is_visible=False)
     assert set((await memory.read()).devices) == {"GPU-b"}
+
+
+def warned(caplog):
+    return [r.reason for r in caplog.records if r.message == "memory.gpu_unread"]
+
+
+async def test_a_gpu_of_which_nothing_is_read_is_warned_of_once_until_it_is_read(place, caplog):
+    place.add_gpu(is_labelled=False)
+    (gpu,) = place.nvml.gpus
+    gpu.error = pynvml.NVMLError_NoPermission()
+    memory = place.choose("auto")
+    await memory.read()
+    await memory.read()
+    assert memory.is_gpu_unread
+    (reason,) = warned(caplog)
+    assert reason.startswith("nvml: NVML says: Insufficient Permissions; triton: ")
+    gpu.error = None
+    place.now += RETRY
+    await memory.read()
+    assert not memory.is_gpu_unread
+    gpu.error = pynvml.NVMLError_NoPermission()
+    await memory.read()
+    assert memory.is_gpu_unread
+    assert len(warned(caplog)) == 2
+
+
+@pytest.mark.parametrize(("source", "has_gpu"), [("auto", False), ("off", True), ("host", True)])
+async def test_no_gpu_is_missed_where_none_is_to_be_read(place, caplog, source, has_gpu):
+    if has_gpu:
+        place.add_gpu()
+    memory = place.choose(source)
+    await memory.read()
+    assert not memory.is_gpu_unread
+    assert warned(caplog) == []
+
+
+async def test_impossible_metrics_are_not_believed(place):
+    place.nvml.missing = GONE
+    place.endpoint.total, place.endpoint.used = {"GPU-a": MIB}, {"GPU-a": 2 * MIB}
+    memory = place.choose("auto")
+    assert await memory.read() is None
+    assert memory.is_gpu_unread

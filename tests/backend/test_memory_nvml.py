@@ -144,6 +144,59 @@ async def test_figures_that_are_denied_are_unknown_without_instances():
     assert memory.why == "NVML says: Insufficient Permissions"
 
 
+def machine(root, limit=None):
+    """A machine of 8000 kB, of which 5000 are in use."""
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemFree: 9 kB\nMemAvailable: 3000 kB\n")
+    if limit is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/memory.max").write_text(str(limit * 1024))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, (8000, 5000)), (6000, (6000, 5000)), (4000, (4000, 4000))]
+)
+async def test_of_a_gpu_with_unified_memory_that_of_the_machine_is_read(tmp_path, limit, expected):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported())
+    memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path, limit))
+    read = (await memory.read()).devices["GPU-a"]
+    assert (read.limit_bytes, read.used_bytes) == tuple(count * 1024 for count in expected)
+
+
+async def test_unified_memory_is_read_where_the_driver_knows_no_instances_either(tmp_path):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), has_mig=False)
+    reading = await reader(FakeNvml(whole), root=machine(tmp_path)).read()
+    assert reading.used == {"GPU-a": 5000 * 1024}
+
+
+async def test_a_gpu_in_mig_mode_without_a_visible_instance_has_no_unified_memory(tmp_path):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), slices=[None])
+    memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path))
+    assert await memory.read() is None
+    assert memory.why == "NVML says: Not Supported"
+
+
+async def test_more_used_than_there_is_is_not_believed():
+    gpu = FakeGpu("GPU-a", total=4096, free=8192)
+    memory = reader(FakeNvml(gpu), "GPU-a")
+    assert await memory.read() is None
+    assert memory.why == "GPU-a cannot have -4.0 KiB of 4.0 KiB in use"
+    gpu.free = 1024
+    assert (await memory.read()).used == {"GPU-a": 3072}
+
+
+async def test_a_total_that_changes_is_not_believed_until_it_is_as_before():
+    gpu = FakeGpu("GPU-a", total=4096, free=4096)
+    memory = reader(FakeNvml(gpu), "GPU-a")
+    await memory.read()
+    gpu.total = 8192
+    assert await memory.read() is None
+    assert memory.why == "the total of GPU-a was 4.0 KiB and is 8.0 KiB"
+    gpu.total = 4096
+    assert await memory.read() is not None
+
+
 async def test_a_driver_that_hangs_costs_the_time_limit_once_and_then_nothing():
     nvml = FakeNvml(FakeGpu("GPU-a"))
     nvml.runs.clear()

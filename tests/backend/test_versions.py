@@ -115,7 +115,13 @@ async def test_the_version_is_that_which_triton_reports(version, repository):
 
 @asynccontextmanager
 async def dataplane_to(triton: VersionedTriton):
-    dataplane = GrpcDataPlane(FAULTS, timeout_seconds=10, max_message_bytes=2**20, unread=unread())
+    dataplane = GrpcDataPlane(
+        FAULTS,
+        timeout_seconds=10,
+        max_message_bytes=2**20,
+        unread=unread(),
+        takes_cancels=lambda: versions.takes_cancels(triton.version),
+    )
     async with serving(triton) as address:
         dataplane.connect(address)
         try:
@@ -125,8 +131,28 @@ async def dataplane_to(triton: VersionedTriton):
             await dataplane.close()
 
 
-@both
-async def test_a_call_whose_caller_left_is_not_cancelled_in_triton(version, repository):
+async def test_a_call_whose_caller_left_is_cancelled_in_a_triton_that_survives_it(repository):
+    triton = VersionedTriton(NEW, repository)
+    async with dataplane_to(triton) as dataplane:
+        asking = asyncio.ensure_future(dataplane.call(RpcCall("ModelInfer", (), None), b"", None))
+        await triton.asked.wait()
+        asking.cancel()
+        await asyncio.wait_for(triton.cancelled.wait(), 10)
+        assert not triton.ended.is_set()
+        await dataplane.call(RpcCall("ServerLive", (), None), b"", None)
+
+
+def test_only_a_triton_of_a_known_version_survives_cancels():
+    said = ("2.51.0", "2.58.1", "2.59.0", "3.0", "", "x")
+    assert [versions.takes_cancels(each) for each in said] == [
+        *(False,) * 2,
+        *(True,) * 2,
+        *(False,) * 2,
+    ]
+
+
+@pytest.mark.parametrize("version", [OLD, "2.58.0", ""])
+async def test_a_call_whose_caller_left_is_not_cancelled_in_an_old_triton(version, repository):
     triton = VersionedTriton(version, repository)
     async with dataplane_to(triton) as dataplane:
         asking = asyncio.ensure_future(dataplane.call(RpcCall("ModelInfer", (), None), b"", None))

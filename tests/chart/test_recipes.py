@@ -3,11 +3,12 @@
 import json
 import re
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import yaml
 
+from adapter.backend.memory.triton_metrics import TritonMetrics
 from adapter.settings import load_settings
 from tests.chart.chart import (
     ROOT,
@@ -19,10 +20,10 @@ from tests.chart.chart import (
     values_of,
     variables,
 )
-from tests.chart.pod import running_containers
+from tests.chart.pod import pod_of, running_containers
 from tests.docs.pages import blocks
 from tests.journeys.observability.promtool import needs_promtool, promtool
-from tests.running import Client
+from tests.running import Client, wait_until
 from tests.trees import CONFIG, write_python_model
 
 PAGE = ROOT / "docs" / "kubernetes.md"
@@ -120,16 +121,25 @@ def test_only_metrics_and_probes_are_open_without_the_mesh():
     assert ports[scraped["port"]] == settings.metrics.port
 
 
+def scraped(address: str) -> bytes:
+    """Nothing while nobody listens: Triton opens its metrics last."""
+    with closing(Client(address)) as scraper, suppress(OSError):
+        return scraper.get("/metrics").body
+    return b""
+
+
 @pytest.mark.triton
-def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
-    with running_containers(values_of("ipv6"), tmp_path) as (adapter, _):
-        [read] = adapter.events("memory.source")
-        assert "triton: Triton reports no GPU" in read["reason"]  # so it was there
-        with closing(Client(adapter.admin)) as admin:
-            address = admin.get("/debug/config").json()["triton_metrics"]["value"]
+async def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
+    with pod_of(values_of("ipv6"), tmp_path) as (_, environ, flags):
+        [given] = [each.partition("=")[2] for each in flags if "--triton-metrics=" in each]
+        settings = load_settings({"triton_metrics": given}, environ, None).settings
+        address = str(settings.triton_metrics)
         assert address.startswith("[::1]:")
-        with closing(Client(address)) as scraper:
-            assert b"nv_cpu_utilization" in scraper.get("/metrics").body
+        wait_until(lambda: b"nv_cpu_utilization" in scraped(address), 60, "Triton has metrics")
+        reader = TritonMetrics(address, timeout_seconds=60)
+        await reader.read()
+        await reader.close()
+    assert reader.why == "Triton reports no GPU"  # so it was there
 
 
 def test_a_mig_instance_is_asked_for_instead_of_a_gpu():

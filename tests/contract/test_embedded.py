@@ -18,6 +18,10 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from adapter.backend import tritonserver
 from adapter.backend.embedded import EmbeddedTriton
+from adapter.backend.triton import TritonControl
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, TritonName
+from adapter.core.oom import Classifier
 from adapter.errors import BackendUnavailable
 
 real = pytest.mark.triton
@@ -175,6 +179,25 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         assert await until(lambda: triton.pid is None)
         assert [*triton.owners()] == []
         assert triton.has_live_stub("identity") is None
+
+
+@real
+async def test_the_host_memory_of_a_model_that_is_being_loaded_is_seen_apart():
+    """So a load that imports and reads before it takes memory of a GPU does not seem to hang."""
+    async with running() as triton:
+        before = await triton.resident_bytes()
+        add_model(
+            triton.repository, "slow", 'self.held = b"x" * 2**26; __import__("time").sleep(3)'
+        )
+        loading = asyncio.create_task(load(triton, "slow"))
+        seen = {}
+        while seen.get("slow", 0) < 2**26:
+            assert not loading.done()
+            seen = await triton.resident_bytes()
+        assert seen.keys() == {"", "slow"}
+        assert before.keys() == {""}
+        await loading
+    assert await triton.resident_bytes() == {}
 
 
 @real
@@ -346,6 +369,47 @@ async def test_options_of_newer_servers_are_given_to_those_that_list_them(tmp_pa
         await new_triton(tritonserver=program, newer_args=newer).start()
     found = {option for option in given.read_text().split() if option.split("=")[0] in newer}
     assert found == ({"--http-max-input-size=9"} if is_newer else set())
+
+
+TRACKER = "triton-backend-memory-tracker"
+
+
+@pytest.mark.parametrize(
+    ("has_gpus", "args", "expected"),
+    [
+        (True, (), ["--backend-config=triton-backend-memory-tracker=true"]),
+        (False, (), []),
+        (None, (), []),
+        (True, (f"--backend-config={TRACKER}=false",), [f"--backend-config={TRACKER}=false"]),
+    ],
+)
+async def test_the_memory_tracker_is_on_where_there_is_a_gpu_and_nobody_said_otherwise(
+    tmp_path, has_gpus, args, expected
+):
+    async def answer():
+        return has_gpus
+
+    given, program = tmp_path / "given", tmp_path / "tritonserver"
+    program.write_text(f'#!/bin/sh\necho "$@" > {given}\n')
+    program.chmod(0o755)
+    changes = {"extra_args": args, "has_gpus": None if has_gpus is None else answer}
+    with pytest.raises(BackendUnavailable):  # it ends at once
+        await new_triton(tritonserver=program, **changes).start()
+    assert [option for option in given.read_text().split() if TRACKER in option] == expected
+
+
+@real
+async def test_a_server_without_a_memory_tracker_takes_its_option_and_reports_nothing(tmp_path):
+    async def has_gpus():
+        return True
+
+    add_model(tmp_path, "m")
+    control = TritonControl(Faults(Classifier(())), load_timeout_seconds=60)
+    async with running(repository=tmp_path, has_gpus=has_gpus) as triton:
+        control.connect(triton.grpc_address)
+        await control.load(TritonName("m"), ModelId("m"))
+        assert await control.gpu_bytes(TritonName("m")) == {}
+        await control.close()
 
 
 def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):

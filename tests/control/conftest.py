@@ -8,23 +8,23 @@ from adapter.control import (
     loader,
     memory,
     reclaim,
-    returns,
+    recovery,
     unloader,
 )
-from adapter.control.residency import eviction, renewal, upkeep
+from adapter.control.residency import eviction, reaper, updater
 from adapter.runtime import fair_slots
 
 _TENTHS = [
     *((housekeeping, name) for name in ("_TICK_SECONDS", "_PEAK_SECONDS", "_RECONCILE_SECONDS")),
     *((loader, name) for name in ("_POLL_SECONDS", "_FIRST_POLL_SECONDS")),
     *((module, "_POLL_SECONDS") for module in (memory, reclaim)),
-    *((module, "_LOOK_SECONDS") for module in (eviction, renewal, returns)),
+    *((module, "_LOOK_SECONDS") for module in (eviction, updater, recovery)),
     (fair_slots, "_TICK_SECONDS"),
     (load_limit, "_UNDO_SECONDS"),
     (load_limit, "_POLL_SECONDS"),
     (memory, "_STILL_SECONDS"),
     *((unloader, name) for name in ("_LATE_SECONDS", "_END_FIRST_SECONDS", "_GRACE_SECONDS")),
-    (upkeep, "_SECONDS"),
+    (reaper, "_SECONDS"),
 ]
 
 
@@ -32,4 +32,4 @@ _TENTHS = [
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in _TENTHS:
         monkeypatch.setattr(module, name, getattr(module, name) / 10)
-    monkeypatch.setattr(returns, "TRIAL_SECONDS", 0.005)
+    monkeypatch.setattr(recovery, "TRIAL_SECONDS", 0.005)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http_connection import NEXT, PLAIN, Connection, Event, Manner, State
+from adapter.dataplane.http_connection import NEXT, PLAIN, CallOptions, Connection, Event, State
 from adapter.errors import BackendTimeout, BackendUnavailable
 
 
@@ -255,7 +255,7 @@ ONE_BYTE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
 @pytest.mark.parametrize(
     ("before", "manner"),
     [
-        (b"", Manner(is_head=True)),  # to which there is no body
+        (b"", CallOptions(is_head=True)),  # to which there is no body
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1", PLAIN),  # it is no part of another head
     ],
 )

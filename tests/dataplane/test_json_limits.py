@@ -28,6 +28,7 @@ from adapter.runtime.turns import Turns
 from tests.cases import rows
 
 MIB = 2**20
+INFER = "/models/m/infer"
 DEEP = b"[" * (MOST_LEVELS + 1)
 
 
@@ -163,11 +164,16 @@ def test_tensors_behind_the_json_are_not_looked_at():
 
 
 def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
-    headers = {"inference-header-Content-Length": "2"}
-    assert json_bytes(headers) == 2
-    assert json_bytes(headers | {"Inference-Header-Content-Length": "5000"}) == 5000
-    assert json_bytes({"Inference-Header-Content-Length": "-1"}) is None
-    assert json_bytes({"Inference-Header-Content-Length": "1" * 5000}) is None
+    path, headers = INFER, {"inference-header-Content-Length": "2"}
+    assert json_bytes(path, headers) == 2
+    assert json_bytes(path, headers | {"Inference-Header-Content-Length": "5000"}) == 5000
+    assert json_bytes(path, {"Inference-Header-Content-Length": "-1"}) is None
+    assert json_bytes(path, {"Inference-Header-Content-Length": "1" * 5000}) is None
+
+
+@pytest.mark.parametrize("path", ["/models/m/generate", "/models/m/generate_stream", "/logging"])
+def test_all_is_looked_at_where_triton_does_not_read_how_long_the_json_is(path):
+    assert json_bytes(path, {"Inference-Header-Content-Length": "0"}) is None
 
 
 async def in_pieces(data: bytes, size: int = 10):
@@ -176,7 +182,7 @@ async def in_pieces(data: bytes, size: int = 10):
 
 
 async def check_packed(body: bytes, headers: dict[str, str], most: int) -> None:
-    async for _ in checked(in_pieces(body, len(body)), headers, most, Turns()):
+    async for _ in checked(in_pieces(body, len(body)), INFER, headers, most, Turns()):
         pass
 
 
@@ -184,7 +190,7 @@ async def passed(packed: bytes, headers: dict[str, str]) -> bytes:
     """What of a stream goes on to Triton; it has to be all or, where it is refused, not all."""
     seen = b""
     try:
-        async for piece in checked(in_pieces(packed), headers, MIB, Turns()):
+        async for piece in checked(in_pieces(packed), INFER, headers, MIB, Turns()):
             seen += piece
     except (InvalidRequest, PayloadTooLarge):
         assert len(seen) < len(packed)
@@ -319,7 +325,7 @@ async def test_of_many_bodies_that_take_long_one_goes_on_in_a_turn():
 
 
 async def check_piece(text: bytes, turns: Turns) -> None:
-    async for _ in checked(in_pieces(text, len(text)), {}, MIB, turns):
+    async for _ in checked(in_pieces(text, len(text)), INFER, {}, MIB, turns):
         pass
 
 

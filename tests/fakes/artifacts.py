@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
-from adapter.control.ports import DiskRoom
+from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.errors import ArtifactNotFound
 from tests.fakes.steps import Steps
@@ -31,7 +31,7 @@ class FakeArtifacts:
         for path in paths:
             self.versions[path] = "1"
 
-    def ask_for_room(self, models: DiskRoom) -> None:
+    def ask_for_room(self, models: DiskEvictor) -> None:
         self.models = models
 
     async def fetch(

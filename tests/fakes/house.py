@@ -118,10 +118,10 @@ class House:
 
     async def quiet(self) -> None:
         """No operation is under way any more."""
-        phase = self.control.presence.phase
+        phase = self.control.triton_status.phase
         self.control.close()
         await self.ended()
-        self.control.presence.phase = phase
+        self.control.triton_status.phase = phase
 
     async def ended(self) -> None:
         """Wait for the end of all operations; one may begin another."""

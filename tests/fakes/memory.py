@@ -31,7 +31,8 @@ class FakeMemory:
     async def read(self) -> MemoryReading | None:
         limit, reading = self.limit_bytes, None
         if limit is not None:
-            seen = DeviceReading(limit, self._used() if self.frozen is None else self.frozen)
+            used = self._used() if self.frozen is None else self.frozen
+            seen = DeviceReading(limit, used, None if self.device == HOST else 0)
             of_models = self._of_models() if self.tells_apart else None
             reading = MemoryReading(
                 {self.device: seen},

@@ -9,7 +9,7 @@ import pynvml
 @dataclass
 class FakeGpu:
     """Bytes. `error` is raised when its memory is asked for. `slices` are its MIG instances by
-    place; None is an empty place.
+    place; None is an empty place. `has_mig`: the driver answers what is asked about them.
     """
 
     uuid: str
@@ -17,6 +17,7 @@ class FakeGpu:
     free: int = 1000
     error: pynvml.NVMLError | None = None
     slices: list["FakeGpu | None"] = field(default_factory=list)
+    has_mig: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeGpu) -> int:  # noqa: N802
         self._check()
+        if not handle.has_mig:
+            raise pynvml.NVMLError_NotSupported
         return len(handle.slices)
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: FakeGpu, index: int) -> FakeGpu:  # noqa: N802

@@ -20,6 +20,7 @@ class FakePackages:
         self.size_bytes = 10
         self.placements: dict[str, Placement] = {}
         self.warnings: tuple[str, ...] = ()
+        self.backends: frozenset[str] = frozenset()
         self._steps = steps
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -28,7 +29,13 @@ class FakePackages:
         await self._steps.take("prepare", source.url)
         declared = self.declared.get(source.url)
         return Package(
-            source.url, (), self.size_bytes, declared, source.url, warnings=self.warnings
+            source.url,
+            (),
+            self.size_bytes,
+            declared,
+            source.url,
+            self.backends,
+            warnings=self.warnings,
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:

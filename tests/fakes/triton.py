@@ -13,7 +13,7 @@ class FakeControlTriton:
     name in `stuck` never ends, as with a python process that died, until the same name is loaded
     again. `along[ensemble]` are the names that come and go with it. The load of a name in `deadly`
     ends it, and sets `ended`. `not_warmed[name]` is why that model is not warmed up. `version` is
-    what it reports.
+    what it reports, `reports` what it says that models take of each GPU.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -28,7 +28,12 @@ class FakeControlTriton:
         self.ended = asyncio.Event()
         self.server: FakeServer | None = None
         self.waited: list[float] = []
+        self.reports: dict[str, dict[int, int]] = {}
         self._steps = steps
+
+    async def gpu_bytes(self, name: TritonName) -> dict[int, int]:
+        await self._steps.take("gpu_bytes", name)
+        return self.reports.get(name, {})
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
         """It goes on when its caller cancels."""
@@ -83,8 +88,8 @@ class FakeServer:
     it is in `dies`. `endable` are those whose load ends with their processes. `instances["m"]` are
     the names of those that run. `ended` are the models whose processes were killed. `processes` are
     those of each model, loaded or not; those in `unkillable` stay when they are killed; `orphans`
-    are those whose model has no python process. `restarts` are the reasons given, `looks` counts
-    how often a process was looked for.
+    are those whose model has no python process. `resident` is their host memory. `restarts` are the
+    reasons given, `looks` counts how often a process was looked for.
     """
 
     def __init__(self) -> None:
@@ -100,6 +105,7 @@ class FakeServer:
         self.ended: list[str] = []
         self.endable: set[str] = set()
         self.restarts: list[str] = []
+        self.resident: dict[str, int] = {}
         self.looks = 0
         self.restarted = asyncio.Event()
 
@@ -126,6 +132,9 @@ class FakeServer:
             return False
         self.ended.append(name)
         return True
+
+    async def resident_bytes(self) -> dict[str, int]:
+        return dict(self.resident)
 
     async def running_models(self) -> frozenset[TritonName]:
         return frozenset(name for name, processes in self.processes.items() if processes)

@@ -40,6 +40,7 @@ class VersionedTriton(grpc.GenericRpcHandler):
         self.uploads: set[str] = set()
         self.not_ready: set[str] = set()
         self.dead: set[str] = set()
+        self.statistics: dict[str, list[pb.ModelStatistics] | None] = {}
         self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
         self.answers, self.ended = asyncio.Event(), asyncio.Event()
         self._repository = repository
@@ -51,6 +52,7 @@ class VersionedTriton(grpc.GenericRpcHandler):
             "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
             "ModelReady": (pb.ModelReadyRequest, self._ready),
             "ModelConfig": (pb.ModelConfigRequest, self._config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self._statistics),
             "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, self._regions),
         }
 
@@ -130,6 +132,11 @@ class VersionedTriton(grpc.GenericRpcHandler):
         if request.name not in self.models:
             raise Refused(grpc.StatusCode.NOT_FOUND, _UNKNOWN.format(request.name))
         return pb.ModelConfigResponse(config=self.models[request.name])
+
+    def _statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        if (known := self.statistics.get(request.name)) is None:
+            raise Refused(grpc.StatusCode.UNIMPLEMENTED, "no statistics extension")
+        return pb.ModelStatisticsResponse(model_stats=known)
 
     def _regions(
         self, _: pb.SystemSharedMemoryStatusRequest

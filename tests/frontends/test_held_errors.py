@@ -23,7 +23,7 @@ from adapter.frontends.admin import application
 from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
-from adapter.frontends.http.observer import Observer
+from adapter.frontends.http.instrumentation import Instrumentation
 from adapter.frontends.routes import Scope
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.house import House
@@ -149,7 +149,7 @@ def test_whatever_answers_errors_lets_their_frames_go():
     folder = Path(frontends.__file__).parent
     texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
     answering = {name for name, text in texts.items() if '"request.failed"' in text}
-    assert answering <= {name for name, text in texts.items() if " let_go(" in text}
+    assert answering <= {name for name, text in texts.items() if " drop_tracebacks(" in text}
     assert len(answering) == 4
 
 
@@ -279,7 +279,7 @@ def bug() -> Exception:
 def test_a_bug_has_no_frames_once_it_is_logged(caplog, note):
     error = bug()
     if note == "rest":
-        Observer(Metrics()).bug(error, ("POST", "/"))
+        Instrumentation(Metrics()).bug(error, ("POST", "/"))
     else:
         GrpcMiddleware(Metrics(), "grpc").status_of("ModelInfer", error)
     assert error.__traceback__ is None

@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
-# first_contact, mutants, ends_again, modelmesh_full, endpoint_clients, endpoint_bench and
-# hundred_models take what they take.
+# first_contact, mutants, java_client, ends_again, modelmesh_full, endpoint_clients, endpoint_bench
+# and hundred_models take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -45,6 +45,7 @@ SHARES = {
     "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
+    "java_client": ("tests/journeys/v2/test_grpc_clients.py", 1.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
     "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),

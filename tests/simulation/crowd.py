@@ -81,7 +81,7 @@ class Crowd(Callers):
         try:
             await self._asked(key)
         except CapacityError as error:
-            if not await self._of_adapter(self._endpoint.residency.make_room(error)):
+            if not await self._of_adapter(self._endpoint.residency.evict_for(error)):
                 raise
             await self._asked(key)
 

@@ -55,9 +55,9 @@ class SimDisk:
         if spec is None:
             raise SourceMissing("the files of the cache are gone")
         root = source.url if source.is_cached else spec.url
-        return Package(
-            root, (), spec.takes // 4 * 3 if spec.version % 2 else 0, spec.declared, spec.url
-        )
+        on_disk = spec.takes // 4 * 3 if spec.version % 2 else 0
+        backends = frozenset({"python" if spec.is_python else "onnxruntime"})
+        return Package(root, (), on_disk, spec.declared, spec.url, backends)
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         spec = self.cached(source.url) if source.is_cached else self.specs[source.url]

@@ -5,6 +5,7 @@ of a run changes little of what becomes of the others.
 """
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ T = TypeVar("T")
 BEGIN = 1000.0  # of the monotonic clock
 EPOCH = 1_760_000_000.0
 _MOST_AT_ONCE = 200_000  # iterations without any time passing
+_MOST_CPU_SECONDS = 3.0  # of one turn, which takes milliseconds
 _SAME_SECONDS = 1e-6  # timers this close together are due at the same moment
 
 
@@ -38,7 +40,11 @@ class Draws:
 
 
 class Standstill(Exception):
-    """Nothing is ready and no timer is set: whoever waits does so for ever."""
+    """The day does not go on: nothing is ready and no timer is set, or code spins."""
+
+
+def _spins(_signal: int, _frame: object) -> None:
+    raise Standstill(f"a turn of the loop has taken {_MOST_CPU_SECONDS} s of CPU")
 
 
 class _Jump:
@@ -55,6 +61,7 @@ class _Jump:
         if self._at_once > _MOST_AT_ONCE:
             raise Standstill(f"{_MOST_AT_ONCE} turns of the loop at {self._loop.time()}")
         self._loop.now += timeout
+        self._loop.begin_turn()
         return []
 
 
@@ -64,6 +71,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.now = BEGIN
         self._selector = _Jump(self)
         self._order = draws.of("order of timers")
+
+    def begin_turn(self) -> None:
+        """Note that a turn begins. A simulated day bounds its CPU."""
 
     def time(self) -> float:
         return self.now
@@ -83,6 +93,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
 
+class _DayLoop(VirtualLoop):
+    """Ends a turn that spins, by a signal whose handler and end are up to `virtual`."""
+
+    def begin_turn(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, _MOST_CPU_SECONDS)
+
+
 @contextmanager
 def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     """Give a function that runs a coroutine in virtual time, which the adapter's clock shows."""
@@ -94,17 +111,22 @@ def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
 
     real = clock.monotonic, clock.wall, clock.sleep, Threads.submit
     ask = asyncio.run_coroutine_threadsafe
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(draws)) as runner:
-        loop = runner.get_loop()
-        clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
-        clock.sleep = lambda _: None
-        Threads.submit = submit
-        asyncio.run_coroutine_threadsafe = Asked
-        try:
-            yield runner.run
-        finally:
-            clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
-            asyncio.run_coroutine_threadsafe = ask
+    before = signal.signal(signal.SIGPROF, _spins)
+    try:
+        with asyncio.Runner(loop_factory=lambda: _DayLoop(draws)) as runner:
+            loop = runner.get_loop()
+            clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
+            clock.sleep = lambda _: None
+            Threads.submit = submit
+            asyncio.run_coroutine_threadsafe = Asked
+            try:
+                yield runner.run
+            finally:
+                clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
+                asyncio.run_coroutine_threadsafe = ask
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 async def turns(random: Random) -> None:

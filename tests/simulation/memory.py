@@ -90,7 +90,7 @@ class Reader:
 
     def _at_once(self) -> MemoryReading:
         is_host = self.kind == "host"
-        read = DeviceReading(self.limit_bytes, self._truth.used)
+        read = DeviceReading(self.limit_bytes, self._truth.used, None if is_host else 0)
         return MemoryReading(
             {HOST if is_host else GPU: read},
             self.kind,
@@ -105,7 +105,7 @@ class Reader:
             self._shown, self._moved_at, self._doubted_at = shown, now, None
         elif self._doubted_at and now - self._doubted_at > LAG_SECONDS + _GRACE_SECONDS:
             return None
-        read = DeviceReading(self.limit_bytes, shown)
+        read = DeviceReading(self.limit_bytes, shown, 0)
         return MemoryReading({GPU: read}, "triton", LAG_SECONDS)
 
     @property

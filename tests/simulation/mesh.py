@@ -71,7 +71,7 @@ class MeshCallers(Callers):
         self._runtime = ModelRuntime(
             *(control, world.triton, sizes, options, Metrics()),
             access=None,
-            is_ready=lambda: control.is_open and control.presence.is_up,
+            is_ready=lambda: control.is_open and control.triton_status.is_up,
         )
         self._words = words
         self._paths = dict(world.newest)  # of this ModelMesh, by id
@@ -232,7 +232,7 @@ class MeshCallers(Callers):
     async def infer(self, model_id: str) -> Spec:
         for _ in range(_TRIES):
             try:
-                self._control.presence.refuse_lost(ModelId(model_id))
+                self._control.triton_status.refuse_lost(ModelId(model_id))
                 return await self._infer(model_id)
             except BackendUnavailable:
                 continue

@@ -227,7 +227,7 @@ class Oracle(Rest):
             LoadFailed: lambda *_: self._was_hit(call, "load", "stub ended", "answer", OOM),
             InferenceFailed: lambda *_: self._was_hit(call, "infer", "stub ended", OOM),
             ModelNotFound: self._may_be_gone,
-            ModelNotReady: self._may_be_gone,
+            ModelNotReady: self._may_come_back,
             BackendTimeout: self._may_time_out,
             BackendUnavailable: self._was_away,
             BackendError: self._was_refused_by_disk,
@@ -253,6 +253,9 @@ class Oracle(Rest):
     def _may_be_gone(self, call: Call, _: Spec) -> bool:
         must_answer = call.model_id in self.serving and self._world.is_up
         return call.verb != "load" and not must_answer
+
+    def _may_come_back(self, call: Call, spec: Spec) -> bool:
+        return self._may_be_gone(call, spec) or (call.verb == "load" and self._ends > 0)
 
     def _was_away(self, call: Call, _: Spec) -> bool:
         whats = ("end", "hang", "answer", "stop", "restart")
@@ -361,12 +364,13 @@ class Oracle(Rest):
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, OOM):
             return True
-        if call.verb == "infer":  # a text that means it is believed once
+        if call.verb == "infer":  # a text that means it is believed once of each package
             reading = self._world.reader.last
-            was_believed = call.model_id in self._believed
-            self._believed.add(call.model_id)
+            packages = {h.spec.package.url for h in self._world.held_of(call.model_id)}
+            was_believed = packages <= self._believed
+            self._believed |= packages
             if was_believed and reading is not None and reading.source == "nvml":
-                return False
+                return self._world.truth.most_since(call.begun - 5.0) >= self.limit
             return self.since(0.0, "infer", model_id=call.model_id)
         most = self._world.truth.most_since(call.begun - 5.0)
         is_low = most + self.most(spec) > self.limit * 0.95 - self.settings.reserve
@@ -425,9 +429,13 @@ class Oracle(Rest):
         return spec.declared is not None or spec.url in self._measured
 
     def _runs_alone(self, spec: Spec) -> None:
-        """Where growth is measured a load of unknown size waits for others, for 20 s."""
+        """Where growth is measured a load of unknown size waits for others, for 20 s; one that
+        Triton reports only for those that it does not.
+        """
         is_known, model_id = self.is_known(spec), spec.model_id
         others = [h for h in self._world.arriving() if h.spec.model_id != model_id]
+        if self._world.triton.reports and not spec.is_python:
+            others = [h for h in others if h.spec.is_python and not self.is_known(h.spec)]
         now = self._now()
         self.happened("admitted", model_id)
         if is_known or self._world.reader.last is None or not others:

@@ -112,6 +112,9 @@ class SimServer:
         await self._look()
         return frozenset(each.name for each in self._processes.all if each.is_real)
 
+    async def resident_bytes(self) -> dict[str, int]:
+        return self._processes.bytes_apart()
+
     async def processes_of(self, names: Collection[str]) -> frozenset[ProcessId]:
         await self._look()
         return frozenset(each.id for each in self._processes.of(*names))

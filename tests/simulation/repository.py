@@ -2,6 +2,7 @@
 as well.
 """
 
+import asyncio
 from collections import Counter
 from pathlib import PurePosixPath
 
@@ -67,6 +68,10 @@ class V2Callers(Callers):
             await self._of_adapter(self._repository.load(ModelId(name), given))
         except AdapterError as error:
             failure = error
+        except asyncio.CancelledError:
+            if may_reload:  # what was asked for goes on without its caller
+                oracle.happened("unload asked", name)
+            raise
         finally:
             oracle.loading[name] -= 1
             self._reloads[name] -= 1

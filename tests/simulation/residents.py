@@ -29,6 +29,7 @@ from tests.simulation.store import CONFIG, Item
 _RECENT_SECONDS = 20.0
 _LONG_SECONDS = 120.0  # what a fetch, a load and their waits may take together
 _SOON_SECONDS = 1.5
+_UNKNOWN_BYTES = 64 * 2**20  # must be free for a model of unknown size
 _REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be served
 
 
@@ -43,11 +44,13 @@ class Residents:
         # keys of models that a platform has loaded by name, and when
         self.kept: dict[str, float] = {}
         self._load_begun: dict[str, float] = {}
+        self._arriving: set[str] = set()
         self._freed_at = -1.0
 
     def new_adapter(self) -> None:
         self.waiting, self.busy = Counter(), Counter()
         self.used_at, self.kept, self._load_begun = {}, {}, {}
+        self._arriving.clear()
 
     @property
     def _of_models(self) -> object:
@@ -251,6 +254,9 @@ class Residents:
             self._of_models.happened("unload failed", str(fields["model_id"]))
         if event == "model.loading":
             self._load_begun[str(fields["model_id"])] = self._world.now
+            self._arriving.add(str(fields["model_id"]))
+        if event in {"model.loaded", "model.load_failed", "model.load_refused"}:
+            self._arriving.discard(str(fields["model_id"]))
         judges = {"room": self._for_room, "disk": self._for_disk, "idle": self._as_idle}
         reason = fields.get("evicted") if event == "model.unloading" else None
         if reason in judges:
@@ -273,6 +279,8 @@ class Residents:
         """Whether something that is wanted may not fit beside all that there is."""
         oracle, world = self._of_models, self._world
         wanted = self._wanted() + [name for name, count in oracle.loading.items() if count > 0]
+        # and new versions that nobody waits for
+        wanted += [name for name in self._arriving if name in world.newest]
         if self._since(world.now - _LONG_SECONDS, "out of memory", "caller left", "echo"):
             return True
         for name in wanted:
@@ -285,10 +293,10 @@ class Residents:
             # what is being loaded is in the readings and among what is reserved
             arriving = sum(oracle.most(held.spec) for held in world.arriving())
             booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)
-            if (
-                booked + max(map(oracle.most, specs))
-                > (oracle.limit - oracle.settings.reserve) * 0.9
-            ):
+            needed = max(map(oracle.most, specs))
+            if not all(map(oracle.is_known, specs)):
+                needed = max(needed, _UNKNOWN_BYTES)
+            if booked + needed > (oracle.limit - oracle.settings.reserve) * 0.9:
                 return True
         return False
 

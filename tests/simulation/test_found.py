@@ -11,7 +11,7 @@ from tests.simulation.world import played
 # The seed; the fault that it finds; the shortest story of what the oracle sees.
 FOUND = [
     (
-        2323,
+        2607,
         "a load is refused for room that the undo of another makes",
         "The load of a model is ended and undone; another is refused meanwhile, at once.",
     ),
@@ -21,9 +21,9 @@ FOUND = [
         "Memory cannot be read while b is loaded. Later the ledger has 0 bytes of b, of 687 MiB.",
     ),
     (
-        262,
+        290,
         "a failed undo leaves a model that no record has",
-        "The undo of m's load stalls, loads m again and gives up: Triton has m, no record does.",
+        "The undo of n's load stalls, loads n again and gives up: Triton has n, no record does.",
     ),
     (
         101,
@@ -34,6 +34,16 @@ FOUND = [
         40083,
         "a load of V2 is content with one that read older files",
         "A version of y comes while it is loaded. The next load of y is content with the old one.",
+    ),
+    (
+        100118,
+        "a load of V2 asks again at once while another waits for Triton to come back",
+        "Triton ends, and z waits to be loaded again. A load of z never gives up its turn.",
+    ),
+    (
+        60099,
+        "a load of V2 does not take the failure of another for its own",
+        "y hangs. Of three loads of it that came together one is answered after three of them.",
     ),
 ]
 

@@ -79,6 +79,7 @@ class SimTriton:
         self._unload_begins, self._loads_again = unload_begins, loads_again
         self.processes = Processes(truth, draws)
         self.load_seconds, self.is_gpu = 60.0, False
+        self.reports = draws.of("memory tracker").random() < 0.5
         self.live, self.lives, self.version = False, 0, "2.51.0"
         self.life: Life | None = None
         self.up = asyncio.Event()
@@ -289,6 +290,14 @@ class SimTriton:
             del life.models[held.name]
 
     # -- unloads ----------------------------------------------------------------------------
+
+    async def gpu_bytes(self, name: str) -> dict[int, int]:
+        """Half of all worlds have a Triton with a memory tracker, which sees no python model."""
+        await self._asked("statistics", name)
+        held = self.held(name)
+        if held is None or held.spec.is_python or not self.reports:
+            return {}
+        return {0: self.truth.held.get(held.process.key, 0)}
 
     async def unload(self, name: str, model_id: str) -> None:
         life = await self._asked("unload", name)

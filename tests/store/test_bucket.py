@@ -11,6 +11,7 @@ import pytest
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, FetchProgress
 from adapter.errors import ArtifactNotFound, InvalidModel, StoreUnavailable
+from tests.buckets import KEYS_A_PAGE
 from tests.store.conftest import archive, files_of, names
 
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
@@ -78,10 +79,10 @@ async def test_a_prefix_is_a_package_without_the_objects_that_stand_for_folders(
 
 
 async def test_more_objects_than_a_page_of_a_listing_are_all_fetched(bucket, open_cache):
-    files = {f"f/{number}": b"x" for number in range(1010)}
+    files = {f"f/{number}": b"x" for number in range(3 * KEYS_A_PAGE + 1)}
     bucket.put(files)
     artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("f")
-    assert len(files_of(artifact)) == 1010
+    assert len(files_of(artifact)) == len(files)
 
 
 async def test_a_prefix_that_changes_while_it_is_fetched_is_fetched_anew(bucket, open_cache):

@@ -60,7 +60,7 @@ async def test_fetches_that_fit_one_by_one_all_succeed_when_they_begin_at_once(f
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

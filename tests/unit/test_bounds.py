@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.core.breaker import EvictionLoopBreaker
-from adapter.core.evidence import Doubt
+from adapter.core.evidence import Suspicion
 from adapter.core.memory import HOST
 from adapter.core.overrun import Oversize
 from adapter.errors import OutOfMemory
@@ -21,7 +21,7 @@ def test_packages_that_ran_out_of_memory():
 
 
 def test_packages_whose_texts_are_doubted():
-    doubt, error = Doubt(), OutOfMemory("std::bad_alloc")
+    doubt, error = Suspicion(), OutOfMemory("std::bad_alloc")
     for number in range(MANY):
         doubt.judged(error, str(number), free={HOST: 1}, has_no_gpu=True, is_alone=False)
     assert len(doubt._failed) == 10_000

@@ -16,7 +16,7 @@ from adapter.app.control import OnDemand
 from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
-from adapter.control.residency.arrival import Arrivals
+from adapter.control.residency.on_demand import OnDemandLoader
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
@@ -159,10 +159,13 @@ SEEN = {
     "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
     "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
+    "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
     "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
-    "on_triton_restart": Look("reload", lambda a: str(a._control.presence._loads_again), "True"),
+    "on_triton_restart": Look(
+        "reload", lambda a: str(a._control.triton_status._loads_again), "True"
+    ),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
     ),
@@ -271,7 +274,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     }
     adapter = Adapter(load_settings(flags, {}, None))
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5)
-    assert part(adapter, Arrivals)._slots._count == 7
+    assert part(adapter, OnDemandLoader)._slots._count == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
@@ -281,6 +284,14 @@ def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
     adapter = Adapter(load_settings({}, {}, None))
     kinds = (HttpListener, HttpDataPlane, Rpc)
     assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
+
+
+def test_the_limit_of_mps_in_the_environment_reaches_the_ledger(monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G")
+    ledger = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))._control.memory.ledger
+    ledger.open(None)
+    (book,) = ledger.snapshot().devices.values()
+    assert book.client_limit_bytes == 4 * 2**30
 
 
 def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):

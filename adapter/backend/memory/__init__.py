@@ -60,7 +60,7 @@ class ChosenMemory:
         self._next: asyncio.Task[MemoryReading | None] | None = None
         self._logged: str | None = None
         self._of_gpus: MemoryReading | None = None
-        self._is_host = False
+        self._is_host = self._has_warned = False
         self._nvml_due = self._page_due = clock()
 
     async def read(self) -> MemoryReading | None:
@@ -74,6 +74,12 @@ class ChosenMemory:
     @property
     def is_in_doubt(self) -> bool:
         return self.source == "triton" and self._metrics.is_in_doubt
+
+    @property
+    def is_gpu_unread(self) -> bool:
+        """Return whether a GPU is visible and nothing is read, though it should be."""
+        is_seen = bool(self._nvml.has_gpus or self._metrics.uuids)
+        return is_seen and self._wanted != "off" and self.source == _NONE
 
     def changed(self, since: float) -> None:
         """Note a change that a reader must show. Only Triton's metrics are ever frozen."""
@@ -170,6 +176,9 @@ class ChosenMemory:
             self._logged = source
             fields = {"source": source, "was": was, "reason": self._reason(source)}
             log.info("memory.source", extra=fields)
+        if self.is_gpu_unread and not self._has_warned:
+            log.warning("memory.gpu_unread", extra={"reason": self._reason(source)})
+        self._has_warned = self.is_gpu_unread
 
     def _reason(self, source: str) -> str:
         if source == _NONE:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter.backend.processes import PageCounts, page_counts, resident_bytes
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
 from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
 # 98 MiB of resident memory were seen, and connections and uploads take more
 _ADAPTER_BYTES = 128 * 2**20
@@ -27,16 +27,8 @@ class ContainerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
-    """Counts of resident pages, and of those that belong to files or shared regions."""
-
-    resident: int
-    shared: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Process:
-    counts: _Counts
+    counts: PageCounts
     share_bytes: int
 
 
@@ -107,7 +99,7 @@ class HostMemory:
         )
 
     def _processes(self, pids: Iterable[int]) -> Mapping[int, _Process]:
-        counted = {pid: _page_counts(self._folder(pid)) for pid in pids}
+        counted = {pid: page_counts(self._folder(pid)) for pid in pids}
         counts = {pid: counts for pid, counts in counted.items() if counts is not None}
         known, now = self._walked, self._clock()
         is_as_shared = _shared(counts) == _shared({pid: p.counts for pid, p in known.items()})
@@ -168,6 +160,19 @@ def models_limit_bytes(root: Path = Path("/")) -> int:
     return limit - min(_ADAPTER_BYTES, limit // 2)
 
 
+def unified_memory(root: Path = Path("/")) -> DeviceReading:
+    """Return the host memory that a GPU without memory of its own shares: what all programs take of
+    it, those of CUDA included. The limit is that of this process.
+    """
+    total, available = (
+        _field(root / "proc/meminfo", name) for name in ("MemTotal:", "MemAvailable:")
+    )
+    if total is None or available is None:
+        raise BackendUnavailable("/proc/meminfo does not say what is available", delivered=True)
+    limit = host_limit_bytes(root)
+    return DeviceReading(limit, min(limit, (total - available) * 1024))
+
+
 def _limit(path: Path) -> int | None:
     """Return the limit in this file; None without one: `max`, or no such file."""
     try:
@@ -176,17 +181,8 @@ def _limit(path: Path) -> int | None:
         return None
 
 
-def _shared(counts: Mapping[int, _Counts]) -> Mapping[int, int]:
+def _shared(counts: Mapping[int, PageCounts]) -> Mapping[int, int]:
     return {pid: pages.shared for pid, pages in counts.items()}
-
-
-def _page_counts(process: Path) -> _Counts | None:
-    """Return the page counts of a process; None when it has ended."""
-    try:
-        _, resident, shared, *_ = (process / "statm").read_text().split()
-    except (*_ABSENT, ValueError):
-        return None
-    return _Counts(int(resident), int(shared)) if int(resident) else None  # a zombie has none
 
 
 def _share_bytes(process: Path) -> int:
@@ -194,8 +190,7 @@ def _share_bytes(process: Path) -> int:
     kib = _field(process / "smaps_rollup", "Pss:")
     if kib is not None:
         return kib * 1024
-    pages = _page_counts(process)
-    return pages.resident * _PAGE_BYTES if pages else 0  # it has ended meanwhile
+    return resident_bytes(process)
 
 
 def _cgroups(path: Path) -> dict[str, str]:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from adapter.backend.memory.checks import Totals, numbered
+from adapter.backend.memory.host import unified_memory
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
 
@@ -28,12 +31,15 @@ class NvmlMemory:
         *,
         library: Any = None,  # pynvml, or the same functions and errors
         timeout_seconds: float = 2.0,
+        root: Path = Path("/"),  # the folder of proc and sys
     ) -> None:
         self.why = "it was not asked yet"  # why the last reading was None
         self.has_gpus: bool | None = None  # whether a GPU was ever visible; None while unknown
         self._uuids = uuids
         self._library = library
         self._timeout = timeout_seconds
+        self._root = root
+        self._totals = Totals()
         self._is_open = False
         self._under_way: Future[_Answer] | None = None
 
@@ -96,9 +102,7 @@ class NvmlMemory:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._count_visible(1)
             devices |= self._figures(uuid, handle)
-        if len(devices) == 1:  # CUDA's numbering of several GPUs is unknown
-            return {device: _first(reading) for device, reading in devices.items()}
-        return devices
+        return numbered(devices)
 
     def _only_gpu(self) -> str:
         nvml = self._library
@@ -117,32 +121,39 @@ class NvmlMemory:
         self.has_gpus = bool(self.has_gpus or count)
 
     def _figures(self, uuid: str, handle: Any) -> _Devices:
-        """Read a GPU; in MIG mode, where that needs privileges, its visible instances."""
+        """Read a GPU; in MIG mode, where that needs privileges, its visible instances. One that
+        supports neither has unified memory, as GB10 has: NVML has no figures of it.
+        """
         nvml = self._library
         try:
-            return {Device(uuid): self._memory(handle)}
-        except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotSupported):
-            if not (instances := self._instances(handle)):
-                raise
-            return instances
+            return self._memory(uuid, handle)
+        except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotSupported) as error:
+            slots = self._slots(handle)
+            if instances := self._instances(handle, slots):
+                return instances
+            if slots == 0 and isinstance(error, nvml.NVMLError_NotSupported):
+                return {Device(uuid): unified_memory(self._root)}
+            raise
 
-    def _instances(self, handle: Any) -> _Devices:
+    def _slots(self, handle: Any) -> int:
+        """Return how many MIG instances the GPU can have."""
+        with suppress(self._library.NVMLError_NotSupported):
+            return int(self._library.nvmlDeviceGetMaxMigDeviceCount(handle))
+        return 0
+
+    def _instances(self, handle: Any, slots: int) -> _Devices:
         nvml = self._library
         devices: dict[Device, DeviceReading] = {}
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        for number in range(slots):
             with suppress(
                 nvml.NVMLError_NotFound
             ):  # an empty slot, or not visible to this container
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                uuid = nvml.nvmlDeviceGetUUID(instance)
-                devices[Device(str(uuid))] = self._memory(instance)
+                devices |= self._memory(str(nvml.nvmlDeviceGetUUID(instance)), instance)
         return devices
 
-    def _memory(self, handle: Any) -> DeviceReading:
+    def _memory(self, uuid: str, handle: Any) -> _Devices:
         """Derive `used` from `free`: whether NVML's `used` includes the driver's share varies."""
         memory = self._library.nvmlDeviceGetMemoryInfo(handle)
-        return DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
-
-
-def _first(reading: DeviceReading) -> DeviceReading:
-    return DeviceReading(reading.limit_bytes, reading.used_bytes, index=0)
+        read = DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
+        return {Device(uuid): self._totals.checked(Device(uuid), read)}

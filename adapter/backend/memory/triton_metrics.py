@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 
+from adapter.backend.memory.checks import Totals, numbered
 from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
 from adapter.runtime import clock
@@ -35,6 +36,7 @@ class TritonMetrics:
         self._lag = lag_seconds
         self._timeout = timeout_seconds
         self._clock = clock
+        self._totals = Totals()
         self._session: aiohttp.ClientSession | None = None
         self._known: set[str] = set()
         self._used: Bytes | None = None
@@ -100,14 +102,16 @@ class TritonMetrics:
             raise BackendUnavailable("Triton reports no GPU", delivered=True)
         self.uuids = tuple(series)
         devices = {
-            Device(uuid): DeviceReading(figures[b"total"], figures[b"used"])
+            Device(uuid): self._totals.checked(
+                Device(uuid), DeviceReading(figures[b"total"], figures[b"used"])
+            )
             for uuid, figures in series.items()
             if figures.get(b"total") and b"used" in figures
         }
         if not devices or (self._known & series.keys()) - devices.keys():
             raise BackendUnavailable("total is 0 (a DCGM error)", delivered=True)
         self._known |= devices.keys()
-        return devices
+        return numbered(devices)
 
     def _check_moving(self, used: Bytes) -> None:
         now = self._clock()

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
-from adapter.control.residency.arrival import Arrivals, no_room
 from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
-from adapter.control.residency.renewal import Renewal
-from adapter.control.residency.upkeep import Upkeep
+from adapter.control.residency.on_demand import OnDemandLoader, no_room
+from adapter.control.residency.reaper import Reaper
+from adapter.control.residency.updater import Updater
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, parse_artifact_path
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
@@ -66,7 +66,7 @@ class Residency:
         self.options = options
         self.entries = Entries(control.registry, artifacts, options.limits)
         self.eviction = Eviction(control, self.entries, metrics, options.pin)
-        self._arrivals = Arrivals(
+        self._on_demand = OnDemandLoader(
             control,
             artifacts,
             self.entries,
@@ -75,20 +75,20 @@ class Residency:
             wait_seconds=options.model_wait_seconds,
             load_concurrency=options.load_concurrency,
         )
-        self._upkeep = Upkeep(control, self.entries, self.eviction, options.idle_unload_seconds)
-        self._renewal = Renewal(
+        self._reaper = Reaper(control, self.entries, self.eviction, options.idle_unload_seconds)
+        self._updater = Updater(
             control,
             artifacts,
             self.entries,
             self.eviction,
-            self._arrivals,
+            self._on_demand,
             seconds=options.revalidate_seconds,
         )
         self._control = control
         self._artifacts = artifacts
         self._metrics = metrics
         self._stores = stores
-        control.memory.room = self.eviction
+        control.memory.evictor = self.eviction
         artifacts.ask_for_room(self.eviction)
         metrics.endpoint_loaded.set_function(self.eviction.count)
         metrics.endpoint_waiting.set_function(lambda: self.entries.waiting)
@@ -103,7 +103,11 @@ class Residency:
         the name is that of a model which was loaded from another key than `key`.
         """
         record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
-        if record is None or record.state is not _READY or self._control.presence.has_lost(record):
+        if (
+            record is None
+            or record.state is not _READY
+            or self._control.triton_status.has_lost(record)
+        ):
             return None
         if key is not None:
             self._refuse_another(model_id, key)
@@ -115,7 +119,7 @@ class Residency:
         """Raise the error of a call that would be refused before it waits for its model."""
         self._control.refuse_unless_open()  # before anything is fetched for nothing
         known = self._control.registry.get(model_id)
-        if known is not None and self._control.presence.has_lost(known):
+        if known is not None and self._control.triton_status.has_lost(known):
             return  # `lease` catches up with Triton first
         self._refuse_another(model_id, key)
         self.entries.refuse_known(model_id)
@@ -137,7 +141,7 @@ class Residency:
         self._control.refuse_unless_open()
         await self._control.catch_up(model_id)
         if (known := self.entries.get(model_id)) is not None:
-            await self._upkeep.notice_loss(known)
+            await self._reaper.notice_loss(known)
         self.refuse(model_id, key)
         leave_out()
         entry, begun = self.entries.awaited(model_id, key, caller), clock.monotonic()
@@ -227,27 +231,27 @@ class Residency:
         """Return how many models are on disk alone, and their bytes."""
         return self._artifacts.unused()
 
-    async def make_room(self, error: CapacityError) -> bool:
+    async def evict_for(self, error: CapacityError) -> bool:
         """Evict idle models until what `error` needs fits; False when nothing could go."""
-        return await self.eviction.make(error)
+        return await self.eviction.evict_for(error)
 
     # -- start, housekeeping and stop -------------------------------------------------------
 
     async def run_housekeeping(self) -> NoReturn:
-        await asyncio.gather(self._upkeep.run(), self._renewal.run())
+        await asyncio.gather(self._reaper.run(), self._updater.run())
         raise AssertionError("they never end")
 
     async def sweep(self) -> None:
         """Do once what `run_housekeeping` does all the time."""
-        await self._upkeep.notice_losses()
-        await self._upkeep.unload_idle()
-        await self._renewal.look()
-        await self._renewal.begin()
-        await asyncio.gather(*self._renewal.under_way.values())
+        await self._reaper.notice_losses()
+        await self._reaper.unload_idle()
+        await self._updater.check()
+        await self._updater.begin()
+        await asyncio.gather(*self._updater.under_way.values())
 
     async def close(self) -> None:
         """End what is being fetched; what is being loaded is control's."""
-        tasks: list[asyncio.Task[Any]] = [*self._renewal.under_way.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._updater.under_way.values()]
         tasks += [entry.task for entry in self.entries if entry.task is not None]
         for task in tasks:
             task.cancel()
@@ -288,7 +292,7 @@ class Residency:
 
     def _begin(self, entry: Entry) -> asyncio.Task[CacheUse]:
         """Begin to make the model resident, for all who ask; nobody who leaves ends that."""
-        task = entry.task = asyncio.create_task(self._arrivals.bring(entry))
+        task = entry.task = asyncio.create_task(self._on_demand.bring(entry))
         task.add_done_callback(partial(self._ended, entry))
         return task
 

@@ -16,11 +16,11 @@ from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.victims import (
     FOR_NOW,
     Candidate,
-    Keeps,
+    RetentionReason,
     choose,
     fewest,
     is_of_others,
-    what_keeps,
+    retention_reason,
 )
 from adapter.errors import AdapterError, CapacityError, OutOfMemory
 from adapter.runtime import clock
@@ -32,15 +32,13 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 
 
-_FOR_GOOD = frozenset({Keeps.PINNED, Keeps.NOT_OURS})
+_FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
 # states in which a model's files are kept that may leave once it was loaded, used, and is idle
 _PASSING = (ResidencyState.ON_DISK, ResidencyState.LOADING, ResidencyState.UNLOADING)
 
 
 class Eviction:
-    """The Room and the DiskRoom of control (adapter/control/ports.py). `pin`: patterns of models
-    that stay.
-    """
+    """Frees memory and disk, as Evictor and DiskEvictor. `pin`: patterns of models that stay."""
 
     def __init__(
         self, control: ModelControl, entries: Entries, metrics: Metrics, pin: Sequence[str]
@@ -57,7 +55,7 @@ class Eviction:
         """
 
         def may_go(record: ModelRecord) -> bool:
-            kept = what_keeps(record, is_awaited=entry.waiting > 0, is_pinned=False)
+            kept = retention_reason(record, is_awaited=entry.waiting > 0, is_pinned=False)
             if kept is None:
                 entry.apply(ResidencyEvent.UNLOAD_BEGUN)
             return kept is None
@@ -67,15 +65,15 @@ class Eviction:
     def is_pinned(self, model_id: ModelId) -> bool:
         return any(fnmatchcase(model_id, pattern) for pattern in self._pin)
 
-    def what_keeps(self, entry: Entry, record: ModelRecord) -> Keeps | None:
+    def retention_reason(self, entry: Entry, record: ModelRecord) -> RetentionReason | None:
         is_pinned = self.is_pinned(entry.model_id)
-        return what_keeps(record, is_awaited=entry.waiting > 0, is_pinned=is_pinned)
+        return retention_reason(record, is_awaited=entry.waiting > 0, is_pinned=is_pinned)
 
     @property
-    def can_be_made(self) -> bool:
+    def can_evict(self) -> bool:
         return any(True for _ in self._candidates())
 
-    async def make(self, error: CapacityError) -> bool:
+    async def evict_for(self, error: CapacityError) -> bool:
         """Evict what `error` needs, at least one model; return False when nothing could go, or
         need go: for more than the device has, for a load that nobody waits for any more, and of
         others' models in use for what is a model's own words alone.
@@ -108,7 +106,7 @@ class Eviction:
 
     async def _unload(self, entry: Entry, reason: str) -> bool:
         def may_go(record: ModelRecord) -> bool:
-            if self.what_keeps(entry, record) is not None:
+            if self.retention_reason(entry, record) is not None:
                 return False
             entry.apply(ResidencyEvent.UNLOAD_BEGUN)
             return True
@@ -152,14 +150,14 @@ class Eviction:
 
     @property
     def may_unload(self) -> bool:
-        kept = {self.what_keeps(entry, record) for entry, record in self.loaded()}
+        kept = {self.retention_reason(entry, record) for entry, record in self.loaded()}
         return bool(kept - _FOR_GOOD) or any(each.state in _PASSING for each in self._entries)
 
     def bytes_that_stay(self) -> int:
         staying = {
             entry.artifact.folder: entry.artifact.size_bytes
             for entry, record in self.loaded()
-            if entry.artifact is not None and self.what_keeps(entry, record) in _FOR_GOOD
+            if entry.artifact is not None and self.retention_reason(entry, record) in _FOR_GOOD
         }
         return sum(staying.values())
 
@@ -174,7 +172,7 @@ class Eviction:
                 is_of_others=is_of_others(entry.used, callers, clock.monotonic()),
             )
             for entry, record in self.loaded()
-            if not entry.lock.locked() and self.what_keeps(entry, record) is None
+            if not entry.lock.locked() and self.retention_reason(entry, record) is None
         ]
 
     def count(self) -> int:
@@ -191,7 +189,7 @@ class Eviction:
 
     def may_come(self, entry: Entry) -> bool:
         """Return whether what keeps other models keeps them for now only."""
-        kept = {self.what_keeps(each, record) for each, record in self.loaded()}
+        kept = {self.retention_reason(each, record) for each, record in self.loaded()}
         if None in kept or not FOR_NOW.isdisjoint(kept):
             return True
         busy = (ResidencyState.LOADING, ResidencyState.UNLOADING)

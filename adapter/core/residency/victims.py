@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _RECENT_SECONDS = 30.0
 
 
-class Keeps(Enum):
+class RetentionReason(Enum):
     """What keeps a model in memory, for now or for good."""
 
     IN_FLIGHT = "in flight"
@@ -30,7 +30,7 @@ class Keeps(Enum):
     NOT_OURS = "not ours"  # a platform has loaded it, or it was loaded by name
 
 
-FOR_NOW = frozenset({Keeps.IN_FLIGHT, Keeps.AWAITED, Keeps.CHANGING})
+FOR_NOW = frozenset({RetentionReason.IN_FLIGHT, RetentionReason.AWAITED, RetentionReason.CHANGING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,24 @@ def is_of_others(used: Mapping[str, float], callers: Collection[str], now: float
     return any(callers) and any(caller not in callers for caller in recent)
 
 
-def what_keeps(record: ModelRecord, *, is_awaited: bool, is_pinned: bool) -> Keeps | None:
+def retention_reason(
+    record: ModelRecord, *, is_awaited: bool, is_pinned: bool
+) -> RetentionReason | None:
     """Return why the model may not be evicted; None when it may.
 
     A model that has lost its process may go at once.
     """
     if not record.is_on_demand:
-        return Keeps.NOT_OURS
+        return RetentionReason.NOT_OURS
     if record.state is ModelState.DEAD:
-        return Keeps.IN_FLIGHT if record.in_flight else None
+        return RetentionReason.IN_FLIGHT if record.in_flight else None
     if is_pinned:
-        return Keeps.PINNED
+        return RetentionReason.PINNED
     if record.state is not ModelState.READY:
-        return Keeps.CHANGING
+        return RetentionReason.CHANGING
     if record.in_flight:
-        return Keeps.IN_FLIGHT
-    return Keeps.AWAITED if is_awaited else None
+        return RetentionReason.IN_FLIGHT
+    return RetentionReason.AWAITED if is_awaited else None
 
 
 def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Candidate]:

@@ -11,7 +11,13 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 import grpc
 
 from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
-from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, was_not_started
+from adapter.errors import (
+    AdapterError,
+    MessageTooLarge,
+    OutOfMemory,
+    drop_tracebacks,
+    was_not_started,
+)
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.messages import names_model
 from adapter.frontends.routes import CONTROL, RPCS
@@ -148,7 +154,7 @@ class GrpcMiddleware:
         status = grpc.StatusCode.INTERNAL
         fields = {"listener": self._listener, "method": method, "status": status.name}
         log.error("request.failed", exc_info=error, extra=fields)
-        let_go(error)
+        drop_tracebacks(error)
         return status, "InternalError: internal error; see the log"
 
     def note(self, method: str, error: AdapterError, log_fields: LogFields | None = None) -> None:
@@ -158,7 +164,7 @@ class GrpcMiddleware:
             self._write(level, method, error, log_fields() if log_fields else {})
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
-        let_go(error)
+        drop_tracebacks(error)
 
     def _write(
         self, level: int, method: str, error: AdapterError, log_fields: Mapping[str, str]

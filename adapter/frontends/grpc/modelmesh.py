@@ -43,6 +43,7 @@ _OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 # ModelMesh asks every 2 s; it gets the result of a longer purge the next time.
 _PURGE_SECONDS = 1.0
 _PRESENT = (ModelState.LOADING, ModelState.READY)
+_RETRY_SECONDS = 0.25
 # Calls that name a model, in field 1. ModelMesh refuses all others, and cannot proxy streams.
 _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
 
@@ -135,9 +136,11 @@ class ModelRuntime:
                 await self._unload(model_id, **log_fields)
             try:
                 return await self._load_in_slot(model_id, source, size, log_fields)
-            except AlreadyLoaded:  # by another frontend, meanwhile
+            except AlreadyLoaded:  # by another frontend, meanwhile, or Triton has lost it
                 with suppress(AdapterError):
                     await self._control.loaded(model_id)
+                    continue
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _load_in_slot(
         self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
@@ -200,7 +203,7 @@ class ModelRuntime:
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
-                    await self._control.presence.wait_up(deadline)
+                    await self._control.triton_status.wait_up(deadline)
                     return await act()
             except BackendUnavailable as error:
                 is_over = not self._control.is_open or clock.monotonic() > deadline
@@ -249,7 +252,7 @@ class ModelRuntime:
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
-        self._control.presence.has_mesh = True
+        self._control.triton_status.has_mesh = True
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting

@@ -175,15 +175,15 @@ class MeshSizes:
         """Return the larger of what the files say and what models usually take. A guess empties no
         more than a quarter of the capacity, files no more than all of it.
         """
-        told = self.books.capacity or MAX_SIZE_BYTES
+        capacity = self.books.capacity or MAX_SIZE_BYTES
         usual = max(_LEAST_GUESS_BYTES, self.default_bytes, self._learned.mean_bytes())
-        usual = max(self.default_bytes, min(usual, told // _LARGEST_GUESS_SHARE))
+        usual = max(self.default_bytes, min(usual, capacity // _LARGEST_GUESS_SHARE))
         files = self._guess(None, on_disk)
-        return max(usual, min(max(files, self._raised.get(model_id, 0)), told))
+        return max(usual, min(max(files, self._raised.get(model_id, 0)), capacity))
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
-        return self._told(model_id) if self._control.memory.is_measured(model_id) else 0
+        return self._reported(model_id) if self._control.memory.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
@@ -192,9 +192,9 @@ class MeshSizes:
                 # once after a load, and over in seconds: no event is worth it
                 while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_SCAN_SECONDS)
-        return self._told(model_id)
+        return self._reported(model_id)
 
-    def _told(self, model_id: ModelId) -> int:
+    def _reported(self, model_id: ModelId) -> int:
         size = self._size(model_id)
         self.books.count(model_id, size)
         return size

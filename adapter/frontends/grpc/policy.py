@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as v2
 from adapter._proto import model_runtime_pb2
 from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
-from adapter.control.presence import lost
+from adapter.control.triton_status import lost
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import (
@@ -84,6 +84,7 @@ class RelayPolicy:
     span nor a look at who sends them, which they get in the fallback server. `serving`: how a call
     comes to its model, by default one that is loaded; else calls load models, so that metadata with
     the name that the message has is no mesh's. `load_wait_seconds` is as in V2Service.
+    `takes_cancels` returns whether Triton survives the cancel of a call.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class RelayPolicy:
         is_direct: bool = True,
         load_wait_seconds: float = 0,
         serving: Serving | None = None,
+        takes_cancels: Callable[[], bool] = bool,
     ) -> None:
         self.control = control
+        self.takes_cancels = takes_cancels
         self.faults = faults
         self.middleware = GrpcMiddleware(metrics, frontend)
         self.served = self.middleware.served(_METHOD)
@@ -107,7 +110,7 @@ class RelayPolicy:
         self._loads_on_demand = serving is not None
         self._serving = serving or control.serving
         self._load_wait_seconds = load_wait_seconds
-        self._is_lost = control.presence.has_lost
+        self._is_lost = control.triton_status.has_lost
 
     def is_forwarded(self, header: bytes) -> bool:
         """False for ModelMesh's own metadata, and for the deadline, which is kept here."""
@@ -172,8 +175,8 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name if mesh_id is None else mesh_id)
             if mesh_id is not None:
-                self.control.presence.refuse_lost(model_id)
-                if type(error) is BackendUnavailable:  # as Presence.is_cause_of has it
+                self.control.triton_status.refuse_lost(model_id)
+                if type(error) is BackendUnavailable:  # as TritonStatus.is_cause_of has it
                     return None
         except AdapterError as earlier:
             return earlier
@@ -190,7 +193,7 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.control.presence.refuse_lost(model_id)
+                self.control.triton_status.refuse_lost(model_id)
             await self._serving(model_id, self._load_wait_seconds)
         except AdapterError as error:
             return error
@@ -202,7 +205,7 @@ class RelayPolicy:
         try:
             model_id = ModelId(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.control.presence.refuse_lost(model_id)
+                self.control.triton_status.refuse_lost(model_id)
             record = self.control.lease(model_id).record
         except UnicodeDecodeError:
             return None
@@ -251,6 +254,10 @@ class _DirectCall(CountedRequest):
     @property
     def is_lost(self) -> bool:
         return self._lease.is_lost
+
+    @property
+    def is_cancellable(self) -> bool:
+        return self._policy.takes_cancels()
 
     def on_unload(self, act: Callable[[], None]) -> None:
         self._lease.arrives(act)
@@ -303,7 +310,7 @@ class _DirectCall(CountedRequest):
             return error
         control, model_id = self._policy.control, self._lease.record.id
         if self._policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
-            return lost(model_id) if await control.presence.is_cause_of(error) else error
+            return lost(model_id) if await control.triton_status.is_cause_of(error) else error
         judged = await control.judged(error, model_id)
         if judged is not error:
             judged.__cause__ = error

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
-from adapter.control.presence import lost
+from adapter.control.triton_status import lost
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
@@ -179,14 +179,14 @@ class V2Service(grpc.GenericRpcHandler):
         """Answer ModelMesh NOT_FOUND where Triton's process, and its models with it, are gone: it
         loads the model again, and that load waits for Triton. Of UNAVAILABLE it makes INTERNAL.
         """
-        model_id, presence = self._id_of_mesh(message, context), self._control.presence
+        model_id, status = self._id_of_mesh(message, context), self._control.triton_status
         if model_id is None:
             return await act(message, context)
-        presence.refuse_lost(model_id)
+        status.refuse_lost(model_id)
         try:
             return await act(message, context)
         except BackendUnavailable as error:
-            if await presence.is_cause_of(error):
+            if await status.is_cause_of(error):
                 raise lost(model_id) from error
             raise
 

@@ -14,7 +14,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import InvalidURLError
 
-from adapter.errors import AdapterError, BrokenBody, let_go
+from adapter.errors import AdapterError, BrokenBody, drop_tracebacks
 
 # As Node.js has it; of the bytes that a caller sends no more are held before they are a request.
 HEAD_BYTES = 16 * 2**10
@@ -27,17 +27,17 @@ _LENGTH_DIGITS = 19
 _MALFORMED = BrokenBody("the body is malformed")
 
 
-class Guarded(Protocol):
+class HasErrorBoundary(Protocol):
     """`bug` is told what a callback did not expect; it must not raise."""
 
     def bug(self, error: Exception) -> None: ...
 
 
-_Self = TypeVar("_Self", bound=Guarded)
+_Self = TypeVar("_Self", bound=HasErrorBoundary)
 _Given = ParamSpec("_Given")
 
 
-def guarded(
+def error_boundary(
     act: Callable[Concatenate[_Self, _Given], None],
 ) -> Callable[Concatenate[_Self, _Given], None]:
     """A callback after which nothing hangs and nothing leaks, whatever it raises."""
@@ -52,7 +52,7 @@ def guarded(
     return run  # type: ignore[return-value] # of the same parameters
 
 
-class Front(Protocol):
+class ClientConnection(Protocol):
     """The caller's connection. `left`: bytes of the body in hand that have not come, where that is
     known. `ahead`: what came behind the request in hand. `is_full`: the caller does not take what
     is written.
@@ -65,7 +65,7 @@ class Front(Protocol):
     has_ended: bool
 
     @property
-    def takes_more(self) -> bool: ...
+    def accepts_requests(self) -> bool: ...
     def hold_back(self) -> None: ...
     def serve_by_application(self, data: bytes) -> None: ...
     def begins(self, *, is_whole: bool) -> None: ...
@@ -81,9 +81,11 @@ class Application:
     set unless the body in hand waits for room.
     """
 
-    def __init__(self, front: Front, make: Callable[["Application"], "Handler"]) -> None:
+    def __init__(
+        self, client: ClientConnection, make: Callable[["Application"], "Handler"]
+    ) -> None:
         self.is_for_good = False
-        self.front = front
+        self.client = client
         self._make = make
         self._handler: Handler | None = None
         self._request: web.BaseRequest | None = None
@@ -98,8 +100,8 @@ class Application:
         self._request = None
         if self._handler is None:
             self._handler = self._make(self)
-            self._handler.connection_made(self.front.transport)
-            if self.front.is_full:
+            self._handler.connection_made(self.client.transport)
+            if self.client.is_full:
                 self._handler.pause_writing()
         self._handler.data_received(data)
 
@@ -123,10 +125,10 @@ class Application:
             asyncio.get_running_loop().call_soon(content.set_exception, error)
             self.turn.set()
 
-    def let_go(self, request: web.BaseRequest) -> None:
+    def release(self, request: web.BaseRequest) -> None:
         """Drop what an error of the body holds of the request, which is over."""
         if (error := request.content.exception()) is not None:
-            let_go(error)
+            drop_tracebacks(error)
 
     def is_whole(self) -> bool:
         """The body of the request in hand, or there is none in hand."""
@@ -150,10 +152,10 @@ class Application:
         self._request = request
         self._begun += 1
         is_whole = request.content.is_eof()
-        self.front.begins(is_whole=is_whole)
+        self.client.begins(is_whole=is_whole)
         if not is_whole and self._handler is not None and self._handler.has_misread:
             self.failed(_MALFORMED)
-        elif not is_whole and self.front.has_ended:
+        elif not is_whole and self.client.has_ended:
             self.failed(BrokenBody("the body broke off"))
 
     def may_be_kept(self, request: web.BaseRequest) -> bool:
@@ -161,15 +163,15 @@ class Application:
         if "Upgrade" in request.headers:
             return False  # aiohttp may skip what comes behind one
         if not request.content.is_eof():
-            is_little = not self.is_for_good and self.front.left <= SKIPPED_BYTES
+            is_little = not self.is_for_good and self.client.left <= SKIPPED_BYTES
             comes = request.content.exception() is None and "Expect" not in request.headers
             if not (is_little and comes):
                 return False
-        return self.front.takes_more
+        return self.client.accepts_requests
 
     def refuse(self, why: str) -> web.StreamResponse:
         """What is returned is answered to nobody: the connection is not aiohttp's any more."""
-        self.front.refuse_head(why)
+        self.client.refuse_head(why)
         assert self._handler is not None  # noqa: S101 - it asks for this
         self._handler.transport = None
         return web.Response()
@@ -177,21 +179,21 @@ class Application:
     async def has_answered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Returns when aiohttp may go on with the next request."""
         try:
-            if response.keep_alive and self.front.takes_more:
+            if response.keep_alive and self.client.accepts_requests:
                 async for _ in request.content.iter_any():
                     pass
                 self._request = None
-                self.front.answered(is_last=False)
+                self.client.answered(is_last=False)
                 return
         except AdapterError:
-            self.front.abort()
+            self.client.abort()
         is_gentle = "Upgrade" in request.headers or not request.content.is_eof()
-        self.front.end(gently=is_gentle)
+        self.client.end(gently=is_gentle)
         await _until_cancelled()
 
     async def caller_has_left(self) -> NoReturn:
         """Amid an answer; aiohttp would call that an error of the handler."""
-        self.front.abort()
+        self.client.abort()
         await _until_cancelled()
 
 
@@ -222,14 +224,14 @@ class Handler(web.RequestHandler):
         """Feed what was received. The frames of an error of the parser hold it, and the error."""
         super().data_received(data)
         if self._messages and not isinstance(last := self._messages[-1][0], RawRequestMessage):
-            let_go(last.exc)
+            drop_tracebacks(last.exc)
 
     def resume_reading(self, *args: Any, **kwargs: Any) -> None:
         """Resume the transport, as aiohttp does at the end of each body; not while much waits
         behind it.
         """
         super().resume_reading(*args, **kwargs)
-        self.application.front.hold_back()
+        self.application.client.hold_back()
 
     @property
     def requests(self) -> int:

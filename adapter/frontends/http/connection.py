@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.bodies import Arrival, Limits
-from adapter.frontends.http.application import HEAD_BYTES, Application, Handler, guarded
+from adapter.frontends.http.application import HEAD_BYTES, Application, Handler, error_boundary
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import END, Head, Heads
 from adapter.runtime.turns import Turns
@@ -87,8 +87,8 @@ class Connection(asyncio.Protocol):
         self._application = Application(self, server.handler)
 
     @property
-    def takes_more(self) -> bool:
-        return self._server.fast.takes_more and not self._is_crowded
+    def accepts_requests(self) -> bool:
+        return self._server.fast.accepts_requests and not self._is_crowded
 
     @property
     def is_idle(self) -> bool:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
                 self._read_head(self.ahead + data, max(0, len(self.ahead) - _END_BYTES + 1))
             else:
                 self._read_body(data)
-        except Exception as error:  # noqa: BLE001 - as @guarded does, for less
+        except Exception as error:  # noqa: BLE001 - as @error_boundary does, for less
             self.bug(error)
 
     def _is_put_off(self, data: bytes, *, is_older: bool = False) -> bool:
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
             self._server.turns.wait(self._read_late)
         return True
 
-    @guarded
+    @error_boundary
     def _read_late(self) -> None:
         """Read what was put off, and more unless something else holds the caller back."""
         data, self._late = self._late, None
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
         self._ended()
         return not is_over
 
-    @guarded
+    @error_boundary
     def _ended(self) -> None:
         if self.state is _HEAD and not self._application.waiting:
             if self._application.is_for_good or self.ahead.strip(b"\r\n"):
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
             self._fail(BrokenBody("the body broke off"))
 
-    @guarded
+    @error_boundary
     def connection_lost(self, exc: Exception | None) -> None:
         try:
             if self.state is _FAST:
@@ -209,14 +209,14 @@ class Connection(asyncio.Protocol):
             self._application.left(exc)
             self._server.lost(self)
 
-    @guarded
+    @error_boundary
     def pause_writing(self) -> None:
         self.is_full = True
         self._write_due = self._loop.time() + self._server.limits.answer
         self._application.caller_is_full()
         self._inference.caller_is_full()
 
-    @guarded
+    @error_boundary
     def resume_writing(self) -> None:
         self.is_full = False
         self._write_due = math.inf
@@ -272,8 +272,8 @@ class Connection(asyncio.Protocol):
 
     def _count_behind(self, data: bytes) -> None:
         """Of what aiohttp was given: it alone knows where the next request begins."""
-        in_hand = 0 if self.state is _APPLICATION else 1
-        if self._application.waiting > in_hand and not self._keeps(data):
+        current = 0 if self.state is _APPLICATION else 1
+        if self._application.waiting > current and not self._keeps(data):
             self.abort()
 
     def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
@@ -352,8 +352,8 @@ class Connection(asyncio.Protocol):
 
     def answered(self, *, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
-        takes_more = self._server.fast.takes_more and not self._is_crowded
-        if is_last or self.left or not takes_more:
+        accepts_requests = self._server.fast.accepts_requests and not self._is_crowded
+        if is_last or self.left or not accepts_requests:
             self.end(gently=bool(self.left or self.ahead or self._is_crowded))
             return
         was_at_once = self.state is _FAST and self._arrival is None and not self.ahead
@@ -387,8 +387,8 @@ class Connection(asyncio.Protocol):
 
     # -- time limits ------------------------------------------------------------------------
 
-    @guarded
-    def look(self, now: float) -> None:
+    @error_boundary
+    def check_time_limits(self, now: float) -> None:
         """Close what has waited for too long; called every now and then."""
         limits, seconds = self._server.limits, now - self._since
         # aiohttp may have done so; the fast path waits to be told that the caller is lost
@@ -407,12 +407,12 @@ class Connection(asyncio.Protocol):
             case State.CLOSING if seconds >= limits.answer:
                 self.abort()
             case State.FAST | State.APPLICATION:
-                self._look_at_request(now)
+                self._check_request(now)
 
-    def _look_at_request(self, now: float) -> None:
+    def _check_request(self, now: float) -> None:
         if self._arrival is not None and not self._is_whole():
             is_reading = self.transport.is_reading() and self._application.turn.is_set()
-            error = self._arrival.look(now, is_reading=is_reading)
+            error = self._arrival.check_time_limits(now, is_reading=is_reading)
             if error is not None:
                 self._fail(error)
 

@@ -58,7 +58,7 @@ class _Range:
 
 
 def is_typed(content_type: str, accept: str) -> bool:
-    """Return whether the request is another for a model that opted in than for one that did not."""
+    """Return whether Content-Type or Accept asks for anything but V2's JSON."""
     return not _is_v2(content_type) or accept.strip().lower() not in {"", "*/*", JSON}
 
 
@@ -90,9 +90,7 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
 
 
 def refuse_unlisted(codec: Codec, types: ContentTypes) -> None:
-    """Raise UnsupportedMediaType where a body that may be JSON is none, and the model takes no
-    other of its type.
-    """
+    """Raise UnsupportedMediaType for a body that is not JSON if the model did not list its type."""
     if codec.media_type not in types:
         accepted = _accepted(types)
         text = f"Content-Type {codec.media_type!r} is for JSON alone here; the model takes"

@@ -15,13 +15,13 @@ from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
-from adapter.frontends.http.application import SKIPPED_BYTES, Front, guarded
+from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection, error_boundary
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import Head, Plain, headers_of
-from adapter.frontends.http.observer import (
+from adapter.frontends.http.instrumentation import (
     INTERNAL_FAILURE,
     Clock,
-    Observer,
+    Instrumentation,
     Refusal,
     begin_of_head,
     given_back,
@@ -59,17 +59,17 @@ _NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIP
 
 @dataclass(slots=True)
 class FastPath:
-    """What all plain inferences share. `takes_more`: the next request of a connection is welcome
-    here. `make`: an Inference of another kind. `loads_for_calls`: calls of V2 load their models.
+    """Holds what all plain inferences share. `accepts_requests`: a connection may send another.
+    `make`: an Inference of another kind. `loads_for_calls`: calls of V2 load their models.
     """
 
     control: ModelControl
     dataplane: FastDataPlane
-    observer: Observer
+    instrumentation: Instrumentation
     clock: Clock
     budget: ByteBudget
-    takes_more: bool = True
-    make: "Callable[[Front, FastPath], Inference] | None" = None
+    accepts_requests: bool = True
+    make: "Callable[[ClientConnection, FastPath], Inference] | None" = None
     loads_for_calls: bool = False
 
     def may_wait(self, plain: Plain) -> bool:
@@ -83,8 +83,8 @@ class Inference:
     connections tell of: the caller's by `begin`, `feed` and `left`, Triton's as its Receiver.
     """
 
-    def __init__(self, front: Front, path: FastPath) -> None:
-        self._front = front
+    def __init__(self, client: ClientConnection, path: FastPath) -> None:
+        self._client = client
         self._path = path
         self._stage = _NONE
         self._head: Head
@@ -103,7 +103,7 @@ class Inference:
     def begin(self, head: Head, raw: bytes, body: bytes) -> bool:
         """Take the request, of whose body some is there; False: it is not for here."""
         plain, length = head.plain, head.length
-        if plain is None or length is None or not self._path.takes_more:
+        if plain is None or length is None or not self._path.accepts_requests:
             return False
         self._head, self._plain, self._raw = head, plain, raw
         self._begun = clock.monotonic()
@@ -134,7 +134,7 @@ class Inference:
     def left(self) -> None:
         """The caller has. What Triton works on it goes on with."""
         if self._stage is not _NONE:
-            self._let_go(None)
+            self._release(None)
             self._over()
 
     def caller_is_full(self) -> None:
@@ -154,7 +154,7 @@ class Inference:
 
     def _take(self, size: int) -> None:
         if self._holding is not None and not self._holding.take(size):
-            self._front.transport.pause_reading()
+            self._client.transport.pause_reading()
 
     def _begin_body(self, body: bytes, length: int) -> bool:
         try:
@@ -178,7 +178,7 @@ class Inference:
         self._end_holding()
         if not self._serve(body):
             self._over()
-            self._front.serve_by_application(self._raw + body)
+            self._client.serve_by_application(self._raw + body)
 
     def _serve(self, body: bytes) -> bool:
         """With the whole body. A connection to Triton that is idle is taken here, for less."""
@@ -200,7 +200,7 @@ class Inference:
     def _stream(self, lease: Lease, body: bytes, length: int) -> None:
         self._lease = lease
         lease.begin()
-        lease.arrives(lambda: self._front.refuse("the model is being unloaded"))
+        lease.arrives(lambda: self._client.refuse("the model is being unloaded"))
         self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
         self._hold(body)
         self._to_triton(body)
@@ -212,7 +212,7 @@ class Inference:
             self._stage = _CONNECTING
             self._pieces = [body]
             if not self._is_whole:
-                self._front.transport.pause_reading()
+                self._client.transport.pause_reading()
             self._task = asyncio.get_running_loop().create_task(self._connect())
         else:
             self._send(upstream, body)
@@ -227,7 +227,7 @@ class Inference:
             raise
         record, is_typed = lease.record, self._plain.is_typed
         is_other = record.is_renamed or (is_typed and record.content_types)
-        return None if is_other or self._path.control.presence.has_lost(record) else lease
+        return None if is_other or self._path.control.triton_status.has_lost(record) else lease
 
     async def _connect(self) -> None:
         try:
@@ -239,7 +239,7 @@ class Inference:
         else:
             self._connected(upstream)
 
-    @guarded
+    @error_boundary
     def _connected(self, upstream: Upstream) -> None:
         self._task = None
         body, self._pieces = b"".join(self._pieces), []
@@ -253,10 +253,10 @@ class Inference:
         self._asked = clock.monotonic()
         if self._check is None:
             self._stage = _WAITING
-            upstream.send(self._head.onward, body)
+            upstream.send(self._head.upstream_head, body)
         else:
             self._stage = _SENDING
-            upstream.write(self._head.onward)
+            upstream.write(self._head.upstream_head)
             self._pass_on(body)
 
     def _pass_on(self, piece: bytes) -> None:
@@ -280,18 +280,18 @@ class Inference:
             head = self._begin_answer(len(body))
             self._status = _OK
             if len(body) <= _JOINED_BYTES:
-                self._front.transport.write(head + body)
+                self._client.transport.write(head + body)
             else:
-                self._front.transport.writelines((head, body))
+                self._client.transport.writelines((head, body))
             lease, self._lease, self._upstream = self._lease, None, None
             if lease is not None:  # nothing else is left of a request that went on to its end
                 lease.end(now=self._heard)
             self._over()
-            self._front.answered(is_last=self._is_last)
-        except Exception as error:  # noqa: BLE001 - as @guarded does, for less
+            self._client.answered(is_last=self._is_last)
+        except Exception as error:  # noqa: BLE001 - as @error_boundary does, for less
             self.bug(error)
 
-    @guarded
+    @error_boundary
     def answered(self) -> None:
         assert self._upstream is not None  # noqa: S101 - it tells this
         length = self._upstream.length
@@ -308,7 +308,7 @@ class Inference:
         self._heard = clock.monotonic()
         self._waited = self._heard - self._asked
         self._stage = _ANSWERING
-        self._is_last = not (self._is_whole and self._path.takes_more)
+        self._is_last = not (self._is_whole and self._path.accepts_requests)
         plain, headers, lines = self._plain, self._upstream.headers, self._path.clock
         if plain.answered is not headers or plain.length != length:  # else Triton says it again
             plain.answered, plain.length = headers, length
@@ -319,7 +319,7 @@ class Inference:
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         return given_back(headers, is_v2=self._plain.target.frontend == "v2")
 
-    @guarded
+    @error_boundary
     def received(self, piece: bytes) -> None:
         """An answer that is held is written when it is whole: until then it may still fail."""
         if self._is_chunked:
@@ -330,18 +330,18 @@ class Inference:
 
     def _write(self) -> None:
         pieces, self._pieces = self._pieces, []
-        front = self._front
+        client = self._client
         if not self._status:
             self._status = _OK
             pieces.insert(0, self._answers_head)
         if self._answer_held <= _JOINED_BYTES:
-            front.transport.write(b"".join(pieces))
+            client.transport.write(b"".join(pieces))
         else:
-            front.transport.writelines(pieces)
-        if front.is_full:
+            client.transport.writelines(pieces)
+        if client.is_full:
             self.caller_is_full()
 
-    @guarded
+    @error_boundary
     def ended(self) -> None:
         if self._is_chunked:
             self._pieces.append(b"0\r\n\r\n")
@@ -349,19 +349,19 @@ class Inference:
             self._callers += clock.monotonic() - self._asked - self._waited
         if self._pieces or not self._status:
             self._write()
-        self._let_go(None)
+        self._release(None)
         self._done(is_last=self._is_last)
 
-    @guarded
+    @error_boundary
     def failed(self, error: AdapterError) -> None:
         """By Triton, or by a body that will not come."""
         if self._stage is _NONE or self._stage is _REFUSING:
             return
         if self._status:
-            self._front.abort()  # that is all that can be said of an answer that broke off
+            self._client.abort()  # that is all that can be said of an answer that broke off
             return
-        told = self._let_go(error)
-        error = told if isinstance(told, AdapterError) else error
+        reported = self._release(error)
+        error = reported if isinstance(reported, AdapterError) else error
         self._stage = _REFUSING
         if isinstance(error, BackendError | CapacityError):
             self._task = asyncio.get_running_loop().create_task(self._judge(error))
@@ -371,7 +371,7 @@ class Inference:
     def pause_writing(self) -> None:
         self._is_blocked = True
         if self._stage is _SENDING:
-            self._front.transport.pause_reading()
+            self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._is_blocked = False
@@ -380,13 +380,13 @@ class Inference:
     # -- for the budget ---------------------------------------------------------------------
 
     def is_reading(self) -> bool:
-        return self._front.transport.is_reading()
+        return self._client.transport.is_reading()
 
     def resume(self) -> None:
         holding = self._holding
         is_held = self._is_blocked or (holding is not None and holding.since is not None)
         if not is_held and self._stage in {_SENDING, _GATHERING, _SKIPPING}:
-            self._front.transport.resume_reading()
+            self._client.transport.resume_reading()
 
     def cut(self, error: AdapterError) -> None:
         self.failed(error)
@@ -395,12 +395,12 @@ class Inference:
 
     def _refuse_at_once(self, error: AdapterError) -> bool:
         """False where much of the body is to come."""
-        if self._front.left > SKIPPED_BYTES:
+        if self._client.left > SKIPPED_BYTES:
             return False
         if self._lease is not None:
-            self._let_go(error)
+            self._release(error)
         self._stage = _SKIPPING
-        if self._front.ahead:  # the requests behind would be answered within this call
+        if self._client.ahead:  # the requests behind would be answered within this call
             self._task = asyncio.get_running_loop().call_soon(self._refuse_later, error)
         else:
             self._refuse(error)
@@ -413,14 +413,14 @@ class Inference:
             self.bug(bug)
 
     def _refuse(self, error: AdapterError) -> None:
-        self._task, plain, observer = None, self._plain, self._path.observer
+        self._task, plain, instrumentation = None, self._plain, self._path.instrumentation
         if plain.is_typed and isinstance(error, NotJson):
             error = explained(error, self._request()[2], None)
         refusal, kind = self._refusal(error), (plain.target.operation, plain.model_id)
-        observer.refused(error, self._request, *kind, more=refusal.logged)
+        instrumentation.refused(error, self._request, *kind, more=refusal.logged)
         self._say(refusal)
 
-    _refuse_later = guarded(_refuse)
+    _refuse_later = error_boundary(_refuse)
 
     def _request(self) -> tuple[str, str, Mapping[str, str]]:
         return ("POST", *headers_of(self._raw))
@@ -434,48 +434,48 @@ class Inference:
     def _say(self, refusal: Refusal) -> None:
         self._status = refusal.status
         may_go_on = self._is_whole or self._stage is _SKIPPING
-        is_last = not (may_go_on and self._path.takes_more)
+        is_last = not (may_go_on and self._path.accepts_requests)
         echoed = b"" if self._plain.call else self._plain.echoed
         clock = self._path.clock
-        self._front.transport.write(refusal_answer(refusal, clock, echoed=echoed, is_last=is_last))
+        self._client.transport.write(refusal_answer(refusal, clock, echoed=echoed, is_last=is_last))
         if is_last or self._is_whole:
             self._done(is_last=is_last)
 
     def bug(self, error: Exception) -> None:
         """An error that nobody expected: 500, or where an answer has begun its end."""
-        observer, request, model_id = self._path.observer, ("", ""), None
+        instrumentation, request, model_id = self._path.instrumentation, ("", ""), None
         if self._stage is not _NONE:
             request, model_id = ("POST", headers_of(self._raw)[0]), self._plain.model_id
-        observer.bug(error, request, model_id)
+        instrumentation.bug(error, request, model_id)
         try:
             upstream = self._upstream
             if upstream is not None:
                 upstream.leave(self, None)
                 upstream.abort()
-            self._let_go(None)
+            self._release(None)
             if self._stage is _NONE or self._status:
-                self._front.abort()
+                self._client.abort()
             else:
                 self._say(self._failure())
         except Exception as another:  # noqa: BLE001 - it is logged, and the caller cut off
-            observer.bug(another, request, model_id)
-            self._front.abort()
+            instrumentation.bug(another, request, model_id)
+            self._client.abort()
 
     def _end_holding(self) -> None:
         holding, self._holding = self._holding, None
         if holding is not None:
             holding.end()
 
-    def _let_go(self, error: AdapterError | None) -> BaseException | None:
+    def _release(self, error: AdapterError | None) -> BaseException | None:
         """Of all that the request has. Returns what its caller is told of `error`."""
-        told: BaseException | None = error
+        reported: BaseException | None = error
         upstream, lease = self._upstream, self._lease
         self._upstream = self._lease = None
         if lease is not None:
             if upstream is not None:
                 upstream.leave(self, lease)
             if lease.state is _HELD:
-                told = lease.end(error)
+                reported = lease.end(error)
         if self._answer_held:
             self._path.budget.buffer(-self._answer_held)
             self._answer_held = 0
@@ -484,11 +484,11 @@ class Inference:
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        return told
+        return reported
 
     def _done(self, *, is_last: bool) -> None:
         self._over()
-        self._front.answered(is_last=is_last)
+        self._client.answered(is_last=is_last)
 
     def _over(self) -> None:
         plain, status, self._stage = self._plain, self._status, _NONE

@@ -22,7 +22,7 @@ from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.endpoint.members import PlainCall, PlainCalls
 from adapter.frontends.http.inference import Target, target_of
-from adapter.frontends.http.observer import ECHOED, FORWARDED
+from adapter.frontends.http.instrumentation import ECHOED, FORWARDED
 from adapter.frontends.routes import INVOKE_ENDPOINT
 from adapter.telemetry.traffic import Served
 
@@ -99,13 +99,13 @@ class Plain:
 
 @dataclass(slots=True)
 class Head:
-    """`length` of the body; None where only aiohttp is to tell where it ends. `onward`: the head
-    for Triton of a request that is plain.
+    """A parsed head. `length` of the body is None if only aiohttp can tell where it ends.
+    `upstream_head` goes to Triton if the request is plain.
     """
 
     length: int | None
     plain: Plain | None = None
-    onward: bytes = b""
+    upstream_head: bytes = b""
 
 
 _UNKNOWN = Head(None)
@@ -151,9 +151,9 @@ class Heads:
                     self.known.clear()
                 self.known[same] = head
         if lines and head.plain is not None:
-            onward = b"\r\n".join([head.onward[: -len(END)], *lines, END[2:]])
-            is_plain = not has_long_line(onward)
-            return Head(head.length, head.plain, onward) if is_plain else Head(head.length)
+            upstream_head = b"\r\n".join([head.upstream_head[: -len(END)], *lines, END[2:]])
+            is_plain = not has_long_line(upstream_head)
+            return Head(head.length, head.plain, upstream_head) if is_plain else Head(head.length)
         return head
 
     def _read(self, raw: bytes) -> Head:
@@ -193,30 +193,32 @@ class Heads:
             return Head(size)
         if asked.frontend == "v2":
             prefix = fields.get(_HEADER_LENGTH)
-            told = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
+            sent = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
         else:
             prefix = _prefix(fields.get(b"content-type", b""), size)
-            told = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
+            sent = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
             if call is not None and call.is_renamed:  # the answer must not come compressed
-                told = [pair for pair in told if pair[0] != b"Accept-Encoding"]
+                sent = [pair for pair in sent if pair[0] != b"Accept-Encoding"]
         if prefix is not None and _DIGITS.fullmatch(prefix) is None:
             return Head(size)
         path = f"/v2/models/{call.name if call else model_id}{asked.path or '/infer'}"
-        onward = self._onward(path, told, prefix, size)
-        if has_long_line(onward):
+        upstream_head = self._upstream_head(path, sent, prefix, size)
+        if has_long_line(upstream_head):
             return Head(size)
         json_bytes = None if prefix is None else int(prefix)
         served = self._served(asked.frontend, asked.operation)
         echoed = call.lines() if call else _echoed(fields)
         typed = asked.frontend != "v2" and _is_typed(fields)
-        return Head(size, Plain(asked, model_id, served, echoed, json_bytes, call, typed), onward)
+        return Head(
+            size, Plain(asked, model_id, served, echoed, json_bytes, call, typed), upstream_head
+        )
 
-    def _onward(
-        self, path: str, told: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
+    def _upstream_head(
+        self, path: str, sent: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
     ) -> bytes:
         """As `head_of` of dataplane/http.py writes it."""
         lines = [f"POST {path} HTTP/1.1\r\nHost: {self.host}".encode()]
-        lines += [b"%b: %b" % pair for pair in told]
+        lines += [b"%b: %b" % pair for pair in sent]
         if prefix is None:
             lines.append(b"Content-Type: application/json")
         else:
@@ -264,10 +266,10 @@ def _parsed(raw: bytes) -> tuple[bytes, bytes, Fields] | None:
     target: list[bytes] = []
     headers: Fields = {}
     missing = [b"the empty line"]
-    told = SimpleNamespace(
+    sent = SimpleNamespace(
         on_url=target.append, on_header=headers.__setitem__, on_headers_complete=missing.clear
     )
-    parser = HttpRequestParser(told)
+    parser = HttpRequestParser(sent)
     try:
         parser.feed_data(raw)
     except (HttpParserError, HttpParserUpgrade):

@@ -28,8 +28,8 @@ from adapter.frontends.http.content_types import (
     is_typed,
     refuse_unlisted,
 )
-from adapter.frontends.http.middleware import chunks_of, dialect_of, held_body, whole_body
-from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
+from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on, path_segments
+from adapter.frontends.http.middleware import chunks_of, error_format_of, held_body, whole_body
 from adapter.frontends.routes import INFERENCE, Match, Route, bare, find
 from adapter.protocols.codecs.base import Source
 from adapter.protocols.tensors import ContentTypes
@@ -149,7 +149,7 @@ class Inferences:
     ) -> bytes | AsyncIterator[bytes]:
         """Whole when small, else a stream, which counts until its end or until `held` is closed."""
         if not request.content.is_eof():
-            front = application_of(request).front
+            front = application_of(request).client
             lease.arrives(lambda: front.refuse("the model is being unloaded"))
         length = request.content_length if request.can_read_body else 0
         is_packed = "Content-Encoding" in request.headers
@@ -193,7 +193,7 @@ class Inferences:
         self, lease: Lease, request: web.BaseRequest, body: bytes | None
     ) -> web.StreamResponse:
         record = lease.record
-        headers = _told(record, request)
+        headers = _model_headers(record, request)
         sent = await self._body_of(request, lease) if body is None else body
         if isinstance(sent, bytes):
             _check_is_there(sent)
@@ -212,10 +212,10 @@ class Inferences:
         codec = codec_for(_content_type(request), types, is_packed=is_packed)
         is_choosing = codec is None or codec.may_be_json
         wanted = answer_type(_accept(request), types, is_choosing=is_choosing)
-        headers = _told(record, request) | {"Accept-Encoding": "identity"}
+        headers = _model_headers(record, request) | {"Accept-Encoding": "identity"}
         # these become whole before Triton is sent the first byte of them
-        is_gathered = codec is not None and codec.is_gathered
-        held = ExitStack() if is_gathered or request.content_length is None else None
+        holds_whole = codec is not None and codec.holds_whole_body
+        held = ExitStack() if holds_whole or request.content_length is None else None
         sent = await self._body_of(request, lease, held) if body is None else body
         async with aclosing(Source(sent, held)) as source:
             if codec is not None and codec.may_be_json:
@@ -248,13 +248,13 @@ class Inferences:
     ) -> web.StreamResponse:
         """An invocation as a call of Triton's generate extension, which takes JSON alone."""
         record = lease.record
-        headers = _told(record, request)
+        headers = _model_headers(record, request)
         if headers.pop(_HEADER_LENGTH, None) is not None:
             raise InvalidRequest(f"inference_type is {self._operation}, which takes JSON alone")
         sent = await self._body_of(request, lease) if body is None else body
         is_stream = self._operation == _GENERATE_STREAM
         path = f"/models/{record.name}/{self._operation}"
-        end = application_of(request).front.abort
+        end = application_of(request).client.abort
         call = V2Call("POST", path, headers, sent, is_stream=is_stream, on_cut=end)
         async with self._dataplane.forward(call, lease) as found:
             if is_stream:
@@ -287,7 +287,7 @@ class Inferences:
         body = await self._body_of(request, lease)
         is_stream = path.endswith("/generate_stream")
         path = f"/models/{record.name}{path}"
-        end = application_of(request).front.abort  # a caller who does not read gets no error
+        end = application_of(request).client.abort  # a caller who does not read gets no error
         call = V2Call("POST", path, headers, body, is_stream=is_stream, on_cut=end)
         async with self._dataplane.forward(call, lease) as found:
             return await _relay(request, record, found, is_stream=is_stream)
@@ -333,7 +333,7 @@ async def _not_empty(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     _check_is_there(some)
 
 
-def _told(record: ModelRecord, request: web.BaseRequest) -> dict[str, str]:
+def _model_headers(record: ModelRecord, request: web.BaseRequest) -> dict[str, str]:
     """The headers of an invocation on its way to Triton."""
     given, length = request.headers, request.content_length
     headers = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
@@ -395,7 +395,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     """`length` None: in chunks, which HTTP/1.0 does not know: its connection ends the body."""
     response = web.StreamResponse(status=status, headers=headers)
-    response.headers.update(dialect_of(request).headers(request))
+    response.headers.update(error_format_of(request).headers(request))
     if length is not None:
         response.content_length = length
     elif request.version != HttpVersion11:

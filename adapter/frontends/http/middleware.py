@@ -21,11 +21,11 @@ from adapter.errors import (
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import application_of
-from adapter.frontends.http.observer import (
+from adapter.frontends.http.instrumentation import (
     INTERNAL_FAILURE,
     PHRASES,
     Asked,
-    Observer,
+    Instrumentation,
     Refusal,
     contract_of,
     echoed_headers,
@@ -132,7 +132,7 @@ def note_model(request: web.BaseRequest, match: Match) -> None:
         request["model_id"] = parse_model_id(name)
 
 
-class Dialect(Protocol):
+class ErrorFormat(Protocol):
     """The way in which a contract says errors, and what its answers say besides their bodies."""
 
     def begin(self, request: web.BaseRequest) -> None: ...
@@ -143,7 +143,7 @@ class Dialect(Protocol):
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]: ...
 
 
-class OwnDialect:
+class OwnErrorFormat:
     """Of SageMaker's container contract and of V2."""
 
     def begin(self, request: web.BaseRequest) -> None: ...
@@ -158,9 +158,9 @@ class OwnDialect:
         return echoed_headers(request.headers)
 
 
-def dialect_of(request: web.BaseRequest) -> Dialect:
-    dialect: Dialect = request["dialect"]
-    return dialect
+def error_format_of(request: web.BaseRequest) -> ErrorFormat:
+    error_format: ErrorFormat = request["dialect"]
+    return error_format
 
 
 class HttpMiddleware:
@@ -172,24 +172,24 @@ class HttpMiddleware:
     def __init__(
         self,
         handle: Serve,
-        observer: Observer,
+        instrumentation: Instrumentation,
         sites: SitePolicy,
-        dialects: Mapping[str, Dialect] | None = None,
+        error_formats: Mapping[str, ErrorFormat] | None = None,
     ) -> None:
         self._handle = handle
         self._sites = sites
-        self._observer = observer
-        self._dialects = dialects or {}
-        self._own = OwnDialect()
+        self._instrumentation = instrumentation
+        self._error_formats = error_formats or {}
+        self._own = OwnErrorFormat()
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun, waited = clock.monotonic(), Waited()
         WAITED.set(waited)
         contract = request["contract"] = contract_of(request.raw_path, request.headers)
-        dialect = self._dialects.get(contract, self._own)
-        request["dialect"] = dialect
-        dialect.begin(request)
-        in_flight = self._observer.in_flight(contract)
+        error_format = self._error_formats.get(contract, self._own)
+        request["dialect"] = error_format
+        error_format.begin(request)
+        in_flight = self._instrumentation.in_flight(contract)
         in_flight.count += 1
         try:
             response = await self._answered(request)
@@ -197,7 +197,7 @@ class HttpMiddleware:
             in_flight.count -= 1
         frontend = request.get("frontend", "sagemaker")
         operation, seconds = request.get("operation", "other"), clock.monotonic() - begun
-        served = self._observer.served(frontend, operation)
+        served = self._instrumentation.served(frontend, operation)
         model_id = request.get("model_id")
         served.count(
             *(response.status, seconds, waited.seconds, waited.callers_seconds), model_id=model_id
@@ -205,29 +205,29 @@ class HttpMiddleware:
         return response
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        dialect = dialect_of(request)
+        error_format = error_format_of(request)
         try:
             self._sites.check(request.method, request.headers)
             response = await self._handle(request)
         except AdapterError as error:
-            refusal = dialect.refusal(request, error)
+            refusal = error_format.refusal(request, error)
             self._note(request, error, refusal.logged)
             response = _answered(refusal)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception as error:  # noqa: BLE001 - it is logged, and the caller answered
             target, model_id = (request.method, request.raw_path), request.get("model_id")
-            self._observer.bug(error, target, model_id)
-            response = _answered(dialect.failure(request))
+            self._instrumentation.bug(error, target, model_id)
+            response = _answered(error_format.failure(request))
         if not response.prepared:
-            response.headers.update(dialect.headers(request))
+            response.headers.update(error_format.headers(request))
         return response
 
     def _note(
         self, request: web.BaseRequest, error: AdapterError, more: Mapping[str, object]
     ) -> None:
         operation, model_id = request.get("operation", "other"), request.get("model_id")
-        self._observer.refused(error, asked_by(request), operation, model_id, more=more)
+        self._instrumentation.refused(error, asked_by(request), operation, model_id, more=more)
 
 
 def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
@@ -257,7 +257,7 @@ def held_body(
     held = HeldBody(
         *(budget, request.content_length, senders),
         fail=application.failed,
-        is_reading=application.front.transport.is_reading,
+        is_reading=application.client.transport.is_reading,
     )
     application.turn = held.turn
     return held

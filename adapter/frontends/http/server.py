@@ -19,11 +19,16 @@ from adapter.frontends.http.application import (
     why_misread,
 )
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.endpoint.errors import Told, new_request_id, refusal_of
+from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
+from adapter.frontends.http.instrumentation import (
+    Instrumentation,
+    Refusal,
+    own_refusal,
+    refusal_answer,
+)
 from adapter.frontends.http.middleware import Serve
-from adapter.frontends.http.observer import Observer, Refusal, own_refusal, refusal_answer
 from adapter.runtime import background, sockets
 from adapter.runtime.turns import Turns
 from adapter.settings import Address
@@ -139,7 +144,7 @@ class HttpListener:
         serve: Serve,
         fast: FastPath,
         heads: Heads,
-        observer: Observer,
+        instrumentation: Instrumentation,
         *,
         drain: Drain,
         limits: Limits | None = None,
@@ -153,7 +158,7 @@ class HttpListener:
         self.heads = heads
         self.turns = turns or Turns()
         self._serve = serve
-        self._observer = observer
+        self._instrumentation = instrumentation
         self._is_refusing = False
         self._is_endpoint = is_endpoint
         self._look_seconds = look_seconds
@@ -181,8 +186,8 @@ class HttpListener:
         else:
             self._server = await sockets.listen(self._accept, *address.host_port, _BACKLOG)
         self._looking = background.begin(
-            f"{self._observer.listener}-looks",
-            background.forever(self._look, seconds=self._look_seconds),
+            f"{self._instrumentation.listener}-looks",
+            background.forever(self._check_connections, seconds=self._look_seconds),
         )
         return 0 if address.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
 
@@ -211,7 +216,7 @@ class HttpListener:
         try:
             return await self._answered(application, request)
         finally:
-            application.let_go(request)
+            application.release(request)
 
     async def _answered(
         self, application: Application, request: web.BaseRequest
@@ -237,7 +242,7 @@ class HttpListener:
 
     def _accept(self) -> asyncio.Protocol:
         return self._connections.accept(
-            lambda: Connection(self), lambda: self._refusal(_TOO_MANY, Told(new_request_id()))
+            lambda: Connection(self), lambda: self._refusal(_TOO_MANY, CallInfo(new_request_id()))
         )
 
     def handler(self, application: Application) -> Handler:
@@ -255,35 +260,35 @@ class HttpListener:
         self._connections.shed("pipelined")
 
     def malformed(self, why: str) -> bytes:
-        error, told = InvalidCall(why), Told(new_request_id())
-        more = {"aws_request_id": told.request_id} if self._is_endpoint else {}
-        self._observer.malformed(error, more)
-        return self._refusal(error, told)
+        error, call_info = InvalidCall(why), CallInfo(new_request_id())
+        more = {"aws_request_id": call_info.request_id} if self._is_endpoint else {}
+        self._instrumentation.malformed(error, more)
+        return self._refusal(error, call_info)
 
-    def _refusal(self, error: AdapterError, told: Told) -> bytes:
+    def _refusal(self, error: AdapterError, call_info: CallInfo) -> bytes:
         """The answer to what was not read: where it may be a call of the endpoint, such a client
         finds what it looks for in it as well.
         """
         own = own_refusal(error, None)
         if self._is_endpoint:
-            aws = refusal_of(error, told)
-            headers = {**own.headers, **aws.headers, **told.headers()}
+            aws = refusal_of(error, call_info)
+            headers = {**own.headers, **aws.headers, **call_info.headers()}
             own = Refusal(own.status, headers, f"{own.body[:-1]}, {aws.body[1:]}")
         return refusal_answer(own, self.fast.clock, is_last=True)
 
     def _take_no_more(self) -> None:
-        self.fast.takes_more = False
+        self.fast.accepts_requests = False
 
     @property
     def linger_seconds(self) -> float:
         limits = self.limits
-        return limits.linger if self.fast.takes_more else min(limits.linger, limits.hurry)
+        return limits.linger if self.fast.accepts_requests else min(limits.linger, limits.drain)
 
-    async def _look(self) -> None:
+    async def _check_connections(self) -> None:
         self.fast.clock.tick()
         now = asyncio.get_running_loop().time()
         for connection in self._connections:
-            connection.look(now)
+            connection.check_time_limits(now)
         if self._is_refusing:
             self._refuse_arriving()
 

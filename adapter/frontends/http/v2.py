@@ -22,6 +22,7 @@ from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import HeldBody, json_object
 from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.instrumentation import call_headers, passed_on
 from adapter.frontends.http.middleware import (
     CONTROL_BODY_BYTES,
     Serve,
@@ -30,7 +31,6 @@ from adapter.frontends.http.middleware import (
     ids_of,
     whole_body,
 )
-from adapter.frontends.http.observer import call_headers, passed_on
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.routes import Match
 from adapter.runtime.byte_budget import ByteBudget
@@ -97,8 +97,8 @@ class V2:
         """Without the extensions that are not open here."""
         headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "", headers), None) as found:
-            told = json.loads(await found.read())
-        return answer(told | {"extensions": self._extensions.served(told["extensions"])})
+            described = json.loads(await found.read())
+        return answer(described | {"extensions": self._extensions.served(described["extensions"])})
 
     async def _pass(self, request: web.BaseRequest) -> web.StreamResponse:
         """Pass the call on as it is; the name of its model, if it has one, as Triton has it."""

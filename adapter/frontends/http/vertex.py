@@ -13,8 +13,8 @@ from adapter.errors import InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.http import binary
 from adapter.frontends.http.inference import Inferences, Target, target_of
+from adapter.frontends.http.instrumentation import path_segments
 from adapter.frontends.http.middleware import Calls, method_not_allowed, note_model
-from adapter.frontends.http.observer import path_segments
 from adapter.frontends.routes import CONTRACTS, CONTROL, INFERENCE, bare, find
 from adapter.settings.vertex import VertexRoutes
 

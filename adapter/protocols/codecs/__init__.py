@@ -44,7 +44,7 @@ def content_types(
         name, _, option = (each.strip() for each in part.partition(";"))
         codec = codec_of(name)
         if codec is None or (option and option not in codec.options):
-            raise ValueError(f"{part[:100]!r} is none of the types that there are: {_known()}")
+            raise ValueError(f"unknown content type {part[:100]!r}; supported are {_known()}")
         found[name] = codec
         options.add(option)
     if len(inputs) != 1:

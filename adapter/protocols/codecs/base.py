@@ -12,7 +12,7 @@ from adapter.runtime.threads import CONVERSIONS
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of text that becomes a tensor or is made of one, and from which on a thread does that.
+# The largest text that is converted, and from which size on a thread does that.
 MAX_TEXT_BYTES = 8 * 2**20
 _SLOW_BYTES = 64 * 2**10
 # In which an object of JSON begins.
@@ -125,7 +125,7 @@ class Codec:
     listed: tuple[str, ...]  # the types that a model may list, with `*` for any subtype
     options: tuple[str, ...] = ()  # what may follow such a type behind a semicolon
     may_be_json = False  # a body that begins as an object of JSON is V2's
-    is_gathered = False  # a body is converted when all of it is there
+    holds_whole_body = False  # until it is converted; the byte budget is charged for all of it
     is_answer = True
 
     def takes(self, media_type: str) -> bool:
@@ -140,7 +140,7 @@ class Codec:
             raise ValueError(f"{media_type} needs {needed}; input {tensor.name[:100]!r} is {what}")
 
     def needed(self, types: ContentTypes) -> str | None:
-        """Return what the model's input is not, None if it can be of the type."""
+        """Return what the model's input would have to be, None if it fits."""
         raise NotImplementedError
 
     async def decode(self, source: Source, length: int | None, types: ContentTypes) -> Values:

@@ -98,7 +98,7 @@ def _may_be_one_string(output: Tensor) -> bool:
 
 def _one_string(shape: tuple[int, ...], values: Values) -> Values:
     if math.prod(shape) != 1:
-        raise ValueError(f"it has {math.prod(shape)} strings, and one can be told")
+        raise ValueError(f"it has {math.prod(shape)} strings; only a single one can be answered")
     return Values(values.source, values.skip + _LENGTH.size, values.size - _LENGTH.size)
 
 

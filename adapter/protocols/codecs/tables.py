@@ -23,7 +23,7 @@ class Csv(Codec):
 
     media_type = "text/csv"
     listed = (media_type,)
-    is_gathered = True
+    holds_whole_body = True
 
     def needed(self, types: ContentTypes) -> str | None:
         datatype, rank = types.input.datatype, len(types.input.shape) + types.is_batched

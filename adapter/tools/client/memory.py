@@ -66,6 +66,11 @@ def _lines(memory: Mapping[str, Any]) -> list[str]:
             "",
             "  ".join(_painted(mark, 1, colour) + f" {text}" for mark, colour, text in _KINDS),
         ]
+    shown += [
+        printable(f"unaccounted for on {name}: {_size(count)}")
+        for name, each in devices.items()
+        if (count := each.get("unaccounted_bytes"))
+    ]
     return [*shown, printable(f"measured by: {memory['source'] or 'nothing'}")]
 
 

@@ -15,7 +15,7 @@ from tests.control.memory.steps import (
     declare,
     room,
 )
-from tests.fakes.house import House
+from tests.fakes.house import QUICK, House
 
 
 async def test_a_load_of_unknown_footprint_waits_until_no_other_is_under_way(house):
@@ -144,6 +144,28 @@ async def test_a_load_that_takes_memory_is_waited_for(house):
     gate.open()
     await asyncio.gather(growing, second)
     house.check("m", "n")
+
+
+async def test_a_load_that_imports_before_it_takes_memory_of_a_gpu_is_waited_for(house):
+    gate, importing = await begin_load(house, "m")
+    second = house.begin(house.load("n"))
+    for step in range(40):
+        house.server.resident["m"] = 10 * MIB * step
+        await asyncio.sleep(0.1)
+        assert "place n" not in house.steps.seen
+    gate.open()
+    await asyncio.gather(importing, second)
+    assert (house.held("m"), house.held("n")) == (300 * MIB, 200 * MIB)
+
+
+async def test_a_load_on_a_gpu_may_pause_for_half_the_time_that_others_wait_for_it(house):
+    gate, pausing = await begin_load(house, "m")
+    second = house.begin(house.load("n"))
+    await asyncio.sleep(QUICK.alone / 2 - 0.1)
+    assert "place n" not in house.steps.seen
+    gate.open()
+    await asyncio.gather(pausing, second)
+    assert (house.held("m"), house.held("n")) == (300 * MIB, 200 * MIB)
 
 
 async def test_a_load_beyond_tritons_threads_waits_for_those_that_have_one(house, caplog):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from adapter.control.ports import TimeLimits
-from adapter.control.presence import Phase
+from adapter.control.triton_status import Phase
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -42,7 +42,7 @@ async def say_dead(house: House, name: str) -> None:
     with pytest.raises(StubDied), house.control.lease(ModelId(name)):
         raise StubDied(f"Stub process '{name}_0_0' is not healthy.")
     await house.control.drain(5)
-    house.control.presence.phase = Phase.OPEN
+    house.control.triton_status.phase = Phase.OPEN
 
 
 @pytest.mark.parametrize("alive", [True, None])

@@ -186,7 +186,7 @@ async def test_without_anything_that_could_go_there_is_no_room(residence):
 
 
 async def test_what_is_busy_for_long_is_no_room(residence):
-    residence.residency._arrivals._room_seconds = 0.05
+    residence.residency._on_demand._room_seconds = 0.05
     leases = [await residence.hold(name) for name in "ab"]
     with pytest.raises(NoRoom):
         await residence.call("c")
@@ -197,7 +197,7 @@ async def test_what_is_busy_for_long_is_no_room(residence):
 async def test_what_loads_and_unloads_of_others_take_is_no_wait_for_room():
     """Room for one, and each load takes longer than the wait for room."""
     residence = await Residence(1).open("a", "b", "c")
-    residence.residency._arrivals._room_seconds = 0.05
+    residence.residency._on_demand._room_seconds = 0.05
     calls = []
     for name in "abc":
         gate = residence.steps.hold(f"load {name}")
@@ -260,7 +260,7 @@ async def test_for_more_than_the_device_has_nothing_goes():
         await residence.call(name)
     figures = MemoryFigures(needed_bytes=2**40, limit_bytes=2**30)
     error = OutOfMemory("cannot allocate 1 TiB", model_id="a", figures=figures)
-    assert not await residence.residency.make_room(error)
+    assert not await residence.residency.evict_for(error)
     residence.check("a", "b")
     await residence.close()
 
@@ -388,7 +388,7 @@ async def test_a_call_amid_somebody_s_unload_waits_for_its_end_without_turning_r
 async def test_the_files_of_a_model_that_somebody_unloaded_may_leave_the_disk(residence):
     await residence.call("a")
     await residence.house.unload("a")
-    await residence.residency._upkeep.notice_losses()
+    await residence.residency._reaper.notice_losses()
     residence.check()
     assert residence.state("a") is ResidencyState.ABSENT
 
@@ -403,7 +403,7 @@ async def test_a_model_that_nobody_calls_is_unloaded_and_stays_on_disk():
         await residence.call(name)
     lease = await residence.hold("c")
     await asyncio.sleep(0.02)
-    await residence.residency._upkeep.unload_idle()
+    await residence.residency._reaper.unload_idle()
     residence.check("b", "c")
     lease.end()
     assert await residence.call("a") is CacheUse.DISK
@@ -417,7 +417,7 @@ async def test_idle_models_are_unloaded_one_after_the_other():
         await residence.call(name)
     gate = residence.steps.hold("unload a")
     await asyncio.sleep(0.02)
-    unloading = asyncio.create_task(residence.residency._upkeep.unload_idle())
+    unloading = asyncio.create_task(residence.residency._reaper.unload_idle())
     await gate.reached.wait()
     await residence.house.turns()
     assert "unload b" not in residence.steps.seen

@@ -110,6 +110,7 @@ async def proxy_before(
     max_message_bytes: int = MAX_MESSAGE,
     max_inflight_bytes: int = 2**30,
     limits: MessageLimits | None = None,
+    takes_cancels: bool = False,
 ) -> AsyncIterator[ProxySetup]:
     """With the models `m` and `team/a` loaded; `act` answers in Triton's place."""
     house = await House().open()
@@ -149,7 +150,9 @@ async def proxy_before(
     await inner.start()
     proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
     context = RelayContext(
-        RelayPolicy(house.control, faults, house.metrics, limits),
+        RelayPolicy(
+            house.control, faults, house.metrics, limits, takes_cancels=lambda: takes_cancels
+        ),
         connect_to(lambda: proxy.triton),
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,

@@ -8,8 +8,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control import presence
-from adapter.control.presence import Phase
+from adapter.control import triton_status
+from adapter.control.triton_status import Phase
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.state import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
@@ -69,7 +69,7 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
         return await echo(message, context)
 
     async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        proxy.house.control.presence._loads_again = True
+        proxy.house.control.triton_status._loads_again = True
         proxy.house.triton.models.clear()
         call = channel.unary_unary(INFER)
         code, text = await refusal(call(request_of("m")))
@@ -181,11 +181,11 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
 async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
     size, monkeypatch
 ):
-    monkeypatch.setattr(presence, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(triton_status, "_END_SECONDS", 0.2)
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
-        known = proxy.house.control.presence
+        known = proxy.house.control.triton_status
         call = channel.unary_unary(INFER)
         known.phase = Phase.STARTING
         assert (await refusal(call(message)))[0] == "UNAVAILABLE"
@@ -269,6 +269,7 @@ class Slow:
 
     def __init__(self):
         self.started, self.go_on, self.answered = (asyncio.Event() for _ in range(3))
+        self.cancelled = asyncio.Event()
         self.is_cancelled = False
         self.seconds = None
 
@@ -279,6 +280,7 @@ class Slow:
             await self.go_on.wait()
         except asyncio.CancelledError:
             self.is_cancelled = True
+            self.cancelled.set()
             raise
         self.answered.set()
         return await echo(message, context)
@@ -324,6 +326,22 @@ async def test_triton_never_hears_of_a_caller_who_cancels():
         call.cancel()
         await proxy.until_counted("CANCELLED")
         await act.ends_untold(proxy)
+
+
+async def test_a_triton_that_survives_cancels_hears_of_a_caller_who_cancels():
+    act = Slow()
+    async with (
+        proxy_before(act.serve, takes_cancels=True) as proxy,
+        channel_to(proxy.address) as channel,
+    ):
+        call = channel.unary_unary(INFER)(request_of())
+        await asyncio.wait({asyncio.ensure_future(act.started.wait())})
+        call.cancel()
+        await proxy.until_counted("CANCELLED")
+        await asyncio.wait_for(act.cancelled.wait(), 10)
+        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (0, 0)
+        act.go_on.set()
+        await channel.unary_unary(INFER)(request_of())
 
 
 async def test_triton_never_hears_of_a_caller_whose_connection_is_lost():

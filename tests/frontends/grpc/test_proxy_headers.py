@@ -23,6 +23,7 @@ from tests.frontends.grpc.proxy_listener import (
 )
 from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_ends import status
+from tests.grpc_calls import SERVICE
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 3, 8, 12, 13
 
@@ -47,6 +48,7 @@ ODD = {
     "a pushback that is no number": (b"grpc-retry-pushback-ms", b"soon"),
     "a load balancer's cost": (b"lb-cost-bin", b"AA"),
 }
+LIVE, SHORT = f"/{SERVICE}/ServerLive", 200
 
 UNKNOWN_ENCODING = (b"grpc-encoding", b"snappy")
 
@@ -80,6 +82,42 @@ async def test_odd_headers_are_the_callers_fault_and_others_go_on(path):
                 data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
                 assert len(data) > 5
                 assert proxy.in_flight("m") == 0
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM, LIVE])
+async def test_a_call_without_te_trailers_is_told_so(path):
+    """The C core of gRPC resets the stream without a word, and never begins with the call."""
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
+    head += [(b":authority", b"x"), (b"content-type", b"application/grpc")]
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        _, trailers = await answered(wire, 1, b"\x20" + encoded(head))
+        assert status(trailers) == INVALID_ARGUMENT
+        assert b"te must be trailers" in trailers
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM, LIVE])
+async def test_a_message_with_an_unknown_compressed_flag_is_refused_and_others_go_on(path):
+    """The C core of gRPC hands an empty message on."""
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        message = b"\2" + prefixed(request_of())[1:]
+        wire.send(frames.header_block(1, head_of(path), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
+        data, trailers = await wire.answer(1)
+        assert (data, status(trailers)) == (b"", UNIMPLEMENTED)
+        assert b"compressed flag 2" in trailers
+        assert len((await answered(wire, 3, head_of(INFER)))[0]) > 5
+        assert proxy.in_flight("m") == 0
+
+
+async def test_a_long_name_of_a_header_is_cut_in_the_error():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
+            _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
+            assert status(trailers) == INVALID_ARGUMENT
+            assert len(trailers) < SHORT
 
 
 async def answered(wire: Wire, stream_id: int, head: bytes) -> tuple[bytes, bytes]:

@@ -33,7 +33,7 @@ MIB, SECONDS = 2**20, 10
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 LONG = CallerLimits()
-SHORT = CallerLimits(slow=0.3, answer=0.3, hurry=0.1)
+SHORT = CallerLimits(slow=0.3, answer=0.3, drain=0.1)
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
         wire.send(begun(size), frames.ping(b"all here"))
         while (await wire.until(frames.PING))[2] != b"all here":
             pass
-        proxy.server.hurry()
+        proxy.server.start_drain_deadline()
         closing = asyncio.create_task(proxy.server.close(60))
         assert await refused(wire) == (UNAVAILABLE, True)
         await closing
@@ -151,14 +151,14 @@ async def unread(patience: CallerLimits):
 
 
 async def test_an_unload_takes_from_triton_an_answer_that_its_caller_does_not_read():
-    async with unread(CallerLimits(hurry=0.1)) as (proxy, wire, _):
+    async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
         await (await unloading(proxy))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.CANCEL
 
 
 async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun():
-    async with opened(CallerLimits(hurry=0.1)) as (proxy, behind, wire):
+    async with opened(CallerLimits(drain=0.1)) as (proxy, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
@@ -171,8 +171,8 @@ async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun(
 
 
 async def test_a_drain_does_not_wait_for_a_caller_who_does_not_read():
-    async with unread(CallerLimits(hurry=0.1)) as (proxy, wire, _):
-        proxy.server.hurry()
+    async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
+        proxy.server.start_drain_deadline()
         await wire.until(frames.RST_STREAM, 1)
         await proxy.until_free("m")
 
@@ -196,7 +196,7 @@ async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_ha
 
 
 async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then():
-    async with unread(CallerLimits(hurry=0.3)) as (proxy, wire, _):
+    async with unread(CallerLimits(drain=0.3)) as (proxy, wire, _):
         task = await unloading(proxy)
         while not task.done():
             wire.send(frames.window_update(1, 1))

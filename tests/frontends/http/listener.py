@@ -14,12 +14,12 @@ from adapter.core.model import ModelId
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.endpoint.endpoint import EndpointDialect
+from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences, target_of
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
-from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import Connections, HttpListener
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
@@ -247,7 +247,7 @@ async def opened(
                 return await inferences.serve(target, asked)
             return await listener.application(asked)
 
-        observer = Observer(house.metrics)
+        observer = Instrumentation(house.metrics)
         heads = Heads(
             house.metrics.traffic.served,
             default_model=ModelId("m"),
@@ -257,7 +257,7 @@ async def opened(
         heads.host = plane.host
         drain = Drain(house.control, house.metrics.traffic, 0)
         server = HttpListener(
-            HttpMiddleware(application, observer, sites, {"endpoint": EndpointDialect()}).serve,
+            HttpMiddleware(application, observer, sites, {"endpoint": EndpointErrorFormat()}).serve,
             FastPath(house.control, plane, observer, Clock(), budget),
             heads,
             observer,

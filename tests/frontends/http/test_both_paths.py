@@ -21,7 +21,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from adapter.control.presence import Phase
+from adapter.control.triton_status import Phase
 from adapter.core.model import ModelId
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http.middleware import answer, whole_body
@@ -296,7 +296,7 @@ async def too_deep(listener: Listener) -> str:
 
 
 async def starting(listener: Listener) -> str:
-    listener.house.control.presence.phase = Phase.STARTING
+    listener.house.control.triton_status.phase = Phase.STARTING
     return "nobody"
 
 

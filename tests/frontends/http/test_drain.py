@@ -10,8 +10,8 @@ from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import HttpMiddleware, answer
-from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
@@ -41,7 +41,7 @@ class Listener:
         self.drain = drain_of(house)
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
-        observer = Observer(house.metrics)
+        observer = Instrumentation(house.metrics)
         self._lane = HttpListener(
             HttpMiddleware(self._handle, observer, ANYWHERE).serve,
             FastPath(house.control, NoTriton(), observer, Clock(), ByteBudget(2**30)),

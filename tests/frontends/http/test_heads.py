@@ -121,7 +121,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
     ],
 )
 def test_triton_is_told_what_aiohttp_would_have_it_told(path, fields, onward):
-    lines = heads().read(head(path, LENGTH, *fields)).onward.split(b"\r\n")
+    lines = heads().read(head(path, LENGTH, *fields)).upstream_head.split(b"\r\n")
     assert lines[:3] == [b"POST /v2/models/m/infer HTTP/1.1", b"Host: triton:8000", onward]
     assert lines[3:5] == [b"Content-Type: application/json", b"Content-Length: 2"]
     assert lines[5:] in ([b"", b""], [b"traceparent: 0", b"", b""])
@@ -146,7 +146,7 @@ def test_lines_that_differ_in_each_request_are_each_told_with_their_own(path, li
     assert first.plain is second.plain is same.plain
     for number, found in ((1, first), (2, second)):
         lines = b"".join(b"%b\r\n" % (one % number) for one in told)
-        assert found.onward == same.onward.removesuffix(b"\r\n") + lines + b"\r\n"
+        assert found.upstream_head == same.upstream_head.removesuffix(b"\r\n") + lines + b"\r\n"
 
 
 def test_a_trace_that_is_told_twice_is_not_plain():

@@ -395,7 +395,7 @@ async def test_who_is_looked_at_between_its_end_and_the_word_of_it_is_let_go(pat
         await listener.reached.wait()
         (connection,) = listener.server._connections
         connection.abort()
-        connection.look(asyncio.get_running_loop().time())
+        connection.check_time_limits(asyncio.get_running_loop().time())
         await let_go(listener, path)
 
 

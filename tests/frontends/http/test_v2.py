@@ -22,8 +22,8 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import Calls, HttpMiddleware
-from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
@@ -103,7 +103,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         max_body_bytes=2 * MIB,
     )
     calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
-    observer = Observer(house.metrics)
+    observer = Instrumentation(house.metrics)
     heads = Heads(
         house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB, sites=ANYWHERE
     )

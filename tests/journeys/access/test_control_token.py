@@ -73,6 +73,7 @@ OF_ADMIN = (
     "/startup",
     "/readyz",
     "/metrics",
+    "/resident",
     "/debug/state",
     "/debug/config",
     "/debug/tasks",

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.triton
 PROBES = ("/livez", "/startup", "/readyz", "/metrics")
 OPERATORS = (
     ("POST", "/drain?timeout=0.1"),
+    ("GET", "/resident"),
     ("GET", "/debug/state"),
     ("GET", "/debug/config"),
     ("GET", "/debug/tasks"),

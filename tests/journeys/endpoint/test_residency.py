@@ -75,7 +75,7 @@ def test_sixteen_callers_of_six_models_with_room_for_two_all_get_their_own_answe
         return patiently(caller, names[number % 6]), number % 6
 
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(call, range(48)))
+        answers = list(pool.map(call, range(30)))
     assert [answer for answer, _ in answers] == [expected for _, expected in answers]
     assert len(caller.loaded()) == len(caller.ledger()) == 2
 

@@ -5,6 +5,7 @@ gone, and Triton and all its other models go on as if nothing had been.
 import os
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_the_baseline_falls_back_when_the_memory_of_a_dead_process_is_free(
 
     first = cycle()  # Triton's own buffers for answers of that size are in it
     last = [cycle() for _ in range(2)][-1]
-    assert last < first + _LARGE // 2
+    assert last < first + _LARGE  # each of two cycles would leave as much
     assert client.load("m", package).status == 200  # that reads memory again
     assert last < baseline(adapter) + _LARGE // 2
 
@@ -171,8 +172,12 @@ def test_models_that_are_loaded_keep_their_regions_and_serve_while_others_are_fr
         def use(own: Client) -> int:
             answers = 0
             while not end or answers < 5:
-                check_serves(own, ("other", "calls")[answers % 2])
+                name = ("other", "calls")[answers % 2]
+                assert own.post(f"/models/{name}/invoke", infer_body(4.0)).status == 200
                 answers += 1
+                time.sleep(0.01)
+            for name in ("other", "calls"):
+                check_serves(own, name)
             return answers
 
         using = others.ask(use)

@@ -2,6 +2,7 @@
 
 import secrets
 from contextlib import closing
+from functools import partial
 
 import grpc
 import pytest
@@ -69,8 +70,8 @@ def test_a_good_inference_gives_the_name_back_and_logs_nothing(
 def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter: RunningAdapter, client: Client):
     headers, fields = named()
     headers["traceparent"] = "00-shorter-than-it-has-to-be-01"
-    client.post("/models/none/invoke", infer_body(1.0), headers)
-    line = adapter.wait_for("request.failed", request_id=fields["request_id"])
+    ask = partial(client.post, "/models/none/invoke", infer_body(1.0), headers)
+    line = adapter.line_of(ask, "request.failed", request_id=fields["request_id"])
     assert "trace_id" not in line
 
 
@@ -86,11 +87,13 @@ def test_operations_and_failures_over_grpc_bear_the_names_of_their_requests(
             calls.call(method, message(model_name="identity"), metadata=tuple(headers.items()))
             adapter.wait_for(event, **fields)
         headers, fields = named()
-        calls.refused_infer("none", 1.0, metadata=tuple(headers.items()))
-        adapter.wait_for("request.failed", **fields)
+        ask = partial(calls.refused_infer, "none", 1.0, metadata=tuple(headers.items()))
+        adapter.line_of(ask, "request.failed", **fields)
         headers, fields = named()
-        list(calls.stream([infer_request("none", 1.0)], metadata=tuple(headers.items())))
-        adapter.wait_for("request.failed", **fields)
+        request, metadata = infer_request("none", 1.0), tuple(headers.items())
+        adapter.line_of(
+            lambda: list(calls.stream([request], metadata=metadata)), "request.failed", **fields
+        )
 
 
 def test_operations_of_a_mesh_bear_the_names_of_their_requests(adapter: RunningAdapter):

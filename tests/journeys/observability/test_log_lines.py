@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(
         ("GET", "/v2/models/none-3", None, 404, "none-3"),
     ]
     for method, path, body, status, name in asked:
-        assert client.request(method, path, body).status == status
-        line = adapter.wait_for("request.failed", model_id=name)
+        ask = partial(client.request, method, path, body)
+        line = adapter.line_of(ask, "request.failed", model_id=name)
         assert (line["listener"], line["method"], line["status"]) == ("http", method, status)
         assert (line["path"], line["level"]) == (path, "info")
-    assert client.request("PUT", "/models/none-4").status == 405
-    line = adapter.wait_for("request.failed", path="/models/none-4")
-    assert (line["listener"], line["method"]) == ("http", "PUT")
+    ask = partial(client.request, "PUT", "/models/none-4")
+    line = adapter.line_of(ask, "request.failed", path="/models/none-4")
+    assert (line["listener"], line["method"], line["status"]) == ("http", "PUT", 405)
 
 
 def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
@@ -41,15 +42,18 @@ def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
 ) -> None:
     for listener in ("grpc", "grpc_data"):
         with calls_to(adapter.listeners[listener]) as calls:
-            calls.refused_infer(f"none-{listener}", 1.0)
-        line = adapter.wait_for("request.failed", model_id=f"none-{listener}")
+            ask = partial(calls.refused_infer, f"none-{listener}", 1.0)
+            line = adapter.line_of(ask, "request.failed", model_id=f"none-{listener}")
         assert (line["listener"], line["method"]) == (listener, "ModelInfer")
         assert line["status"] == "NOT_FOUND"
     with grpc.insecure_channel(adapter.grpc) as channel:
         call = channel.unary_unary("/mmesh.ModelRuntime/loadModel")
-        with pytest.raises(grpc.RpcError):
-            call(mesh.LoadModelRequest(modelPath="/x").SerializeToString(), timeout=60)
-    line = adapter.wait_for("request.failed", method="loadModel")
+
+        def refused() -> None:
+            with pytest.raises(grpc.RpcError):
+                call(mesh.LoadModelRequest(modelPath="/x").SerializeToString(), timeout=60)
+
+        line = adapter.line_of(refused, "request.failed", method="loadModel")
     assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
 
 
@@ -63,8 +67,8 @@ def test_a_load_that_is_refused_is_told_once_and_so_is_one_that_fails(
     assert (refused["level"], refused["error"]) == ("info", "SourceMissing")
     failed = adapter.wait_for("model.load_failed", model_id="failed-once")
     assert (failed["level"], failed["error"]) == ("warning", "LoadFailed")
-    client.post("/models/after/invoke", infer_body(1.0))
-    adapter.wait_for("request.failed", model_id="after")
+    after = partial(client.post, "/models/after/invoke", infer_body(1.0))
+    adapter.line_of(after, "request.failed", model_id="after")
     assert [
         line
         for line in adapter.events("request.failed")

@@ -269,7 +269,7 @@ def test_what_is_not_one_string_is_no_text(caller: Client) -> None:
     strings = {"name": "IN", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
     number = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     for name, tensor, why in (
-        ("texts", strings, "it has 2 strings, and one can be told"),
+        ("texts", strings, "it has 2 strings; only a single one can be answered"),
         ("numbers", number, "it is FP32 and no string"),
     ):
         reply = invoke(caller, name, {"inputs": [tensor]}, JSON, TEXT)
@@ -522,7 +522,7 @@ def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
     ("text", "why"),
     [
         (config("image/*", "TYPE_FP32"), "image/* needs TYPE_STRING"),
-        (config("application/x-npz", "TYPE_FP32"), "'application/x-npz' is none"),
+        (config("application/x-npz", "TYPE_FP32"), "unknown content type 'application/x-npz'"),
     ],
 )
 def test_a_wrong_list_is_refused_at_the_load_with_file_and_line(

@@ -67,7 +67,7 @@ def client(request) -> list[str]:
     [
         ("go", "grpc", MODELS[0]),
         ("go", "grpc_data", MODELS[1]),
-        ("java", "grpc_data", MODELS[0]),  # it costs 14 s of CPU
+        pytest.param("java", "grpc_data", MODELS[0], marks=pytest.mark.nightly),  # 14 s of CPU
     ],
     indirect=["client"],
 )

@@ -3,7 +3,7 @@
 from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
 from adapter.core.accounts import Accounts
-from adapter.core.evidence import Doubt
+from adapter.core.evidence import Suspicion
 from adapter.core.ledger import DeviceBook, Ledger
 from tests.simulation.faults.fault import Fault
 
@@ -20,7 +20,7 @@ MEMORY = [
         "a load of unknown size is let in beside others",
         "the growth of both is taken for one's, and both run out of memory together",
         Memory,
-        "_outlook",
+        "_inputs",
         "loads=len(loads)",
         "loads=0",
     ),
@@ -28,7 +28,7 @@ MEMORY = [
         "a load is refused for room that is to come",
         "507 while an unload is under way, and the platform unloads one more",
         Memory,
-        "_outlook",
+        "_inputs",
         "unloads=len(self.unloads)",
         "unloads=0",
     ),
@@ -99,7 +99,7 @@ MEMORY = [
     Fault(
         "a text that means memory is always believed",
         "a caller who sends such words has one model after the other unloaded",
-        Doubt,
+        Suspicion,
         "judged",
         "if is_first:",
         "if True:",

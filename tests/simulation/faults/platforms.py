@@ -37,7 +37,7 @@ PLATFORMS = [
         "ModelMesh counts a guess for as long as the model is loaded",
         MeshSizes,
         "after_load",
-        "return self._told(model_id) if self._control.memory.is_measured(model_id) else 0",
+        "return self._reported(model_id) if self._control.memory.is_measured(model_id) else 0",
         "return self.default_bytes",
     ),
     Fault(
@@ -81,11 +81,27 @@ PLATFORMS = [
         "pass",
     ),
     Fault(
+        "a load of V2 asks again at once while another waits for Triton to come back",
+        "it holds the event loop for good",
+        Repository,
+        "_has_joined",
+        "elif self._control.registry.returning(model_id) is not None:",
+        "elif False:",
+    ),
+    Fault(
+        "a load of V2 does not take the failure of another for its own",
+        "callers that come together load a model that fails one after the other",
+        Repository,
+        "_has_joined",
+        "if is_ours and not isinstance(error, UnloadedMeanwhile):",
+        "if False:",
+    ),
+    Fault(
         "a load of V2 is content with one that read older files",
         "the model is not the one that was there when the load was asked for",
         Repository,
         "_has_joined",
-        "if given is None and await self._control.has_changed(known):",
+        "if not given and await self._control.has_changed(known):",
         "if False:",
     ),
 ]

@@ -3,8 +3,8 @@
 from adapter.control.residency import eviction
 from adapter.control.residency.engine import Residency
 from adapter.control.residency.entries import Entries
-from adapter.control.residency.renewal import Renewal
-from adapter.control.residency.upkeep import Upkeep
+from adapter.control.residency.reaper import Reaper
+from adapter.control.residency.updater import Updater
 from adapter.core.overrun import Oversize
 from adapter.store.cache import ArtifactCache
 from adapter.store.disk import Disk
@@ -33,7 +33,7 @@ RESIDENCY = [
         "a pinned model is evicted",
         "a model that only others call is gone",
         eviction,
-        "what_keeps",
+        "retention_reason",
         "if is_pinned:",
         "if False:",
     ),
@@ -41,14 +41,14 @@ RESIDENCY = [
         "what a platform has loaded is evicted",
         "the platform calls a model that it believes to be loaded",
         eviction,
-        "what_keeps",
+        "retention_reason",
         "if not record.is_on_demand:",
         "if False:",
     ),
     Fault(
         "models that are used are unloaded as idle",
         "each call loads its model again",
-        Upkeep,
+        Reaper,
         "unload_idle",
         "if record.used_at <= before",
         "if True",
@@ -56,7 +56,7 @@ RESIDENCY = [
     Fault(
         "the files of a model that was lost stay in use",
         "the disk fills with models that are not loaded",
-        Upkeep,
+        Reaper,
         "_forget",
         "self._entries.release(entry)",
         "entry.state = type(entry.state).ABSENT",
@@ -64,8 +64,8 @@ RESIDENCY = [
     Fault(
         "the files of an old version stay in use",
         "each new version of a model leaves one on the disk for good",
-        Renewal,
-        "_let_go",
+        Updater,
+        "_release",
         "if artifact is not None:",
         "if False:",
     ),

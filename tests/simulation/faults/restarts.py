@@ -1,8 +1,8 @@
 """Faults around ends of Triton, and of the adapter."""
 
-from adapter.control.presence import Presence
 from adapter.control.reconciler import Reconciler
-from adapter.control.returns import Returns
+from adapter.control.recovery import Recovery
+from adapter.control.triton_status import TritonStatus
 from tests.simulation.faults.fault import Fault
 
 _GONE = "if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED"
@@ -11,7 +11,7 @@ RESTARTS = [
     Fault(
         "models are forgotten when Triton ends",
         "404 for good after a restart of Triton, though they were to come back",
-        Presence,
+        TritonStatus,
         "comes_back",
         "return self.come_back and record.can_load_again and (is_sure or has_ended)",
         "return False",
@@ -44,7 +44,7 @@ RESTARTS = [
     Fault(
         "a return that Triton breaks off is given up",
         "a second end of Triton loses all models",
-        Returns,
+        Recovery,
         "after",
         "return ModelEvent.BROKEN_OFF",
         "return ModelEvent.LOAD_FAILED",
@@ -52,7 +52,7 @@ RESTARTS = [
     Fault(
         "returns stop after the first",
         "of the models that Triton has lost some stay away",
-        Returns,
+        Recovery,
         "_ended",
         "self.go_on()",
         "pass",
@@ -70,8 +70,8 @@ RESTARTS = [
         "no model can be loaded any more",
         Reconciler,
         "restart_if_stuck",
-        "if reason is not None and",
-        "if False and",
+        "reason is not None\n",
+        "False\n",
     ),
     Fault(
         "what is not ready is adopted",

@@ -44,7 +44,7 @@ UNLOADS = [
         "a model that has died is unloaded as any other",
         "its unload never ends",
         Unloader,
-        "_hurry",
+        "_end_soon",
         "await self._unload_again(record, left, is_dead=is_dead)",
         "raise _not_gone(record)",
     ),

@@ -108,6 +108,7 @@ name      m
 disk      {size} bytes
 declared  no size
 backends  python
+measured  by readings of memory
 
 m
   entry: answers to the caller
@@ -193,6 +194,7 @@ def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, pa
     assert "+++ shop/config.pbtxt" in parts["both"]["config_diff"]
     assert parts["double"]["name"] in parts["both"]["config_text"]
     assert found["backends"] == ["onnxruntime", "python"]
+    assert found["measured_by"] == "readings of memory"
 
 
 def test_the_text_says_what_each_model_is_to_the_others(inspect, packages):

@@ -91,6 +91,12 @@ def test_each_device_has_its_bar():
     assert [line.strip()[:2] for line in lines[2:5:2]] == ["[.", "[="]
 
 
+def test_memory_that_nothing_accounts_for_has_a_line():
+    devices = {"GPU-1": device(limit_bytes=10, unaccounted_bytes=3 * 2**20), "GPU-2": device()}
+    said = _lines({"source": "nvml", "devices": devices})
+    assert [line for line in said if "unaccounted" in line] == ["unaccounted for on GPU-1: 3.0 MiB"]
+
+
 def test_without_a_device_the_setting_is_named_that_gives_a_limit():
     said = _lines({"source": None, "devices": {}})
     assert said == ["memory is not measured: set memory_limit"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adapter.core.accounts import Account, Accounts, Stage
+from adapter.core.accounts import Account, Accounts, MemorySplit, Stage
 from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, DeviceReading, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.sizing import Basis, Estimate, Sizes
 from adapter.core.state import IllegalTransition
@@ -337,7 +337,8 @@ def quiet_after(script, *, unloads=False) -> list[float | None]:
     for second, (own, shared) in enumerate(script):
         devices = {HOST: DeviceReading(LIMIT, own + shared + MIB)}
         reading = MemoryReading(devices, of_models={A: own, B: MIB})
-        accounts.watch(reading, 100.0 + second, 1.5, unloads=unloads)
+        split = MemorySplit(total(reading.shared.used), reading.of_models or {})
+        accounts.watch(split, 100.0 + second, 1.5, unloads=unloads)
         quiet.append(load.quiet_since)
     return quiet
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.core.admission import Answer, Outlook, decide
+from adapter.core.admission import AdmissionInput, Answer, decide
 from adapter.core.ledger import UNSEEN, DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
@@ -34,7 +34,7 @@ def reading(used, *devices):
 
 
 def answer(estimate, book=None, seen=None, **outlook):
-    return decide(M, estimate, Outlook(book or a_book(), seen, **outlook))
+    return decide(M, estimate, AdmissionInput(book or a_book(), seen, **outlook))
 
 
 def refusal(estimate, book=None, seen=None, **outlook):
@@ -246,3 +246,39 @@ def test_a_planned_load_is_refused_by_what_is_read_too():
     seen = reading(1000)
     with pytest.raises(InsufficientMemory, match="nothing is left"):
         answer(needs(0, Basis.DEFAULT), a_book(held=100), seen, is_planned=True)
+
+
+# -- MPS ----------------------------------------------------------------------------------------
+
+
+def shared(client, limit=1000):
+    book = DeviceBook(limit * MIB, 0, 0, 0, 0, 0, client * MIB)
+    return LedgerSnapshot({GPU: book}, models=1)
+
+
+@pytest.mark.parametrize("basis", KNOWN)
+def test_what_exceeds_the_limit_of_a_process_is_too_large_whatever_is_free(basis):
+    with pytest.raises(ModelTooLarge) as caught:
+        answer(needs(401, basis, GPU), shared(400), reading(0, GPU), processes=1)
+    assert str(caught.value) == (
+        f"model 'm' needs 401.0 MiB ({basis.value}); MPS allows 400.0 MiB on GPU-0"
+        " to each of its processes: 1"
+    )
+    assert caught.value.figures == MemoryFigures(401 * MIB, None, 400 * MIB, "GPU-0")
+
+
+def test_several_processes_may_take_the_limit_each():
+    assert answer(needs(800, Basis.DECLARED, GPU), shared(400), processes=2) is Answer.ADMIT
+    with pytest.raises(ModelTooLarge):
+        answer(needs(801, Basis.DECLARED, GPU), shared(400), processes=2)
+
+
+@pytest.mark.parametrize("processes", [None, 0])
+def test_a_limit_of_processes_refuses_nothing_whose_processes_nobody_can_tell(processes):
+    book = shared(400)
+    assert answer(needs(800, Basis.DECLARED, GPU), book, processes=processes) is Answer.ADMIT
+
+
+@pytest.mark.parametrize("basis", GUESSED)
+def test_a_guess_above_the_limit_of_a_process_is_tried(basis):
+    assert answer(needs(401, basis, GPU), shared(400), processes=1) is Answer.ADMIT

@@ -298,3 +298,45 @@ def test_what_models_hold_goes_with_them_when_they_change_their_ids():
     ledger.exchange(A, B)
     assert (ledger.of(A), ledger.of(B)) == ({ONE: 100}, {ONE: 300})
     assert ledger.snapshot().held_bytes == 400
+
+
+# -- what nothing accounts for ------------------------------------------------------------------
+
+
+def unaccounted(ledger: Ledger) -> dict[Device, int | None]:
+    return {d: book.unaccounted_bytes for d, book in ledger.snapshot().devices.items()}
+
+
+def test_what_is_used_beyond_a_fresh_triton_and_its_models_is_unaccounted_for():
+    ledger = opened()
+    assert unaccounted(ledger) == {ONE: None, TWO: None}
+    ledger.started(seen(one=50, two=0))
+    ledger.hold(A, {ONE: 300})
+    ledger.audit(seen(one=360, two=0))
+    assert unaccounted(ledger) == {ONE: 10, TWO: 0}
+
+
+def test_a_leak_stays_unaccounted_for_when_the_baseline_has_taken_it_in():
+    ledger = opened()
+    ledger.started(seen(one=50, two=0))
+    ledger.rebase(seen(one=250, two=0))
+    ledger.audit(seen(one=250, two=0))
+    assert unaccounted(ledger)[ONE] == 200
+
+
+def test_models_that_take_less_than_they_hold_leave_nothing_unaccounted_for():
+    ledger = opened()
+    ledger.started(seen(one=50, two=0))
+    ledger.hold(A, {ONE: 300})
+    ledger.audit(seen(one=200, two=0))
+    assert unaccounted(ledger)[ONE] == 0
+
+
+def test_a_triton_that_starts_anew_has_nothing_unaccounted_for():
+    ledger = opened()
+    ledger.started(seen(one=50, two=0))
+    ledger.audit(seen(one=250, two=0))
+    ledger.started(seen(one=60, two=0))
+    assert unaccounted(ledger)[ONE] == 0
+    ledger.audit(seen(one=70, two=0))
+    assert unaccounted(ledger)[ONE] == 10

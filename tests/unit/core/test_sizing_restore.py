@@ -131,3 +131,29 @@ def test_places_that_are_not_well_formed_are_left_out(places):
     sizes = Sizes()
     sizes.restore({"packages": [good], "places": places, "models": places})
     assert (sizes.as_dict()["places"], sizes.as_dict()["models"]) == ({}, {})
+
+
+def test_what_is_learned_holds_for_the_version_of_triton_that_it_was_learned_with():
+    versions = ["2.51.0"]
+    sizes = Sizes(version=lambda: versions[-1])
+    sizes.learn("k", {ONE: 5}, exact=True)
+    versions.append("2.73.0")
+    assert sizes.learned("k") is None
+    sizes.learn("k", {ONE: 7}, exact=True)
+    later = Sizes(version=lambda: versions[-1])
+    later.restore(sizes.as_dict())
+    assert later.learned("k") == {ONE: 7}
+    versions.append("2.51.0")
+    assert later.learned("k") == {ONE: 5}
+
+
+def test_the_places_of_another_version_are_kept_without_a_size_for_this_one():
+    sizes = Sizes(version=lambda: "2.51.0")
+    package = Package("/m", (), 1, None, "k")
+    sizes.known_at("/m", package)
+    sizes.learn("k", {ONE: 5}, exact=True)
+    later = Sizes(version=lambda: "2.73.0")
+    later.restore(sizes.as_dict())
+    assert later.of_url("/m") is None
+    later.learn("k", {ONE: 7}, exact=True)
+    assert later.of_url("/m") == 7

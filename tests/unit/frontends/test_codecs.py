@@ -19,7 +19,7 @@ class BigEndian(Codec):
 
     media_type = BIG
     listed = (BIG,)
-    is_gathered = True
+    holds_whole_body = True
 
     def needed(self, types):
         return None if types.input.datatype == "FP32" else "FP32"
@@ -102,7 +102,7 @@ def test_a_type_that_is_not_in_the_list_can_be_no_models(types):
     try:
         with pytest.raises(UnsupportedMediaType):
             codec_for(BIG, types, is_packed=False)
-        with pytest.raises(ValueError, match="none of the types that there are"):
+        with pytest.raises(ValueError, match="unknown content type"):
             content_types(BIG, (types.input,), (), is_batched=False)
     finally:
         CODECS.append(BigEndian())

@@ -7,7 +7,7 @@ import pytest
 from adapter import errors
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, MemoryFigures
-from adapter.frontends.http.observer import own_refusal
+from adapter.frontends.http.instrumentation import own_refusal
 from adapter.frontends.status import HTTP, lookup
 from tests.cases import rows
 

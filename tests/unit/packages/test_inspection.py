@@ -359,6 +359,24 @@ def test_the_gpus_of_all_models_count_and_an_ensemble_takes_none(one, two, expec
     assert look(root / "m", root).gpus == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (PYTHON, 1),
+        (f"{PYTHON}instance_group [{{ count: 2 }}, {{ count: 1 kind: KIND_CPU }}]", 2),
+        (f"{PYTHON}instance_group [{{ kind: KIND_CPU }}]", 0),
+        ('backend: "onnxruntime" instance_group [{ count: 3 }]', 1),
+        ('backend: "vllm"', None),
+    ],
+)
+def test_the_processes_are_tritons_and_one_for_each_instance_of_a_python_model(
+    config, expected, root
+):
+    files = ("1/model.onnx",) if "onnx" in config else ("1/model.py", "1/model.json")
+    package = look(make(root / "m", config, files=files), root)
+    assert package.processes == expected
+
+
 def test_a_model_without_a_config_may_run_on_any_gpu(root):
     (root / "m").mkdir()
     (root / "m" / "net.onnx").write_text("x")

@@ -35,6 +35,7 @@ class World:
                 models=self.registry.counts,
                 ledger=self.ledger.snapshot,
                 memory=lambda: self.reading,
+                gpu_unread=lambda: self.reading is None,
                 triton_live=lambda: self.live,
                 ready=lambda: self.live,
                 lost_lines=lambda: 0,

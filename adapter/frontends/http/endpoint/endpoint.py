@@ -23,13 +23,13 @@ from adapter.errors import (
     PayloadTooLarge,
     UnknownOperation,
 )
-from adapter.frontends.http.endpoint.callers import Caller, Callers
+from adapter.frontends.http.endpoint.authenticator import Caller, SigV4Authenticator
 from adapter.frontends.http.endpoint.errors import (
-    Told,
+    CallInfo,
+    call_info_of,
     failure,
     new_request_id,
     refusal_of,
-    told_of,
 )
 from adapter.frontends.http.endpoint.members import (
     TARGET_MODEL,
@@ -40,8 +40,8 @@ from adapter.frontends.http.endpoint.members import (
 )
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.instrumentation import AWS_OPERATION, Refusal, path_segments
 from adapter.frontends.http.middleware import held_body, whole_body
-from adapter.frontends.http.observer import AWS_OPERATION, Refusal, path_segments
 from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT, find
 from adapter.protocols.sigv4 import Claim
 from adapter.runtime.byte_budget import ByteBudget
@@ -68,26 +68,26 @@ class Residency(Protocol):
     async def lease(
         self, model_id: ModelId, key: ArtifactKey, caller: str = ""
     ) -> tuple[Lease, CacheUse]: ...
-    async def make_room(self, error: CapacityError) -> bool: ...
+    async def evict_for(self, error: CapacityError) -> bool: ...
 
 
-class EndpointDialect:
+class EndpointErrorFormat:
     """AWS's errors and headers (frontends/http/middleware.py)."""
 
     def begin(self, request: web.BaseRequest) -> None:
-        request["told"] = Told(
+        request["told"] = CallInfo(
             new_request_id(), authorization=lambda: request.headers.get("Authorization", "")
         )
         request["frontend"] = "endpoint"
 
     def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:
-        return refusal_of(error, told_of(request))
+        return refusal_of(error, call_info_of(request))
 
     def failure(self, request: web.BaseRequest) -> Refusal:
-        return failure(told_of(request))
+        return failure(call_info_of(request))
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
-        return told_of(request).headers()
+        return call_info_of(request).headers()
 
 
 async def no_endpoint(request: web.BaseRequest) -> web.StreamResponse:
@@ -122,7 +122,7 @@ class Endpoint:
         *,
         budget: ByteBudget,
         max_body_bytes: int,
-        callers: Callers | None = None,
+        callers: SigV4Authenticator | None = None,
     ) -> None:
         self._control = control
         self._residency = residency
@@ -138,7 +138,7 @@ class Endpoint:
         if match is None or request.method != "POST" or "endpoint_name" not in match.names:
             raise _unknown(request, _OPERATIONS)
         name, route = match.names["endpoint_name"], match.methods["POST"]
-        told_of(request).endpoint = name
+        call_info_of(request).endpoint = name
         if route is ASYNC_ENDPOINT:
             raise InvalidCall(f"Endpoint {name} does not support asynchronous inference.")
         request["route"], request["operation"] = route.path, route.operation
@@ -147,25 +147,25 @@ class Endpoint:
     async def _serve(
         self, name: str, operation: str, request: web.BaseRequest
     ) -> web.StreamResponse:
-        told = told_of(request)
+        call_info = call_info_of(request)
         # before anything is looked at, and before a byte of the body is read
         claim = None if self._callers is None else self._callers.judge(request)
         with ExitStack() as held:
             body, caller = await self._read(request, claim, held)
             members = read_members(name, request.headers, is_stream=operation == _STREAM)
-            told.variant = members.variant
-            model_id, key = self._find(members, told)
-            request["model_id"] = told.model_id = model_id
+            call_info.variant = members.variant
+            model_id, key = self._find(members, call_info)
+            request["model_id"] = call_info.model_id = model_id
             if caller is not None and not caller.may_ask_for(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
             request["caller"] = "" if caller is None else caller.name
             return await self._invoked(model_id, key, request, body)
 
-    def _find(self, members: Members, told: Told) -> tuple[ModelId, ArtifactKey]:
+    def _find(self, members: Members, call_info: CallInfo) -> tuple[ModelId, ArtifactKey]:
         found = self._endpoints.find(members.endpoint, members.target or "-")
         if not members.target:
             raise InvalidCall(
-                f"Request {told.request_id} is missing a target model header: endpoint "
+                f"Request {call_info.request_id} is missing a target model header: endpoint "
                 f"{members.endpoint} is a multi-model endpoint ({TARGET_MODEL})."
             )
         return found
@@ -211,17 +211,17 @@ class Endpoint:
         try:
             return await self._invoked_once(model_id, key, request, body)
         except CapacityError as error:
-            if body is None or not await self._residency.make_room(error):
+            if body is None or not await self._residency.evict_for(error):
                 raise
         leave_out()
-        told_of(request).was_sent = True
+        call_info_of(request).was_sent = True
         return await self._invoked_once(model_id, key, request, body)
 
     async def _invoked_once(
         self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
     ) -> web.StreamResponse:
         lease, use = await self._leased(model_id, key, request["caller"])
-        told_of(request).cache = use
+        call_info_of(request).cache = use
         try:
             with lease:
                 if request["operation"] == _STREAM and body is not None:

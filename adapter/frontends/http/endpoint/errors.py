@@ -19,7 +19,7 @@ from adapter.errors import (
     UnknownOperation,
     was_not_started,
 )
-from adapter.frontends.http.observer import Refusal, own_refusal, quoted
+from adapter.frontends.http.instrumentation import Refusal, own_refusal, quoted
 from adapter.frontends.status import MODEL_ERROR, aws_status
 
 # What the SDKs call the variant of an endpoint that has one.
@@ -56,7 +56,7 @@ def new_request_id_line() -> bytes:
 
 
 @dataclass(slots=True)
-class Told:
+class CallInfo:
     """What the answer to one call says of it. `cache` is MISS until a model was found. `was_sent`:
     Triton had the request before, and ran out of memory. `authorization` returns that header.
     """
@@ -77,9 +77,9 @@ class Told:
         }
 
 
-def told_of(request: web.BaseRequest) -> Told:
-    told: Told = request["told"]
-    return told
+def call_info_of(request: web.BaseRequest) -> CallInfo:
+    call_info: CallInfo = request["told"]
+    return call_info
 
 
 def _region_of(authorization: str) -> str:
@@ -88,47 +88,49 @@ def _region_of(authorization: str) -> str:
     return found[1] if found else _REGION
 
 
-def refusal_of(error: AdapterError, told: Told) -> Refusal:
+def refusal_of(error: AdapterError, call_info: CallInfo) -> Refusal:
     status, code = aws_status(error)
     if status == _OURS:
-        return failure(told)
+        return failure(call_info)
     headers = {}
     if status == _BUSY:
         wait = error.retry_after_ms if isinstance(error, TooManyWaiting) else _RETRY_MS
         headers["x-amz-retry-after"] = str(wait)
-        if was_not_started(error) and not told.was_sent:
+        if was_not_started(error) and not call_info.was_sent:
             headers[NOT_STARTED] = "1"
     if (status, code) == MODEL_ERROR:
-        body = json.dumps(_of_model(error, told))
+        body = json.dumps(_of_model(error, call_info))
     elif isinstance(error, UnknownOperation):  # where clients of AWS's other services look for it
         body = json.dumps({"Message": str(error), "__type": code})
     else:
         body = _message(str(error))
-    return _refusal(status, code, body, headers, told)
+    return _refusal(status, code, body, headers, call_info)
 
 
-def message_of(error: AdapterError, told: Told) -> str:
+def message_of(error: AdapterError, call_info: CallInfo) -> str:
     """Return what a caller is told of an error of a stream that has begun."""
-    return str(json.loads(refusal_of(error, told).body)["Message"])
+    return str(json.loads(refusal_of(error, call_info).body)["Message"])
 
 
-def failure(told: Told) -> Refusal:
+def failure(call_info: CallInfo) -> Refusal:
     """Return the answer for a bug, and for what is wrong with this machine: the log has it."""
-    return _refusal(500, "InternalFailure", _message("internal error; see the log"), {}, told)
+    return _refusal(500, "InternalFailure", _message("internal error; see the log"), {}, call_info)
 
 
 def _message(text: str) -> str:
     return f'{{"Message": {quoted(text)}}}'
 
 
-def _refusal(status: int, code: str, body: str, headers: dict[str, str], told: Told) -> Refusal:
-    logged = {"status": status, "aws_request_id": told.request_id}
+def _refusal(
+    status: int, code: str, body: str, headers: dict[str, str], call_info: CallInfo
+) -> Refusal:
+    logged = {"status": status, "aws_request_id": call_info.request_id}
     return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body, logged)
 
 
-def _of_model(error: AdapterError, told: Told) -> dict[str, object]:
+def _of_model(error: AdapterError, call_info: CallInfo) -> dict[str, object]:
     """Callers find the status and the model's own words by the form of the sentence."""
-    own = own_refusal(error, told.model_id)
+    own = own_refusal(error, call_info.model_id)
     status, message = own.status, own.body
     if isinstance(error, BackendTimeout):
         status = _NO_STATUS
@@ -139,11 +141,11 @@ def _of_model(error: AdapterError, told: Told) -> dict[str, object]:
     is_client = _CLIENT <= status < _SERVER
     before = f"Received {'client' if is_client else 'server'} error ({status}) from primary"
     text = f'{before} with message "'
-    end = f'". See the log of triton-adapter, request {told.request_id}, for more information.'
-    group = f"log-group:/aws/sagemaker/Endpoints/{told.endpoint}"
+    end = f'". See the log of triton-adapter, request {call_info.request_id}, for more information.'
+    group = f"log-group:/aws/sagemaker/Endpoints/{call_info.endpoint}"
     return {
         "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if is_client else "INTERNAL_FAILURE_FROM_MODEL",
-        "LogStreamArn": f"arn:aws:logs:{_region_of(told.authorization())}:{ACCOUNT}:{group}",
+        "LogStreamArn": f"arn:aws:logs:{_region_of(call_info.authorization())}:{ACCOUNT}:{group}",
         "Message": text + message[: _MAX_MESSAGE - len(text) - len(end)] + end,
         "OriginalMessage": message[:_MAX_MESSAGE],
         "OriginalStatusCode": status,

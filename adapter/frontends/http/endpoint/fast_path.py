@@ -8,10 +8,10 @@ from adapter.core.artifacts import CacheUse
 from adapter.core.calls import RawHeaders
 from adapter.errors import AdapterError, CapacityError
 from adapter.frontends.http import binary
-from adapter.frontends.http.application import Front, guarded
+from adapter.frontends.http.application import ClientConnection, error_boundary
 from adapter.frontends.http.endpoint.endpoint import Residency
 from adapter.frontends.http.endpoint.errors import (
-    Told,
+    CallInfo,
     failure,
     new_request_id,
     new_request_id_line,
@@ -20,7 +20,7 @@ from adapter.frontends.http.endpoint.errors import (
 from adapter.frontends.http.endpoint.members import PlainCall
 from adapter.frontends.http.fast_path import GATHERED_BYTES, FastPath, Inference, Stage
 from adapter.frontends.http.head import Head
-from adapter.frontends.http.observer import Refusal
+from adapter.frontends.http.instrumentation import Refusal
 
 _HEADER_LENGTH = b"inference-header-content-length"
 
@@ -28,11 +28,11 @@ _HEADER_LENGTH = b"inference-header-content-length"
 class EndpointInference(Inference):
     """An Inference that takes calls of the endpoint, too. `_body` is kept for a second try, until
     the request is over.
-    `_use`: as in Told. `_was_sent`: this is the second try.
+    `_use`: as in CallInfo. `_was_sent`: this is the second try.
     """
 
-    def __init__(self, front: Front, path: FastPath, residency: Residency) -> None:
-        super().__init__(front, path)
+    def __init__(self, client: ClientConnection, path: FastPath, residency: Residency) -> None:
+        super().__init__(client, path)
         self._residency = residency
         self._body: bytes | None = None
         self._answer: list[bytes] | None = None
@@ -79,11 +79,11 @@ class EndpointInference(Inference):
         else:
             super().answered_whole(body)
 
-    @guarded
+    @error_boundary
     def _answered_renamed(self, call: PlainCall, body: bytes) -> None:
         super().answered_whole(self._named(call, body))
 
-    @guarded
+    @error_boundary
     def answered(self) -> None:
         call = self._plain.call
         if call is not None and call.is_renamed:
@@ -91,14 +91,14 @@ class EndpointInference(Inference):
         else:
             super().answered()
 
-    @guarded
+    @error_boundary
     def received(self, piece: bytes) -> None:
         if self._answer is None:
             super().received(piece)
         else:
             self._answer.append(piece)
 
-    @guarded
+    @error_boundary
     def ended(self) -> None:
         if self._answer is None:
             super().ended()
@@ -110,7 +110,7 @@ class EndpointInference(Inference):
         assert self._upstream is not None  # noqa: S101 - it tells this
         size = _json_bytes(self._upstream.headers)
         if size is None:
-            return body.replace(call.given, call.told, 1)
+            return body.replace(call.given, call.call_info, 1)
         named, self._size = binary.put_name_back(body, size, call.name, call.model_id)
         self._plain.answered = None  # its head says how long the JSON is
         return named
@@ -144,7 +144,7 @@ class EndpointInference(Inference):
             if (
                 body is not None
                 and isinstance(said, CapacityError)
-                and await self._residency.make_room(said)
+                and await self._residency.evict_for(said)
             ):
                 self._again(body)
             else:
@@ -157,7 +157,7 @@ class EndpointInference(Inference):
         self._stage, self._task, self._was_sent = Stage.GATHERING, None, True
         if not self._serve(body):
             self._over()
-            self._front.serve_by_application(self._raw + body)
+            self._client.serve_by_application(self._raw + body)
 
     def _over(self) -> None:
         self._body = self._answer = None
@@ -166,17 +166,17 @@ class EndpointInference(Inference):
     def _refusal(self, error: AdapterError) -> Refusal:
         if self._plain.call is None:
             return super()._refusal(error)
-        told = self._told(self._plain.call)
-        return _with_headers(refusal_of(error, told), told)
+        call_info = self._call_info(self._plain.call)
+        return _with_headers(refusal_of(error, call_info), call_info)
 
     def _failure(self) -> Refusal:
         if self._plain.call is None:
             return super()._failure()
-        told = self._told(self._plain.call)
-        return _with_headers(failure(told), told)
+        call_info = self._call_info(self._plain.call)
+        return _with_headers(failure(call_info), call_info)
 
-    def _told(self, call: PlainCall) -> Told:
-        return Told(
+    def _call_info(self, call: PlainCall) -> CallInfo:
+        return CallInfo(
             new_request_id(),
             call.members.endpoint,
             call.members.variant,
@@ -190,8 +190,8 @@ class EndpointInference(Inference):
         return self._request()[2].get("Authorization", "")
 
 
-def _with_headers(refusal: Refusal, told: Told) -> Refusal:
-    refusal.headers = {**refusal.headers, **told.headers()}
+def _with_headers(refusal: Refusal, call_info: CallInfo) -> Refusal:
+    refusal.headers = {**refusal.headers, **call_info.headers()}
     return refusal
 
 

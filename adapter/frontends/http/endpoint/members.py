@@ -151,7 +151,7 @@ class PlainCall:
     name: TritonName
     is_renamed: bool
     given: bytes
-    told: bytes
+    call_info: bytes
 
     def lines(self) -> bytes:
         """Return lines of the answer's head."""
@@ -176,5 +176,7 @@ class PlainCalls:
             return None
         name = triton_name(model_id)
         given = f'"model_name":"{name}"'.encode()
-        told = f'"model_name":{json.dumps(model_id)}'.encode()
-        return PlainCall(members, model_id, key, name, str(name) != str(model_id), given, told)
+        model_fields = f'"model_name":{json.dumps(model_id)}'.encode()
+        return PlainCall(
+            members, model_id, key, name, str(name) != str(model_id), given, model_fields
+        )

@@ -27,14 +27,14 @@ from adapter.errors import (
     InferenceFailed,
     InvalidRequest,
     PayloadTooLarge,
-    let_go,
+    drop_tracebacks,
 )
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
-from adapter.frontends.http.endpoint.errors import message_of, told_of
-from adapter.frontends.http.middleware import asked_by, dialect_of
-from adapter.frontends.http.observer import FORWARDED, Observer
+from adapter.frontends.http.endpoint.errors import call_info_of, message_of
+from adapter.frontends.http.instrumentation import FORWARDED, Instrumentation
+from adapter.frontends.http.middleware import asked_by, error_format_of
 from adapter.protocols.codecs.base import converted
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
 from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
@@ -171,7 +171,7 @@ class Streams:
         http: V2DataPlane,
         rpc: RpcDataPlane,
         faults: Faults,
-        observer: Observer,
+        instrumentation: Instrumentation,
         *,
         timeout_seconds: float,
     ) -> None:
@@ -179,7 +179,7 @@ class Streams:
         self._http = http
         self._rpc = rpc
         self._faults = faults
-        self._observer = observer
+        self._instrumentation = instrumentation
         self._timeout = timeout_seconds
 
     async def invoke(
@@ -298,7 +298,7 @@ class Streams:
                 raise  # the caller has gone
             except Exception as error:
                 log.exception("request.failed", extra={"model_id": lease.record.id})
-                let_go(error)
+                drop_tracebacks(error)
                 said = json.dumps({"Message": "internal error; see the log"}).encode()
                 await response.write(exception("InternalStreamFailure", said))
         return response
@@ -310,10 +310,10 @@ class Streams:
         judged = await self._control.judged(
             ended if isinstance(ended, AdapterError) else error, model_id
         )
-        told = told_of(request)
+        told = call_info_of(request)
         more = {"status": web.HTTPOk.status_code, "aws_request_id": told.request_id}
         operation = request["operation"]
-        self._observer.refused(judged, asked_by(request), operation, model_id, more=more)
+        self._instrumentation.refused(judged, asked_by(request), operation, model_id, more=more)
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
         body = {"Message": message_of(judged, told), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())
@@ -332,7 +332,7 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
 
 def _end_of(request: web.BaseRequest) -> Callable[[], None]:
     """Return what ends a stream whose caller does not read: no more can be said to that one."""
-    return application_of(request).front.abort
+    return application_of(request).client.abort
 
 
 def _forwarded(request: web.BaseRequest) -> dict[str, str]:
@@ -347,7 +347,7 @@ def _forwarded(request: web.BaseRequest) -> dict[str, str]:
 async def _begun(request: web.BaseRequest, kind: str) -> web.StreamResponse:
     headers = {"Content-Type": CONTENT_TYPE, "X-Amzn-SageMaker-Content-Type": kind}
     response = web.StreamResponse(headers=headers)
-    response.headers.update(dialect_of(request).headers(request))
+    response.headers.update(error_format_of(request).headers(request))
     if request.version != HttpVersion11 or not application_of(request).may_be_kept(request):
         response.force_close()
     await response.prepare(request)

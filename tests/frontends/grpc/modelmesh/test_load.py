@@ -7,6 +7,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.core.model import ModelId, ModelSource
+from adapter.core.state import ModelState
 from adapter.errors import (
     BackendUnavailable,
     InvalidModel,
@@ -71,6 +72,30 @@ class TestLoad:
         gate.open()
         await unload
         assert await size == 700
+
+    async def test_a_load_of_a_model_that_triton_has_lost_waits_for_its_return(self, tmp_path):
+        house = await House(limit=10**9, loads_again=True).open()
+        front = Front(house, tmp_path)
+        for name in ("a", "b", "m"):
+            house.sizes[name] = 700
+            await front.load(name)
+        tried, load = [], house.control.load
+        house.control.load = lambda *given, **fields: tried.append(given) or load(*given, **fields)
+        gates = [house.steps.hold("load a"), house.steps.hold("load b")]  # it has two threads
+        house.triton.models.clear()
+        house.begin(house.control.triton_restarted())
+        for gate in gates:
+            await gate.reached.wait()
+        again = house.begin(front.load("m"))
+        await turns_of_the_loop()
+        assert house.state("m") is ModelState.RETURNING
+        assert len(tried) == 1
+        for gate in gates:
+            gate.open()
+        assert await again == 700
+        await house.quiet()
+        house.check("a", "b", "m")
+        await house.close()
 
     async def test_a_model_that_is_loaded_is_not_loaded_again(self, house, front):
         house.sizes["m"] = 700

@@ -43,10 +43,10 @@ class TestStatus:
     async def test_a_mesh_that_asks_loads_again_itself_what_triton_loses(self, tmp_path):
         house = await House(10**9, loads_again=None).open()
         front = Front(house, tmp_path)
-        assert house.control.presence.come_back
+        assert house.control.triton_status.come_back
         await front.status()
-        assert not house.control.presence.come_back
-        assert house.control.presence.on_restart[0] == "forget"
+        assert not house.control.triton_status.come_back
+        assert house.control.triton_status.on_restart[0] == "forget"
         await house.close()
 
     async def test_the_version_of_a_triton_that_tells_none_is_a_setting(self, house, tmp_path):

@@ -15,7 +15,7 @@ _SECONDS = 0.5
 _LOADED = (ModelState.READY, ModelState.DEAD)
 
 
-class Upkeep:
+class Reaper:
     """`idle_seconds`: after how long without a call a model is unloaded; 0 for never."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Upkeep:
             for entry, record in self._eviction.loaded()
             if record.used_at <= before
             and not entry.lock.locked()
-            and self._eviction.what_keeps(entry, record) is None
+            and self._eviction.retention_reason(entry, record) is None
         ]
         for each in idle:  # one by one: Triton 2.51 has aborted with two at once beside a load
             await self._eviction.evict(each, "idle")

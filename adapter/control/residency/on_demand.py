@@ -2,9 +2,9 @@
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
+from adapter.control.recovery import CALLS_REFUSED_SECONDS
 from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
-from adapter.control.returns import CALLS_REFUSED_SECONDS
 from adapter.core.artifacts import Artifact, CacheUse, FetchProgress
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
@@ -31,7 +31,7 @@ def source_of(artifact: Artifact) -> ModelSource:
     return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
 
 
-class Arrivals:
+class OnDemandLoader:
     """`wait_seconds`: how long a caller waits; `load_concurrency`: loads at a time, without those
     that hang in Triton.
     """
@@ -178,7 +178,7 @@ class Arrivals:
         if not self._control.is_open:
             return
         model_id, deadline = entry.model_id, clock.monotonic() + self._room_seconds
-        turn = self._control.returns.turn
+        turn = self._control.recovery.turn
         try:
             await turn(model_id, deadline, refused_seconds=CALLS_REFUSED_SECONDS)
         except BackendUnavailable as error:  # no other machine is to try what may have ended this
@@ -196,7 +196,7 @@ class Arrivals:
     async def _try(self, entry: Entry, terms: Terms) -> None:
         entry.apply(ResidencyEvent.LOAD_BEGUN)
         if self._control.is_open:
-            await self._control.presence.wait_up(clock.monotonic() + self._room_seconds)
+            await self._control.triton_status.wait_up(clock.monotonic() + self._room_seconds)
         assert entry.artifact is not None  # noqa: S101 - it was fetched
         entry.record = await self.loaded(entry, entry.artifact, terms)
         entry.apply(ResidencyEvent.LOADED)

@@ -16,8 +16,8 @@ from adapter.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-class Leftovers:
-    """Without an embedded server its processes cannot be seen, and no leftovers are reported."""
+class OrphanProcesses:
+    """Without an embedded server its processes cannot be seen, and no orphans are reported."""
 
     def __init__(self, registry: Registry, server: Server | None, metrics: Metrics) -> None:
         self._registry = registry

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from types import TracebackType
 
-from adapter.control.presence import Life, Presence
+from adapter.control.triton_status import Incarnation, TritonStatus
 from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
@@ -103,7 +103,7 @@ class Suspects:
         self._ends.pop(model_id, None)
 
 
-class Returns:
+class Recovery:
     """Loads the models in state RETURNING, `most` at a time: the time limit of a load begins with
     it. Suspects of ending Triton have a turn each.
 
@@ -113,29 +113,29 @@ class Returns:
     def __init__(
         self,
         registry: Registry,
-        presence: Presence,
+        triton_status: TritonStatus,
         *,
         begin_load: Callable[[ModelRecord], asyncio.Task[ModelRecord]],
         is_open: Callable[[], bool],
         most: int,
     ) -> None:
         self._registry = registry
-        self._presence = presence
+        self._triton_status = triton_status
         self._begin_load = begin_load
         self._is_open = is_open
         self._most = most
-        self._loading: dict[ModelId, Life] = {}
+        self._loading: dict[ModelId, Incarnation] = {}
         self._suspects = Suspects(clock.now)
         self._back_at = -math.inf  # when the last model came back
         self._turn: tuple[ModelId | None, float] = (None, -math.inf)  # the latest, and its begin
         self._is_broken_off = False  # a return, since the last end
-        self._looking: asyncio.TimerHandle | None = None
+        self._next_tick: asyncio.TimerHandle | None = None
 
     # -- what is loaded when ----------------------------------------------------------------
 
     def go_on(self) -> None:
         """Begin the loads that are due, if Triton is up. To be called whenever that may be so."""
-        if not self._presence.is_up or not self._is_open():
+        if not self._triton_status.is_up or not self._is_open():
             return
         self._clear()
         waiting = self._waiting()
@@ -148,11 +148,11 @@ class Returns:
             record = max(on_trial, key=lambda each: (self._suspects.ends(each.id), each.begun_at))
             if self._takes_turn(record.id):
                 self._begin(record)
-        if on_trial and self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        if on_trial and self._next_tick is None:
+            self._next_tick = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._tick)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _tick(self) -> None:
+        self._next_tick = None
         self.go_on()
 
     def _waiting(self) -> list[ModelRecord]:
@@ -166,18 +166,18 @@ class Returns:
 
     def _begin(self, record: ModelRecord) -> None:
         task = self._begin_load(record)
-        self._loading[record.id] = self._presence.now()
+        self._loading[record.id] = self._triton_status.now()
         task.add_done_callback(partial(self._ended, record.id))
 
     def _ended(self, model_id: ModelId, _: asyncio.Task[ModelRecord]) -> None:
-        life = self._loading.pop(model_id)
+        incarnation = self._loading.pop(model_id)
         record = self._registry.get(model_id)
         # one that was broken off waits until Triton was looked at again, which may have been done
         # while the load was undone
         is_back = record is None or record.state is not ModelState.RETURNING
         if is_back:
             self._back_at = clock.monotonic()
-        if is_back or self._presence.now() != life:
+        if is_back or self._triton_status.now() != incarnation:
             self.go_on()
 
     # -- turns ------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Returns:
         up less than `refused_seconds` ago, ModelNotReady at `deadline` (time.monotonic).
         """
         if self._is_open():
-            await self._presence.wait_up(deadline)
+            await self._triton_status.wait_up(deadline)
         while True:
             self._refuse_given_up(model_id, refused_seconds)
             self._clear()
@@ -216,7 +216,7 @@ class Returns:
 
     def _clear(self) -> None:
         """Clear the suspects that have served for long enough."""
-        if not self._presence.is_up:
+        if not self._triton_status.is_up:
             return
         since = clock.monotonic() - self._suspects.cleared_seconds
         for model_id in self._suspects.ids():
@@ -275,7 +275,7 @@ class Returns:
         loaded again if Triton has ended, unless it was given up.
         """
         is_unavailable = isinstance(error, BackendUnavailable)
-        if not is_unavailable and self._presence.now() == self._loading[model_id]:
+        if not is_unavailable and self._triton_status.now() == self._loading[model_id]:
             return ModelEvent.LOAD_FAILED  # the model's own failure
         known = self._registry.lost.get(model_id)
         if known is not None and known.is_given_up:

@@ -46,7 +46,7 @@ class Caller:
         return self._may_ask.fullmatch(path) is not None
 
 
-class Callers:
+class SigV4Authenticator:
     """Those who may call; `keys`: by their access keys."""
 
     def __init__(

@@ -26,7 +26,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Incarnation:
     """One life of Triton: the number of its connection, and the pid of the process if it is
     embedded; None while there is none. Models do not outlive their process.
     """
@@ -35,7 +35,7 @@ class Life:
     process: int | None
 
 
-class Presence:
+class TritonStatus:
     """Compares the present life of Triton with the one that the registry was confirmed for.
 
     `loads_again`: the adapter reloads the models that Triton loses; None: unless `has_mesh`, a
@@ -48,7 +48,7 @@ class Presence:
         self._triton = triton
         self._server = server
         self._loads_again = loads_again
-        self._confirmed: Life | None = None
+        self._confirmed: Incarnation | None = None
         self._marked: int | None = None  # of the latest life: its process, or its connection
 
     @property
@@ -73,21 +73,21 @@ class Presence:
             return "forget", "a ModelMesh has called runtimeStatus"
         return "reload", "auto: no platform is known that would load them again"
 
-    def now(self) -> Life:
+    def now(self) -> Incarnation:
         connection = self._triton.lives if self._triton.live else None
-        return Life(connection, self._server.pid if self._server else None)
+        return Incarnation(connection, self._server.pid if self._server else None)
 
-    def confirm(self, life: Life) -> None:
+    def confirm(self, incarnation: Incarnation) -> None:
         """Note that the registry matches Triton in `life`, which was taken before Triton was asked.
 
         A life that has ended meanwhile is ignored: the next may have been confirmed already.
         """
-        if life == self.now():
-            self._confirmed = life
+        if incarnation == self.now():
+            self._confirmed = incarnation
 
-    def follows_an_end(self, life: Life) -> bool:
+    def follows_an_end(self, incarnation: Incarnation) -> bool:
         """Return whether Triton has ended before `life`; True once for each end."""
-        mark = life.connection if self._server is None else life.process
+        mark = incarnation.connection if self._server is None else incarnation.process
         before = self._marked
         if mark is None or mark == before:
             return False

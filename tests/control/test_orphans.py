@@ -6,7 +6,7 @@ import logging
 import pytest
 import pytest_asyncio
 
-from adapter.control.leftovers import Leftovers
+from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ProcessId, TritonName
@@ -238,7 +238,7 @@ async def test_the_process_of_a_model_that_is_unloaded_while_processes_are_liste
     house,
 ):
     await load_with(house, FIRST)
-    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
+    orphans = OrphanProcesses(house.control.registry, house.server, house.metrics)
 
     async def listed() -> frozenset[TritonName]:
         house.server.running_models = running_models
@@ -247,7 +247,7 @@ async def test_the_process_of_a_model_that_is_unloaded_while_processes_are_liste
         return frozenset({TritonName("m")})
 
     running_models, house.server.running_models = house.server.running_models, listed
-    assert not await leftovers.are_there()
+    assert not await orphans.are_there()
     assert house.listed() == []
 
 
@@ -268,10 +268,10 @@ async def test_an_abandoned_process_is_ended_at_the_second_look(house, caplog):
     """Between the two a load may start the next process of its model."""
     house.server.processes["m"] = {FIRST, SECOND}
     house.server.orphans = {FIRST}
-    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
-    await leftovers.end_abandoned()
+    orphans = OrphanProcesses(house.control.registry, house.server, house.metrics)
+    await orphans.end_abandoned()
     assert house.server.killed == []
-    await leftovers.end_abandoned()
+    await orphans.end_abandoned()
     assert house.server.killed == [FIRST]
     assert events(caplog, "model.processes_killed")[0].processes == [11]
     assert metric(house, "triton_adapter_processes_killed_total") == 1
@@ -279,10 +279,10 @@ async def test_an_abandoned_process_is_ended_at_the_second_look(house, caplog):
 
 async def test_an_abandoned_process_that_is_a_models_again_is_left_alone(house):
     house.server.processes["m"] = {FIRST}
-    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
-    for orphans in ({FIRST}, set(), {FIRST}):
-        house.server.orphans = orphans
-        await leftovers.end_abandoned()
+    orphans = OrphanProcesses(house.control.registry, house.server, house.metrics)
+    for seen in ({FIRST}, set(), {FIRST}):
+        house.server.orphans = seen
+        await orphans.end_abandoned()
     assert house.server.killed == []
 
 

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
-from adapter.control.residency.arrival import Arrivals, source_of
 from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
+from adapter.control.residency.on_demand import OnDemandLoader, source_of
 from adapter.core.artifacts import Artifact, FetchProgress
 from adapter.core.model import ModelId
 from adapter.core.residency.state import ResidencyState
@@ -26,7 +26,7 @@ _AT_ONCE = 4
 _PLAIN = frozenset(string.ascii_letters + string.digits)
 
 
-class Renewal:
+class Updater:
     """`seconds`: how often the store is asked about a model; 0 for never.
 
     The new version is loaded beside the old one where that may be and there is free room, and takes
@@ -39,7 +39,7 @@ class Renewal:
         artifacts: Artifacts,
         entries: Entries,
         eviction: Eviction,
-        arrivals: Arrivals,
+        on_demand: OnDemandLoader,
         *,
         seconds: float,
     ) -> None:
@@ -47,26 +47,26 @@ class Renewal:
         self._artifacts = artifacts
         self._entries = entries
         self._eviction = eviction
-        self._arrivals = arrivals
+        self._on_demand = on_demand
         self._seconds = seconds
         self._questions = asyncio.Semaphore(_AT_ONCE)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self.under_way: dict[Entry, asyncio.Task[None]] = {}
 
     async def run(self) -> NoReturn:
-        steps = (self.look, self.begin)
+        steps = (self.check, self.begin)
         await background.forever(*steps, seconds=_LOOK_SECONDS, expected=AdapterError)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ask the store about each model whose time has come."""
         if not self._seconds:
             return
         before = clock.monotonic() - self._seconds
         settled = filter(_is_settled, self._entries)
         due = [each for each in settled if _is_for_calls(each) and each.checked_at <= before]
-        await asyncio.gather(*map(self._look_at, due))
+        await asyncio.gather(*map(self._check_entry, due))
 
-    async def _look_at(self, entry: Entry) -> None:
+    async def _check_entry(self, entry: Entry) -> None:
         artifact = entry.artifact
         async with self._questions:
             entry.checked_at = clock.monotonic()
@@ -119,7 +119,7 @@ class Renewal:
             if not await self._eviction.unload(entry):
                 return  # it has a request: later
             self._take(entry)
-            await self._arrivals.load(entry)
+            await self._on_demand.load(entry)
 
     def _give_up(self, entry: Entry) -> None:
         """Keep what is loaded until the store is asked again."""
@@ -130,7 +130,7 @@ class Renewal:
     async def _fetch(self, entry: Entry) -> bool:
         """Fetch the other version; return whether it is one, and still wanted."""
         known = entry.artifact
-        newer, _ = await self._arrivals.fetched(entry, FetchProgress(), unloads=False)
+        newer, _ = await self._on_demand.fetched(entry, FetchProgress(), unloads=False)
         is_known = known is None or newer.etag == known.etag
         if is_known or entry.artifact is not known or entry.newer is not None:
             self._artifacts.release(newer)
@@ -156,7 +156,7 @@ class Renewal:
         except CapacityError:
             return False
         old = self._take(entry, releases=False)
-        await self._let_go(other, old)
+        await self._release(other, old)
         return True
 
     def _may_fit(self, model_id: ModelId) -> bool:
@@ -177,7 +177,7 @@ class Renewal:
             self._artifacts.release(old)
         return old
 
-    async def _let_go(self, model_id: ModelId, artifact: Artifact | None) -> None:
+    async def _release(self, model_id: ModelId, artifact: Artifact | None) -> None:
         """Unload the old version, once its requests have ended."""
         try:
             with suppress(ModelNotFound):  # it has gone already

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.core.evidence import Doubt
+from adapter.core.evidence import Suspicion
 from adapter.core.memory import HOST, Device
 from adapter.errors import InferenceFailed, MemoryFigures, OutOfMemory
 
@@ -22,7 +22,7 @@ def ask(doubt, text=CUDA, needed=2 * GIB, *, free=None, has_no_gpu=False, is_alo
 
 
 def second(text=CUDA, needed=2 * GIB, **more):
-    doubt = Doubt()
+    doubt = Suspicion()
     assert type(ask(doubt, text, needed, **more)) is OutOfMemory
     return type(ask(doubt, text, needed, **more))
 
@@ -66,13 +66,13 @@ def test_cuda_is_not_believed_twice_where_there_is_no_gpu(text):
 
 
 def test_what_is_said_again_and_again_with_nothing_else_loaded_is_not_believed():
-    doubt = Doubt()
+    doubt = Suspicion()
     kinds = [type(ask(doubt, "std::bad_alloc", None, is_alone=True)) for _ in range(5)]
     assert kinds == [OutOfMemory] * 3 + [InferenceFailed] * 2
 
 
 def test_why_it_was_not_believed_is_said():
-    doubt = Doubt()
+    doubt = Suspicion()
     first, again = (ask(doubt, free={GPU: 80 * GIB}) for _ in range(2))
     assert str(first) == CUDA
     assert str(again) == f"{CUDA} (not taken for out of memory: far more was free than that)"
@@ -83,5 +83,5 @@ def test_why_it_was_not_believed_is_said():
 def test_a_models_first_failure_keeps_its_label_whatever_was_free(file):
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     for text in texts:
-        found = ask(Doubt(), text, 1, free={GPU: 80 * GIB, HOST: 80 * GIB}, has_no_gpu=True)
+        found = ask(Suspicion(), text, 1, free={GPU: 80 * GIB, HOST: 80 * GIB}, has_no_gpu=True)
         assert type(found) is OutOfMemory

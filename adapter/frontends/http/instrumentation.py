@@ -21,7 +21,7 @@ from adapter.errors import (
     TooManyWaiting,
     Unauthenticated,
     UnsupportedMediaType,
-    let_go,
+    drop_tracebacks,
     was_not_started,
 )
 from adapter.frontends.http import binary
@@ -221,7 +221,7 @@ def refusal_answer(refusal: Refusal, clock: Clock, *, echoed: bytes = b"", is_la
     )
 
 
-class Observer:
+class Instrumentation:
     """Notes what happens at one listener."""
 
     def __init__(self, metrics: Metrics, listener: str = "http") -> None:
@@ -255,7 +255,7 @@ class Observer:
             self._write(level, error, asked(), error.model_id or model_id, more or {})
         if isinstance(error, OutOfMemory) and operation in INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
-        let_go(error)
+        drop_tracebacks(error)
 
     def _write(
         self,
@@ -291,7 +291,7 @@ class Observer:
             "model_id": model_id,
         }
         log.error("request.failed", exc_info=error, extra=fields)
-        let_go(error)
+        drop_tracebacks(error)
 
     def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
         """Note what is no HTTP at all. `more`: as for `refused`."""

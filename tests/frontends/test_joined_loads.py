@@ -1,0 +1,37 @@
+"""A V2 load joins a load of the same model that is in progress."""
+
+import asyncio
+
+import pytest
+
+from adapter.errors import LoadFailed
+from adapter.frontends.model_repository import Repository
+from tests.fakes.house import House
+
+
+async def no_versions():
+    return {}
+
+
+async def test_the_failure_of_a_load_that_began_later_is_answered_to_all_that_wait(tmp_path):
+    house = await House().open()
+    (tmp_path / "m").mkdir()
+    repository = Repository(house.control, no_versions, [tmp_path])
+    gate = house.steps.hold("load m")
+    house.steps.fail("load m", LoadFailed("no weights"))
+    first = house.begin(repository.load("m", {}))
+    await gate.reached.wait()
+    later = house.steps.hold("load m")
+    others = [house.begin(repository.load("m", {})) for _ in range(5)]
+    await house.turns()
+    gate.open()
+    with pytest.raises(LoadFailed, match="no weights"):
+        await first
+    await later.reached.wait()
+    house.steps.fail("load m", LoadFailed("still none"))
+    await house.turns()
+    later.open()
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert {str(each) for each in found} == {"still none"}
+    assert house.steps.seen.count("load m") == 2
+    await house.close()
