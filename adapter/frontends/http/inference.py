@@ -136,8 +136,8 @@ class Inferences:
         try:
             if target.frontend == "v2":
                 lease = await self._serving(model_id, self._load_wait)
-                with lease:
-                    return await self._infer(target, lease, request)
+                with lease, ExitStack() as held:
+                    return await self._infer(target, lease, request, held)
             lease = self._control.lease(model_id)
             with lease:
                 return await self.invoke(lease, request)
@@ -145,33 +145,40 @@ class Inferences:
             raise await self._control.judged(error, model_id) from error
 
     async def _body_of(
-        self, request: web.BaseRequest, lease: Lease, held: ExitStack | None = None
+        self, request: web.BaseRequest, lease: Lease, held: ExitStack, *, is_kept: bool = False
     ) -> bytes | AsyncIterator[bytes]:
-        """Whole when small, else a stream, which counts until its end or until `held` is closed."""
+        """Return the body whole if it is small, else as a stream. A stream counts until it has been
+        read, or until `held` is closed if it `is_kept`; never for longer than `held` is open.
+        """
         if not request.content.is_eof():
             front = application_of(request).client
             lease.arrives(lambda: front.refuse("the model is being unloaded"))
         length = request.content_length if request.can_read_body else 0
         is_packed = "Content-Encoding" in request.headers
         if length is None or length > _WHOLE_BYTES or (length and is_packed):
-            return self._counted(chunks_of(request, self._max_body), request, held)
+            chunks = chunks_of(request, self._max_body)
+            return self._counted(chunks, request, held, is_kept=is_kept)
         if request.content.is_eof():
             return await whole_body(request, self._max_body)
         with waiting_for_caller(), held_body(request, self._budget) as counted:
             return await whole_body(request, self._max_body, counted)
 
     async def _counted(
-        self, body: AsyncIterator[bytes], request: web.BaseRequest, held: ExitStack | None
+        self,
+        chunks: AsyncIterator[bytes],
+        request: web.BaseRequest,
+        held: ExitStack,
+        *,
+        is_kept: bool,
     ) -> AsyncIterator[bytes]:
         """Triton holds what it has of a body until the body is complete."""
-        with ExitStack() as passed_on:
-            counted = (passed_on if held is None else held).enter_context(
-                held_body(request, self._budget)
-            )
-            async for piece in body:
-                await counted.take(len(piece))
-                yield piece
-            counted.arrived()
+        counted = held.enter_context(held_body(request, self._budget))
+        async for piece in chunks:
+            await counted.take(len(piece))
+            yield piece
+        counted.arrived()
+        if not is_kept:
+            counted.end()
 
     # -- SageMaker's ------------------------------------------------------------------------
 
@@ -179,22 +186,23 @@ class Inferences:
         self, lease: Lease, request: web.BaseRequest, body: bytes | None = None
     ) -> web.StreamResponse:
         """`body`: where it was read before."""
-        if self._operation != _INFER:
-            return await self._generate(lease, request, body)
         types = lease.record.content_types
-        try:
-            if types is not None and is_typed(_content_type(request), _accept(request)):
-                return await self._invoke_typed(types, lease, request, body)
-            return await self._invoke_v2(lease, request, body)
-        except NotJson as error:
-            raise explained(error, request.headers, types) from error
+        with ExitStack() as held:
+            if self._operation != _INFER:
+                return await self._generate(lease, request, body, held)
+            try:
+                if types is not None and is_typed(_content_type(request), _accept(request)):
+                    return await self._invoke_typed(types, lease, request, body, held)
+                return await self._invoke_v2(lease, request, body, held)
+            except NotJson as error:
+                raise explained(error, request.headers, types) from error
 
     async def _invoke_v2(
-        self, lease: Lease, request: web.BaseRequest, body: bytes | None
+        self, lease: Lease, request: web.BaseRequest, body: bytes | None, held: ExitStack
     ) -> web.StreamResponse:
         record = lease.record
         headers = _model_headers(record, request)
-        sent = await self._body_of(request, lease) if body is None else body
+        sent = await self._body_of(request, lease, held) if body is None else body
         if isinstance(sent, bytes):
             _check_is_there(sent)
         else:
@@ -204,7 +212,12 @@ class Inferences:
             return await _invoked(request, record, found)
 
     async def _invoke_typed(
-        self, types: ContentTypes, lease: Lease, request: web.BaseRequest, body: bytes | None
+        self,
+        types: ContentTypes,
+        lease: Lease,
+        request: web.BaseRequest,
+        body: bytes | None,
+        held: ExitStack,
     ) -> web.StreamResponse:
         """By the model's own content types (docs/content-types.md)."""
         record = lease.record
@@ -215,9 +228,12 @@ class Inferences:
         headers = _model_headers(record, request) | {"Accept-Encoding": "identity"}
         # these become whole before Triton is sent the first byte of them
         holds_whole = codec is not None and codec.holds_whole_body
-        held = ExitStack() if holds_whole or request.content_length is None else None
-        sent = await self._body_of(request, lease, held) if body is None else body
-        async with aclosing(Source(sent, held)) as source:
+        is_kept = holds_whole or request.content_length is None
+        if body is not None:
+            sent: bytes | AsyncIterator[bytes] = body
+        else:
+            sent = await self._body_of(request, lease, held, is_kept=is_kept)
+        async with aclosing(Source(sent)) as source:
             if codec is not None and codec.may_be_json:
                 if await source.begins_with_brace():
                     codec = None
@@ -244,14 +260,14 @@ class Inferences:
                 return await _streamed(request, 200, answer.headers, size, answer.body)
 
     async def _generate(
-        self, lease: Lease, request: web.BaseRequest, body: bytes | None
+        self, lease: Lease, request: web.BaseRequest, body: bytes | None, held: ExitStack
     ) -> web.StreamResponse:
         """An invocation as a call of Triton's generate extension, which takes JSON alone."""
         record = lease.record
         headers = _model_headers(record, request)
         if headers.pop(_HEADER_LENGTH, None) is not None:
             raise InvalidRequest(f"inference_type is {self._operation}, which takes JSON alone")
-        sent = await self._body_of(request, lease) if body is None else body
+        sent = await self._body_of(request, lease, held) if body is None else body
         is_stream = self._operation == _GENERATE_STREAM
         path = f"/models/{record.name}/{self._operation}"
         end = application_of(request).client.abort
@@ -269,7 +285,7 @@ class Inferences:
     # -- V2 ---------------------------------------------------------------------------------
 
     async def _infer(
-        self, target: Target, lease: Lease, request: web.BaseRequest
+        self, target: Target, lease: Lease, request: web.BaseRequest, held: ExitStack
     ) -> web.StreamResponse:
         record, path = lease.record, target.path
         is_packed = _encoding_of(request) not in {"", "identity"}
@@ -284,7 +300,7 @@ class Inferences:
                 headers[_HEADER_LENGTH] = str(size)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
-        body = await self._body_of(request, lease)
+        body = await self._body_of(request, lease, held)
         is_stream = path.endswith("/generate_stream")
         path = f"/models/{record.name}{path}"
         end = application_of(request).client.abort  # a caller who does not read gets no error

@@ -1,7 +1,6 @@
 """What a content type is: how a body becomes a tensor, and a tensor an answer."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -28,24 +27,17 @@ async def converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.k
 
 
 class Source:
-    """A body whose beginning may be looked at before it is passed on; to be closed, which
-    closes `held` too.
-    """
+    """A body whose beginning may be looked at before it is passed on. Close it with `aclose`."""
 
-    def __init__(self, body: bytes | AsyncIterator[bytes], held: ExitStack | None = None) -> None:
-        self._closed_with = held
+    def __init__(self, body: bytes | AsyncIterator[bytes]) -> None:
         self.is_whole = isinstance(body, bytes)
         self._held = body if isinstance(body, bytes) else b""
         self._more = None if isinstance(body, bytes) else body
 
     async def aclose(self) -> None:
         close = getattr(self._more, "aclose", None)
-        try:
-            if close is not None:
-                await close()
-        finally:
-            if self._closed_with is not None:
-                self._closed_with.close()
+        if close is not None:
+            await close()
 
     async def start(self, size: int) -> bytes:
         """Return at least so many bytes, or all that there are."""

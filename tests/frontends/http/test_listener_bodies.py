@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.model import ModelId
+from adapter.dataplane import json_limits
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import Application
 from adapter.protocols.tensors import ContentTypes, Tensor
@@ -261,6 +262,27 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
         listener.gate.set()
         assert (await caller.answer()).status == 200
         await until(lambda: budget.held == 0)
+
+
+async def test_a_body_whose_caller_leaves_while_it_is_checked_counts_no_longer_than_its_call(
+    monkeypatch,
+):
+    async with opened() as listener, asyncio.timeout(SECONDS):
+        checking, budget = asyncio.Event(), listener.server.fast.budget
+
+        async def turn() -> None:
+            checking.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(json_limits, "_TURN_SECONDS", -1)
+        monkeypatch.setattr(listener.server.fast.dataplane.turns, "turn", turn)
+        caller = await listener.connect()
+        await caller.send(head(FAST, FRAMES[2]) + b"2\r\n{}\r\n")
+        await checking.wait()
+        assert budget.held == 2
+        caller.reset()
+        await until(lambda: listener.in_flight() == 0)
+        assert budget.held == 0
 
 
 @fast_or_not
