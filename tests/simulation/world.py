@@ -332,10 +332,10 @@ class World(Outages):
         await self._rested(control, callers, end, 0.5)  # it may have looked for other versions
         self.oracle.rest(control)
         if self.endpoint is not None:
-            self.endpoint.oracle.rest()
+            self.endpoint.oracle.rest(self.oracle.never_unloaded())
             await callers[-1].all_answer()
             await self._rested(control, callers, end, 1.0)
-            self.endpoint.oracle.rest()
+            self.endpoint.oracle.rest(self.oracle.never_unloaded())
 
     async def _rested(
         self, control: ModelControl, callers: list[Callers], end: float, pause: float
