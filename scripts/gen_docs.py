@@ -244,7 +244,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.BackendUnavailable: (
         "Triton cannot be reached; the adapter is starting or stopping",
-        "try again; if it lasts, see [troubleshooting.md](troubleshooting.md#it-is-not-ready)",
+        "try again; if it lasts, see [operations.md](operations.md#it-is-not-ready)",
     ),
     errors.Overloaded: (
         "Triton turns work away: a queue of the model is full",

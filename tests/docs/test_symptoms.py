@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md quotes is what the adapter says."""
+"""The texts that docs/operations.md quotes under Symptoms are texts of the adapter."""
 
 import re
 
@@ -18,7 +18,8 @@ FOREIGN = {
     "output tensor shape does not match size of output",
 }
 
-TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+TEXT = PAGE.partition("\n## First look\n")[2].partition("\n## Runbooks\n")[0]
 QUOTED = sorted(
     {
         quoted

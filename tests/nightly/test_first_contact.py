@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 PAGES = [
     README,
-    *(ROOT / page for page in ("docs/quickstart.md", "docs/troubleshooting.md")),
+    *(ROOT / page for page in ("docs/quickstart.md", "docs/operations.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 NEEDED = ("make", "curl", "python3", "python3-venv")
