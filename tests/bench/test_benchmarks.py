@@ -124,17 +124,16 @@ def line_of(text: str, key: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"| {row(key).what} |"))
 
 
-def test_each_row_says_what_it_is_worth_and_of_which_commit_and_date():
+def test_each_row_says_what_it_is_worth_and_its_table_of_which_commit_and_date():
     met, missed = (page({"rest": measure({"cpu": spread([x] * 3)})}, {}) for x in (1.5, 1.7))
 
-    at = "1234567890ab, 2026-01-01 |"
-    assert line_of(met, "rest.cpu").endswith(f"| at most 1.6 x | 1.5 x (1.5 to 1.5) | met | {at}")
-    assert line_of(missed, "rest.cpu").endswith(f"| missed | {at}")
-    assert "(25% busy with other work" in met
-    assert line_of(met, LAST).endswith("| not measured on this code |  |  |")
+    assert line_of(met, "rest.cpu").endswith("| at most 1.6 x | 1.5 x (1.5 to 1.5) | met |")
+    assert line_of(missed, "rest.cpu").endswith("| missed |")
+    assert "Commit 1234567890ab, 2026-01-01, a CPU, 2 cores, 25% busy before" in met
+    assert line_of(met, LAST).endswith("| not measured on this code |  |")
 
 
-@pytest.mark.parametrize(("how", "said"), [("is_stale", "of older code"), ("quick", "coarse")])
+@pytest.mark.parametrize(("how", "said"), [("is_stale", ""), ("quick", "coarse")])
 def test_figures_of_older_code_or_of_a_quick_run_are_neither_met_nor_missed(how, said):
     figures = {"cpu": spread([1.0] * 3), "rate": spread([0.1] * 3), "adapter_us": spread([9] * 3)}
 
@@ -144,6 +143,7 @@ def test_figures_of_older_code_or_of_a_quick_run_are_neither_met_nor_missed(how,
     assert "met |" not in text
     assert "missed |" not in text
     assert "a reason" not in text
+    assert ("1234567890ab (older code)" in text) == (how == "is_stale")
 
 
 def test_the_reason_for_a_miss_is_told_while_it_is_one():
@@ -161,9 +161,9 @@ def test_figures_of_another_machine_have_a_table_of_their_own_with_that_machine(
 
     program.write_page(tmp_path, {"rest": here})
 
-    own, _, other = (
-        (tmp_path / "benchmarks.md").read_text().partition("## On a machine with 16 cores")
-    )
+    text = (tmp_path / "measurements.md").read_text()
+    own, _, other = text.partition("### On a machine with 16 cores")
+    other, _, _ = other.partition("\n## ")
     assert "1.5 x (1.5 to 1.5)" in line_of(own, "rest.cpu")
     (line,) = [line for line in other.splitlines() if row("rest.cpu").what in line]
     assert "1.2 x (1.2 to 1.2)" in line

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.benchmarks import beside, cold, control, endpoint, inference, proxies
-from tests.benchmarks.page import page, shown
+from tests.benchmarks.page import page, shown, with_benchmarks
 from tests.benchmarks.place import (
     FULL,
     QUICK,
@@ -26,6 +26,7 @@ from tests.benchmarks.rows import MEASURES, ROWS, Json, verdict
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _NOTES = Path(__file__).with_name("notes.toml")
+_PAGE = _ROOT / "docs" / "measurements.md"
 
 BY: Mapping[str, Callable[[Scale], Json]] = {
     "rest": inference.rest,
@@ -105,7 +106,7 @@ def measured(name: str, scale: Scale) -> Json:
 
 
 def write_page(out: Path, measures: Json) -> None:
-    """Beside `measures` the page has those of other machines: of benchmarks-16-cores.json, say."""
+    """Write the page, also with what other machines measured (benchmarks-16-cores.json, say)."""
     out.mkdir(parents=True, exist_ok=True)
     elsewhere = {
         path.stem.removeprefix("benchmarks-").replace("-", " "): marked(
@@ -114,7 +115,8 @@ def write_page(out: Path, measures: Json) -> None:
         for path in sorted(out.glob("benchmarks-*.json"))
     }
     notes = tomllib.loads(_NOTES.read_text())
-    (out / "benchmarks.md").write_text(page(marked(measures), notes, elsewhere))
+    text = with_benchmarks(_PAGE.read_text(), page(marked(measures), notes, elsewhere))
+    (out / _PAGE.name).write_text(text)
 
 
 def marked(measures: Json) -> Json:

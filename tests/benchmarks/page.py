@@ -1,30 +1,21 @@
-"""Writes docs/benchmarks.md from the results and the words of notes.toml."""
+"""Writes the benchmarks of docs/measurements.md from the results and the words of notes.toml."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from tests.benchmarks.rows import MEASURES, ROWS, Json, Row, number, verdict
 
-_HEAD = """\
-# Benchmarks
+BEGIN, END = "<!-- benchmarks: written by `make bench` -->\n", "<!-- end of benchmarks -->\n"
 
-<!-- written by `make bench`: words are in tests/benchmarks/notes.toml -->
+_COLUMNS = ("what", "target", "measured", "")
 
-`make bench` measures all of this anew on the machine it runs on and writes this page and
-[benchmarks.json](benchmarks.json). What is compared is measured in turn, a round of each and then
-the next, so that what else the machine does meets all. A figure is the median of its rounds, with
-the least and the greatest in brackets. A target is **met** when the worst of at least three rounds
-meets it, **missed** when the best one misses it; else it is **not settled**. Each figure carries
-the commit and the date at which it was measured. Once the code that it measures has changed it is
-**of older code** and says nothing of this one.
 
-The load tester ([bench.md](bench.md)) is a process of its own and shares the cores with adapter,
-Triton and the model's python process. The model is `examples/models/identity` on Triton's python
-backend. The copying proxy (`tests/benchmarks/copying.py`) copies bytes on the adapter's event loop
-and reads nothing: no proxy in Python does less. CPU is user and system time of all threads of the
-one process.
-"""
-
-_COLUMNS = ("what", "target", "measured", "", "at")
+def with_benchmarks(text: str, benchmarks: str) -> str:
+    """Return the page with these benchmarks in place of those that it has."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"the page lacks {BEGIN}"
+    assert end, f"the page lacks {END}"
+    return f"{before}{begin}\n{benchmarks}\n{end}{after}"
 
 
 def page(
@@ -35,7 +26,7 @@ def page(
     """
     sections = (_section(name, measures.get(name), notes) for name in MEASURES)
     others = (_elsewhere(what, found) for what, found in (elsewhere or {}).items())
-    return "\n".join([_HEAD, *sections, *others])
+    return "\n".join([*sections, *others])
 
 
 def _elsewhere(what: str, measures: Json) -> str:
@@ -45,28 +36,26 @@ def _elsewhere(what: str, measures: Json) -> str:
         for row in sorted(ROWS, key=lambda row: list(MEASURES).index(row.measure))
         if row.figure in measures.get(row.measure, {"figures": {}})["figures"]
     ]
-    parts = [f"## On a machine with {what}\n", table(_COLUMNS, rows)]
-    return "\n".join([*parts, _machine(next(iter(measures.values())))])
+    parts = [f"### On a machine with {what}\n", table(_COLUMNS, rows)]
+    return "\n".join([*parts, _origin(next(iter(measures.values())))])
 
 
 def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     title, _ = MEASURES[name]
-    parts = [f"## {title}\n"]
+    parts = [f"### {title}\n"]
     if name in notes:
         parts.append(notes[name].strip() + "\n")
     rows = [row for row in ROWS if row.measure == name]
     parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
     if measure is not None:
-        parts.append(_machine(measure))
+        parts.append(_origin(measure))
         missed = [row for row in rows if row.key in notes and _said(row, measure)[1] == "missed"]
         parts += [f"- **{row.what}**: {notes[row.key].strip()}\n" for row in missed]
     return "\n".join(parts)
 
 
 def _cells(row: Row, measure: Json | None) -> list[str]:
-    said, judged = _said(row, measure)
-    at = f"{measure['commit']}, {measure['date']}" if measure is not None else ""
-    return [row.what, row.target, said, judged, at]
+    return [row.what, row.target, *_said(row, measure)]
 
 
 def _said(row: Row, measure: Json | None) -> tuple[str, str]:
@@ -75,16 +64,18 @@ def _said(row: Row, measure: Json | None) -> tuple[str, str]:
     if measure is None or found is None:
         return "not measured on this code", ""
     if measure["is_stale"]:
-        return shown(found, row.unit), "of older code"
+        return shown(found, row.unit), ""
     return shown(found, row.unit), "coarse" if measure["quick"] else verdict(row, found)
 
 
-def _machine(measure: Json) -> str:
+def _origin(measure: Json) -> str:
+    """Commit, date and machine, and whether the code has changed since."""
     about = measure["machine"]
     memory = number(about["memory_bytes"] / 2**30, "GiB")
+    age = " (older code)" if measure["is_stale"] else ""
     return (
-        f"{about['cpu']}, {about['cores']} cores ({measure['busy']:.0%} busy with other work before"
-        f" it began), {memory}, Linux {about['kernel']}, {', '.join(about['versions'])}.\n"
+        f"Commit {measure['commit']}{age}, {measure['date']}, {about['cpu']},"
+        f" {about['cores']} cores, {measure['busy']:.0%} busy before, {memory}.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Real CUDA memory: what a GPU machine alone can show. `make test-gpu`; docs/gpu-results.md."""
+"""Tests with real CUDA memory, run by `make test-gpu`: docs/measurements.md, GPUs."""
 
 import os
 import signal
