@@ -43,9 +43,9 @@ class Limit:
     def may_try(self, key: str) -> bool:
         return self._oversize.may_try(key)
 
-    def proven(self, key: str) -> Bytes | None:
+    def proven(self, key: str, reading: MemoryReading | None) -> Bytes | None:
         """Return what the package was measured to take, if that is above the limit."""
-        return self._oversize.proven(key, self._ledger.snapshot(), clock.monotonic())
+        return self._oversize.proven(key, self._ledger.snapshot(), reading, clock.monotonic())
 
     def less_reserved(self, reading: MemoryReading | None) -> MemoryReading | None:
         """Return `reading` less what loads under way have taken: their reservations cover it."""

@@ -371,7 +371,7 @@ class Memory:
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
             may_be_wrong=self.limit.may_try(package.content_key),
-            proven=self.limit.proven(package.content_key),
+            proven=self.limit.proven(package.content_key, reading),
             can_evict=can_evict,
             is_planned=is_planned,
             processes=package.processes,

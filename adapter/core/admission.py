@@ -158,8 +158,8 @@ def _refuse_what_can_never_fit(
             )
         if needed > limit or (inputs.proven is not None and needed > 0):
             raise ModelTooLarge(
-                f"model {model_id!r} needs {format_size(needed)} ({basis}); "
-                f"it can never fit into {format_size(limit)}{_where(device)}",
+                f"model {model_id!r} needs {format_size(needed)} ({basis}); it can never fit into"
+                f" {format_size(limit)}{_where(device)}{_taken(booked)}",
                 model_id=model_id,
                 figures=MemoryFigures(needed, None, limit, device),
             )
@@ -187,6 +187,11 @@ def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
     if basis is Basis.DISK:
         return needed > 2 * free + book.headroom_bytes
     return basis in KNOWN
+
+
+def _taken(book: DeviceBook) -> str:
+    taken = book.baseline_bytes
+    return f", of which {format_size(taken)} are taken by what is no loaded model" if taken else ""
 
 
 def _where(device: Device) -> str:

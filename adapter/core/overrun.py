@@ -79,9 +79,12 @@ def is_alone(book: LedgerSnapshot) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
+    """`is_second`: the package was tried again since the first one."""
+
     needed: Bytes
     limits: Mapping[Device, int]
     at: float
+    is_second: bool
 
 
 class Oversize:
@@ -89,7 +92,8 @@ class Oversize:
 
     A size learned in the past may be wrong, so a package above the limit is tried once, with
     nothing else loaded. If it is measured above the limit then, it is not tried again for 24 hours,
-    unless the limit changes. Times are of time.monotonic().
+    unless the limit changes, or once if others than the models have given memory back. Times are of
+    time.monotonic().
     """
 
     def __init__(self) -> None:
@@ -104,22 +108,28 @@ class Oversize:
 
     def measured(self, key: str, needed: Bytes, book: LedgerSnapshot, now: float) -> None:
         """Note that the package takes `needed` with nothing else loaded, which is too much."""
-        _keep(self._proofs, key, _Proof(needed, _limits(book), now))
+        _keep(self._proofs, key, _Proof(needed, _limits(book), now, key in self._proofs))
 
-    def proven(self, key: str, book: LedgerSnapshot, now: float) -> Bytes | None:
+    def proven(
+        self, key: str, book: LedgerSnapshot, reading: MemoryReading | None, now: float
+    ) -> Bytes | None:
         """Return what the package was measured to take, if that is still above the limit.
 
-        Alone it took more than is free without models; else something unknown held memory then.
+        Alone it took more than is free without models; else something unknown held memory then. The
+        baseline may be of others that have left: then less is used than book and baseline say. As
+        models may take less than the book says, too, that counts once.
         """
         proof = self._proofs.get(key)
         if proof is None or proof.limits != _limits(book) or now - proof.at >= _PROOF_SECONDS:
             return None
-        if all(
-            proof.needed.get(device, 0) + booked.baseline_bytes <= booked.limit_bytes
-            for device, booked in book.devices.items()
-        ):
-            return None
-        return proof.needed
+        used = reading.used if reading is not None and not proof.is_second else {}
+        for device, booked in book.devices.items():
+            others = booked.baseline_bytes
+            if device in used:
+                others = min(others, max(0, used[device] - booked.held_bytes))
+            if proof.needed.get(device, 0) + others > booked.limit_bytes:
+                return proof.needed
+        return None
 
     def fits(self, key: str) -> None:
         self._proofs.pop(key, None)

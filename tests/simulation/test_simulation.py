@@ -75,6 +75,12 @@ def test_a_failure_is_shrunk_to_the_entries_that_it_needs():
     assert played(found.plan).violation is None
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_changes_the_function_that_it_names(name):
+    with FAULTS[name].put_back():
+        pass
+
+
 def test_the_world_knows_the_adapter_by_its_seams_alone():
     for path in HERE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -111,8 +111,11 @@ class World(Outages):
         return [held for held in self.all_held() if held.state == "LOADING"]
 
     def strayed_bytes(self) -> int:
-        """Return the bytes of strangers, and of processes that have outlived their model."""
-        known = {each.process.key for each in self.all_held()} | {"baseline"}
+        """Return the bytes of strangers, of processes that have outlived their model, and of loads
+        that never end.
+        """
+        known = {each.process.key for each in self.all_held() if not each.never_ends}
+        known.add("baseline")
         return sum(count for holder, count in self.truth.held.items() if holder not in known)
 
     def bytes_of(self, held: Held) -> int:

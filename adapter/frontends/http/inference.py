@@ -145,11 +145,20 @@ class Inferences:
             raise await self._control.judged(error, model_id) from error
 
     async def _body_of(
-        self, request: web.BaseRequest, lease: Lease, held: ExitStack, *, is_kept: bool = False
+        self,
+        request: web.BaseRequest,
+        lease: Lease,
+        held: ExitStack,
+        body: bytes | None,
+        *,
+        is_kept: bool = False,
     ) -> bytes | AsyncIterator[bytes]:
-        """Return the body whole if it is small, else as a stream. A stream counts until it has been
-        read, or until `held` is closed if it `is_kept`; never for longer than `held` is open.
+        """Return `body` if it was read before, the whole body if it is small, else a stream. A
+        stream counts until it has been read, or until `held` is closed if it `is_kept`; never for
+        longer than `held` is open.
         """
+        if body is not None:
+            return body
         if not request.content.is_eof():
             front = application_of(request).client
             lease.arrives(lambda: front.refuse("the model is being unloaded"))
@@ -202,7 +211,7 @@ class Inferences:
     ) -> web.StreamResponse:
         record = lease.record
         headers = _model_headers(record, request)
-        sent = await self._body_of(request, lease, held) if body is None else body
+        sent = await self._body_of(request, lease, held, body)
         if isinstance(sent, bytes):
             _check_is_there(sent)
         else:
@@ -229,10 +238,7 @@ class Inferences:
         # these become whole before Triton is sent the first byte of them
         holds_whole = codec is not None and codec.holds_whole_body
         is_kept = holds_whole or request.content_length is None
-        if body is not None:
-            sent: bytes | AsyncIterator[bytes] = body
-        else:
-            sent = await self._body_of(request, lease, held, is_kept=is_kept)
+        sent = await self._body_of(request, lease, held, body, is_kept=is_kept)
         async with aclosing(Source(sent)) as source:
             if codec is not None and codec.may_be_json:
                 if await source.begins_with_brace():
@@ -250,14 +256,7 @@ class Inferences:
                 _check_is_there(sent)
             call = V2Call("POST", f"/models/{record.name}/infer", headers, sent)
             async with self._dataplane.forward(call, lease) as found:
-                if wanted in {JSON, binary.MEDIA_TYPE}:
-                    is_binary = wanted == binary.MEDIA_TYPE
-                    return await _invoked(request, record, found, is_binary=is_binary)
-                answer = await as_answer(found, wanted)
-                if isinstance(answer.body, bytes):
-                    return web.Response(body=answer.body, headers=answer.headers)
-                size = int(answer.headers["Content-Length"])
-                return await _streamed(request, 200, answer.headers, size, answer.body)
+                return await _invoked_typed(request, record, found, wanted)
 
     async def _generate(
         self, lease: Lease, request: web.BaseRequest, body: bytes | None, held: ExitStack
@@ -267,7 +266,7 @@ class Inferences:
         headers = _model_headers(record, request)
         if headers.pop(_HEADER_LENGTH, None) is not None:
             raise InvalidRequest(f"inference_type is {self._operation}, which takes JSON alone")
-        sent = await self._body_of(request, lease, held) if body is None else body
+        sent = await self._body_of(request, lease, held, body)
         is_stream = self._operation == _GENERATE_STREAM
         path = f"/models/{record.name}/{self._operation}"
         end = application_of(request).client.abort
@@ -300,7 +299,7 @@ class Inferences:
                 headers[_HEADER_LENGTH] = str(size)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
-        body = await self._body_of(request, lease, held)
+        body = await self._body_of(request, lease, held, None)
         is_stream = path.endswith("/generate_stream")
         path = f"/models/{record.name}{path}"
         end = application_of(request).client.abort  # a caller who does not read gets no error
@@ -334,6 +333,19 @@ async def _invoked(
         return await _streamed(request, 200, headers, length, found.chunks())
     size = len(back) if is_binary and size is None else size
     return web.Response(body=back, headers=_invoke_headers(found, size))
+
+
+async def _invoked_typed(
+    request: web.BaseRequest, record: ModelRecord, found: V2Answer, wanted: str
+) -> web.StreamResponse:
+    """Return Triton's answer as the media type that the caller wants."""
+    if wanted in {JSON, binary.MEDIA_TYPE}:
+        return await _invoked(request, record, found, is_binary=wanted == binary.MEDIA_TYPE)
+    answer = await as_answer(found, wanted)
+    if isinstance(answer.body, bytes):
+        return web.Response(body=answer.body, headers=answer.headers)
+    size = int(answer.headers["Content-Length"])
+    return await _streamed(request, 200, answer.headers, size, answer.body)
 
 
 def _check_is_there(body: bytes) -> None:

@@ -138,7 +138,7 @@ RESIDENCY = [
         "what strangers took is held against the model, after they have gone",
         Oversize,
         "proven",
-        "if all(\n",
-        "if False and all(\n",
+        "> booked.limit_bytes:",
+        "> 0:",
     ),
 ]

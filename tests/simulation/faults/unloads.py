@@ -77,7 +77,7 @@ UNLOADS = [
         "an unload takes as long as a load that hangs",
         ModelControl,
         "unload",
-        "self._load_limit.end(model_id)",
+        "self.load_limit.end(model_id)",
         "pass",
     ),
     Fault(

@@ -16,8 +16,8 @@ GPU, OTHER = Device("GPU-0"), Device("GPU-1")
 KNOWN, GUESSED = [Basis.LEARNED, Basis.DECLARED], [Basis.DISK, Basis.DEFAULT]
 
 
-def booked(limit=1000, held=600, headroom=100):
-    return DeviceBook(limit * MIB, headroom * MIB, 0, 0, held * MIB)
+def booked(limit=1000, held=600, headroom=100, baseline=0):
+    return DeviceBook(limit * MIB, headroom * MIB, baseline * MIB, 0, held * MIB)
 
 
 def a_book(devices=None, models=1, **figures):
@@ -110,6 +110,11 @@ def test_a_known_size_above_the_device_can_never_fit(basis, models):
     )
     assert caught.value.model_id == "m"
     assert caught.value.figures == MemoryFigures(1001 * MIB, None, 1000 * MIB, "GPU-0")
+
+
+def test_what_can_never_fit_is_told_what_takes_the_room_for_good():
+    with pytest.raises(ModelTooLarge, match=r"1000\.0 MiB, of which 100\.0 MiB are taken by what"):
+        answer(needs(1001), a_book(baseline=100))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ GPU = Device("GPU-1")
 DAY = 24 * 3600.0
 
 
-def book(limit: int = 100, models: int = 2, baseline: int = 0) -> LedgerSnapshot:
-    devices = {device: DeviceBook(limit, 10, baseline, 0, 0) for device in (HOST, GPU)}
+def book(limit: int = 100, models: int = 2, baseline: int = 0, held: int = 0) -> LedgerSnapshot:
+    devices = {device: DeviceBook(limit, 10, baseline, 0, held) for device in (HOST, GPU)}
     return LedgerSnapshot(devices, models)
 
 
@@ -59,22 +59,22 @@ def test_a_refusal_of_a_load_that_was_alone_is_no_reason_to_unload_others():
 def test_what_was_measured_too_large_is_believed_for_a_day():
     oversize = Oversize()
     oversize.measured("key", {HOST: 120}, book(), 1000.0)
-    assert oversize.proven("key", book(), 1000.0 + DAY - 1) == {HOST: 120}
-    assert oversize.proven("key", book(), 1000.0 + DAY) is None
-    assert oversize.proven("other", book(), 1000.0) is None
+    assert oversize.proven("key", book(), None, 1000.0 + DAY - 1) == {HOST: 120}
+    assert oversize.proven("key", book(), None, 1000.0 + DAY) is None
+    assert oversize.proven("other", book(), None, 1000.0) is None
 
 
 def test_what_was_measured_too_large_is_believed_under_the_same_limit():
     oversize = Oversize()
     oversize.measured("key", {HOST: 120}, book(), 1000.0)
-    assert oversize.proven("key", book(limit=101), 1000.0) is None
+    assert oversize.proven("key", book(limit=101), None, 1000.0) is None
 
 
 def test_what_fits_after_all_is_not_too_large_any_more():
     oversize = Oversize()
     oversize.measured("key", {HOST: 120}, book(), 1000.0)
     oversize.fits("key")
-    assert oversize.proven("key", book(), 1000.0) is None
+    assert oversize.proven("key", book(), None, 1000.0) is None
 
 
 def test_of_many_packages_the_oldest_is_tried_again():
@@ -87,13 +87,22 @@ def test_of_many_packages_the_oldest_is_tried_again():
 def test_what_was_too_large_beside_something_unknown_is_tried_again_when_that_is_gone():
     oversize = Oversize()
     oversize.measured("key", {HOST: 60}, book(), 1000.0)
-    assert oversize.proven("key", book(), 1000.0) is None
+    assert oversize.proven("key", book(), None, 1000.0) is None
     oversize.measured("key", {HOST: 101}, book(), 1000.0)
-    assert oversize.proven("key", book(), 1000.0) == {HOST: 101}
+    assert oversize.proven("key", book(), None, 1000.0) == {HOST: 101}
 
 
 def test_what_fits_only_where_nothing_else_is_in_memory_is_too_large():
     oversize = Oversize()
     oversize.measured("key", {HOST: 80}, book(baseline=20), 1000.0)
-    assert oversize.proven("key", book(baseline=20), 1000.0) is None
-    assert oversize.proven("key", book(baseline=21), 1000.0) == {HOST: 80}
+    assert oversize.proven("key", book(baseline=20), None, 1000.0) is None
+    assert oversize.proven("key", book(baseline=21), None, 1000.0) == {HOST: 80}
+
+
+def test_what_was_too_large_beside_others_that_have_left_is_tried_once_more():
+    oversize, loaded = Oversize(), book(baseline=30, held=50)
+    oversize.measured("key", {HOST: 80}, book(baseline=30), 1000.0)
+    assert oversize.proven("key", loaded, reading(80), 1000.0) == {HOST: 80}
+    assert oversize.proven("key", loaded, reading(60), 1000.0) is None  # 10 are no model's
+    oversize.measured("key", {HOST: 80}, book(baseline=30), 1000.0)
+    assert oversize.proven("key", loaded, reading(60), 1000.0) == {HOST: 80}
