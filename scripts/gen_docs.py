@@ -51,11 +51,12 @@ def settings_page() -> str:
     ]
     return (
         "# Settings\n\n"
-        "A flag beats the environment, that beats the file (`--config FILE` or `ADAPTER_CONFIG`: "
-        "YAML, keys as in the first column), that beats the inherited names below, and those beat "
-        "the defaults. `triton-adapter check-config` prints every value and where it came from. "
-        "An empty variable counts as not given; an unknown `ADAPTER_` variable or key is an "
-        "error.\n\n"
+        "Flags override the environment, which overrides the file (`--config FILE` or "
+        "`ADAPTER_CONFIG`: YAML, keys as in the first column). The file overrides the inherited "
+        "names below, which override the defaults. An empty variable counts as not set. An unknown "
+        "`ADAPTER_` variable or key is an error.\n\n"
+        "`triton-adapter check-config` prints every value and where it came from. "
+        "`triton-adapter schema` prints the JSON schema of the file, for an editor.\n\n"
         "Sizes are bytes or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB. Flags of "
         "settings that take several values are given once for each; in the file they are lists."
         "\n\n"

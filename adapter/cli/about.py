@@ -112,6 +112,13 @@ def _completion(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _schema(_args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    from adapter.settings import file_schema  # noqa: PLC0415 - pydantic
+
+    print(json.dumps(file_schema(), indent=2))
+    return 0
+
+
 def _config_options(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
@@ -149,4 +156,5 @@ COMMANDS = {
     "help": (_help_options, _help),
     "completion": (_completion_options, _completion),
     "check-config": (_config_options, _check_config),
+    "schema": (lambda _: None, _schema),
 }

@@ -122,6 +122,14 @@ TOOLS = {
             "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
         ),
     ),
+    "schema": Command(
+        "print the JSON schema of a file of settings, for an editor",
+        "adapter.cli.about",
+        (
+            "triton-adapter schema > settings.schema.json",
+            "triton-adapter schema | jq .properties.memory_limit",
+        ),
+    ),
     "completion": Command(
         "print a script that has a shell complete commands and flags",
         "adapter.cli.about",

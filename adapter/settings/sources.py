@@ -30,6 +30,7 @@ _LISTENERS = ("http", "grpc", "admin")
 # Without a store each of these is an error or, if it is not a switch, of no use.
 _OF_STORES = [n for n in GROUPS[Group.ENDPOINT] if n not in {"model_store", "endpoints"}]
 _OFF = frozenset({"", "0", "0.0", "false", "off", "no", "()", "[]", "none"})
+_NOT_OF_A_SCHEMA = frozenset({"title", "unset", "gt", "ge", "lt"})
 _ENDPOINTS_OF_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # Kubernetes sets these in every container of a namespace with a Service named adapter or adapter-*.
 _SERVICE_LINK = re.compile(
@@ -100,6 +101,25 @@ def load_settings(
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
     warnings += _store_warnings(settings.model_store, settings.endpoints, given)
     return Loaded(settings, origins, warnings, vertex.routes(environ))
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON schema of a file of settings."""
+    properties = Settings.model_json_schema()["properties"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of triton-adapter",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {n: _keywords(each) for n, each in properties.items() if n not in SECRETS},
+    }
+
+
+def _keywords(node: Any) -> Any:
+    """Leave out what pydantic adds beside the keywords of JSON schema."""
+    if isinstance(node, dict):
+        return {key: _keywords(value) for key, value in node.items() if key not in _NOT_OF_A_SCHEMA}
+    return [_keywords(each) for each in node] if isinstance(node, list) else node
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:

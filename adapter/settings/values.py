@@ -243,11 +243,19 @@ def _token(secret: SecretStr) -> SecretStr:
     return secret
 
 
+# What a file of settings may have in place of these types: YAML reads `off` as False.
+_Text = str | Literal[False]
+_Texts = str | list[str]
+_EndpointLines = _Texts | dict[str, dict[str, str]]
+
 ListenHost = Annotated[str, AfterValidator(_listen_host), Metavar("HOST")]
-AnyAddress = Annotated[Address, BeforeValidator(parse_address), Metavar("HOST:PORT")]
+AnyAddress = Annotated[
+    Address, BeforeValidator(parse_address, json_schema_input_type=_Text), Metavar("HOST:PORT")
+]
 TcpAddress = Annotated[AnyAddress, AfterValidator(_tcp)]
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0), Metavar("SIZE")]
-AnySize = Annotated[int, BeforeValidator(_size), Field(ge=0), Metavar("SIZE")]
+_ToBytes = BeforeValidator(_size, json_schema_input_type=int | str)
+Size = Annotated[int, _ToBytes, Field(gt=0), Metavar("SIZE")]
+AnySize = Annotated[int, _ToBytes, Field(ge=0), Metavar("SIZE")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
 AnySeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Metavar("SECONDS")]
 Count = Annotated[int, Field(ge=1, lt=2**31), Metavar("N")]
@@ -256,44 +264,76 @@ File = Annotated[Path, Metavar("FILE")]
 Folder = Annotated[Path, Metavar("FOLDER")]
 Paths = Annotated[
     tuple[Path, ...],
-    BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v),
+    BeforeValidator(
+        lambda v: v.split(os.pathsep) if isinstance(v, str) else v, json_schema_input_type=_Texts
+    ),
     Metavar("FOLDER"),
 ]
 Models = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(lambda v: v.split(":") if isinstance(v, str) else v),
+    BeforeValidator(
+        lambda v: v.split(":") if isinstance(v, str) else v, json_schema_input_type=_Texts
+    ),
     Metavar("[NAME=]PATH"),
 ]
 ModelKeys = Annotated[
-    tuple[Annotated[str, AfterValidator(_key)], ...], BeforeValidator(_lines), Metavar("KEY")
+    tuple[Annotated[str, AfterValidator(_key)], ...],
+    BeforeValidator(_lines, json_schema_input_type=_Texts),
+    Metavar("KEY"),
 ]
 ModelName = Annotated[str, AfterValidator(_model_name), Metavar("NAME")]
 Arguments = Annotated[
     tuple[str, ...],
-    BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v),
+    BeforeValidator(
+        lambda v: shlex.split(v) if isinstance(v, str) else v, json_schema_input_type=_Texts
+    ),
     Metavar("ARGUMENT"),
 ]
 Patterns = Annotated[
-    tuple[Annotated[str, AfterValidator(_regex)], ...], BeforeValidator(_lines), Metavar("REGEX")
+    tuple[Annotated[str, AfterValidator(_regex)], ...],
+    BeforeValidator(_lines, json_schema_input_type=_Texts),
+    Metavar("REGEX"),
 ]
-_Lines = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_lines)]
+_Lines = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(_lines, json_schema_input_type=_Texts),
+]
 KeyLines = Annotated[_Lines, Metavar("KEY")]
 NamePatterns = Annotated[_Lines, Metavar("PATTERN")]
-Store = Annotated[StoreLocation, BeforeValidator(parse_location), Metavar("URL|FOLDER")]
-Endpoints = Annotated[tuple[Endpoint, ...], BeforeValidator(parse_endpoints), Metavar("NAME=URL")]
-Share = Annotated[Reserve, BeforeValidator(_reserve), Metavar("PERCENT|SIZE")]
+Store = Annotated[
+    StoreLocation,
+    BeforeValidator(parse_location, json_schema_input_type=str),
+    Metavar("URL|FOLDER"),
+]
+Endpoints = Annotated[
+    tuple[Endpoint, ...],
+    BeforeValidator(parse_endpoints, json_schema_input_type=_EndpointLines),
+    Metavar("NAME=URL"),
+]
+Share = Annotated[
+    Reserve, BeforeValidator(_reserve, json_schema_input_type=int | str), Metavar("PERCENT|SIZE")
+]
 Hosts = Annotated[
-    tuple[Annotated[str, AfterValidator(_host)], ...], BeforeValidator(_by_commas), Metavar("HOST")
+    tuple[Annotated[str, AfterValidator(_host)], ...],
+    BeforeValidator(_by_commas, json_schema_input_type=_Texts),
+    Metavar("HOST"),
 ]
 Token = Annotated[SecretStr, AfterValidator(_token), Metavar("TOKEN")]
 OnOff = Annotated[
     Literal["on", "off"],
     # YAML reads them as True and False
-    BeforeValidator(lambda v: {True: "on", False: "off"}[v] if isinstance(v, bool) else v),
+    BeforeValidator(
+        lambda v: {True: "on", False: "off"}[v] if isinstance(v, bool) else v,
+        json_schema_input_type=Literal["on", "off"] | bool,
+    ),
 ]
 Passthrough = Annotated[
     tuple[Literal["shared_memory", "trace", "log"], ...],
-    BeforeValidator(_by_commas),
+    BeforeValidator(_by_commas, json_schema_input_type=_Texts),
     Metavar("shared_memory|trace|log"),
 ]
-Concurrency = Annotated[int | str, BeforeValidator(_concurrency), Metavar("N|instances")]
+Concurrency = Annotated[
+    int | str,
+    BeforeValidator(_concurrency, json_schema_input_type=int | Literal["instances"]),
+    Metavar("N|instances"),
+]

@@ -56,6 +56,11 @@ class TestHelp:
         assert code == 0
         assert out.split("examples:")[1].count(f"triton-adapter {command}") >= 2
 
+    def test_the_schema_is_printed_as_json(self, run):
+        code, out, _ = run("schema")
+        assert code == 0
+        assert "memory_limit" in json.loads(out)["properties"]
+
     @pytest.mark.parametrize("command", ["serve", "check-config"])
     def test_each_setting_is_a_flag_that_says_its_variable(self, run, command):
         words = run(command, "--help")[1].split()

@@ -27,6 +27,7 @@ ARGUMENTS = {
     "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
     "bench": [(HOSTILE, "--model=m"), (f"http://127.0.0.1:1/{HOSTILE}", "--model=m", "--count=1")],
     "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
+    "schema": [(HOSTILE,)],
     "completion": [(HOSTILE,)],
     "version": [(HOSTILE,)],
     "help": [(HOSTILE,)],
