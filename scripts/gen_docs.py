@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
+from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS
 from adapter.core import versions
 from adapter.core.accounts import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
@@ -482,6 +483,9 @@ def states_page() -> str:
         for stage, stages in FOLLOWS.items()
         for after in sorted(stages - {stage}, key=list(FOLLOWS).index)
     ]
+    recycled = [
+        f"{p.name} --> {after.name}" for p in RECYCLE_FOLLOWS for after in RECYCLE_FOLLOWS[p]
+    ]
     memory = [f"{one.name} --> {after.name}" for one in KNOWN for after in KNOWN[one]]
     return (
         "# States\n\n"
@@ -513,6 +517,11 @@ def states_page() -> str:
         "earlier run begins as SETTLED, with the bytes that were noted.\n\n"
         + drawing(memory)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])
+        + "\n## An embedded Triton that is recycled\n\n"
+        "How far it is restarted to free memory (`adapter/control/recycling/`). DRAINING ends "
+        "without a restart where a load or an unload does not end in time.\n\n"
+        + drawing(recycled)
+        + table(["phase", "meaning"], [[phase.name, phase.value] for phase in RECYCLE_FOLLOWS])
         + "\n## A connection to Triton's HTTP port\n\n"
         "A connection serves a call at a time (`adapter/dataplane/http_connection.py`). Any state "
         "becomes BROKEN, and the connection is closed, when Triton sends bytes that nobody asked "

@@ -187,18 +187,25 @@ def _build_control(
         packages=packages,
         memory=memory,
         metrics=metrics,
-        limits=TimeLimits(
-            load=settings.load_timeout_seconds,
-            unload=settings.unload_timeout_seconds,
-            stall=settings.unload_stall_seconds,
-            recovery=settings.memory_recovery_seconds,
-            warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
-        ),
+        limits=_limits(settings),
         server=embedded,
         store=file,
         loads_again=_LOADS_AGAIN[settings.on_triton_restart],
         load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
         max_abandoned=settings.max_abandoned_requests,
+        recycle_share=settings.recycle_unaccounted,
+    )
+
+
+def _limits(settings: Settings) -> TimeLimits:
+    return TimeLimits(
+        load=settings.load_timeout_seconds,
+        unload=settings.unload_timeout_seconds,
+        stall=settings.unload_stall_seconds,
+        recovery=settings.memory_recovery_seconds,
+        warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
+        drain=settings.drain_timeout_seconds,
+        call=settings.model_wait_seconds,
     )
 
 

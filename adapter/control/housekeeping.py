@@ -8,6 +8,7 @@ from adapter.control.memory import Memory
 from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Packages, SizeStore
 from adapter.control.reconciler import Reconciler
+from adapter.control.recycling import Recycling
 from adapter.core.model import ModelId
 from adapter.core.registry import Registry
 from adapter.core.state import ModelState
@@ -34,6 +35,7 @@ class Housekeeping:
         packages: Packages,
         reconciler: Reconciler,
         *,
+        recycling: Recycling,
         lock_of: Callable[[ModelId], asyncio.Lock],
         store: SizeStore | None,
     ) -> None:
@@ -42,6 +44,7 @@ class Housekeeping:
         self._memory = memory
         self._packages = packages
         self._reconciler = reconciler
+        self._recycling = recycling
         self._lock_of = lock_of
         self._unnoted: set[ModelId] = set()
         self._store = store
@@ -55,6 +58,7 @@ class Housekeeping:
             self._poll_memory,
             self.save,
             self._reconciler.restart_if_stuck,
+            self._recycling.step,
             self._poll_triton,
             self._poll_leftovers,
             seconds=_TICK_SECONDS,

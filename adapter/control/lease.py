@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.errors import TooManyAbandoned
+from adapter.errors import ModelNotReady, TooManyAbandoned
 from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
@@ -34,13 +34,15 @@ class Leases:
 
     `failed` is called with the error of each lease that ends with one, and returns the error for
     the caller. `abandoned`: how many leases are abandoned now, also of models that are gone.
-    `max_abandoned`: with so many a model gets no new requests.
+    `max_abandoned`: with so many a model gets no new requests. `is_paused`: none does.
     """
 
     def __init__(
-        self, max_abandoned: int, failed: Callable[[ModelRecord, BaseException], BaseException]
+        self,
+        max_abandoned: int,
+        failed: Callable[[ModelRecord, BaseException], BaseException] = lambda _, error: error,
     ) -> None:
-        self.abandoned = 0
+        self.abandoned, self.is_paused = 0, False
         self.begun = self.ended = 0  # leases, ever
         self.failed = failed
         self.became_idle = asyncio.Event()  # set when a model has no lease any more
@@ -49,7 +51,12 @@ class Leases:
         self.arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
-        """Return a new lease; raise TooManyAbandoned if too many of the model are abandoned."""
+        """Return a new lease; raise TooManyAbandoned if too many of the model are abandoned, and
+        ModelNotReady while Triton is restarted to free memory.
+        """
+        if self.is_paused:
+            why = f"model {record.id!r} is not ready: Triton is restarted to free memory"
+            raise ModelNotReady(why, model_id=record.id)
         if record.abandoned >= self._max_abandoned:
             raise TooManyAbandoned(
                 f"model {record.id!r} still works on {record.abandoned} requests whose callers "
@@ -60,6 +67,10 @@ class Leases:
         lease = Lease()
         lease.record, lease.state, lease._leases = record, _NEW, self  # noqa: SLF001
         return lease
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many have begun, and how many of them have ended."""
+        return self.begun, self.ended
 
     def lose(self, record: ModelRecord) -> None:
         """End the leases of a model that Triton has unloaded and whose processes have ended: its

@@ -9,15 +9,16 @@ from collections.abc import Collection
 from adapter.control.diagnosis import Diagnosis
 from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
-from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.control.ports import Packages, Server, TimeLimits, Triton
 from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.measuring import GpuBytes
-from adapter.core.model import ModelId, Package, TritonName
+from adapter.core.model import ModelId, ModelSource, Package, TritonName
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.renewal import can_be_doubled
 from adapter.core.sizing import Estimate
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
@@ -72,6 +73,22 @@ class Loader:
         self._breaker = EvictionLoopBreaker()
         self._undone: dict[ModelId, Unloaded] = {}
 
+    async def prepared(
+        self, record: ModelRecord, source: ModelSource, packages: Packages
+    ) -> Package:
+        """Prepare the model's package, and note what it says of the model."""
+        package = await packages.prepare(record.name, record.id, source)
+        if package.warnings:
+            fields = {"model_id": record.id, "warnings": package.warnings}
+            log.warning("model.package_odd", extra=fields)
+        record.package_key, record.warnings = package.content_key, package.warnings
+        record.can_be_doubled = can_be_doubled(package)
+        record.content_types, record.outputs = package.content_types, package.outputs
+        record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
+        self._memory.sizes.known_at(source.url, package)
+        self._memory.sizes.known_as(record.id, package)
+        return package
+
     async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
         """Load every model of the package, and measure what they take as far as possible.
 
@@ -98,7 +115,7 @@ class Loader:
         if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
-        record.used_at = clock.monotonic()
+        record.used_at = record.used_at or clock.monotonic()
         self._breaker.succeeded(package.content_key)
         return process
 

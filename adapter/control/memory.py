@@ -36,13 +36,17 @@ _STILL_SHARE_OF_ALONE = 0.5  # where no reading tells processes apart
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 
 
+class Paused(Exception):
+    """No load is admitted now."""
+
+
 class Memory:
     """The only writer of `ledger` and `sizes`.
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
     a process runs below Triton that belongs to no model.
     `samples`: the recent samples, each with its clock.monotonic(). `relearned`: models with new
-    figures; its reader clears it.
+    figures; its reader clears it. `is_paused`: no load is admitted.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Memory:
         self.sizes = sizes
         self._sensor = MemorySensor(reader, ledger, is_shared)
         self.samples = self._sensor.samples
-        self.ended_unloads = 0
+        self.ended_unloads, self.is_paused = 0, False
         # when Triton was asked for each unload under way; None while requests are waited for
         self.unloads: dict[ModelId, float | None] = {}
         self._undone: set[ModelId] = set()  # failed loads that Triton still has
@@ -119,6 +123,11 @@ class Memory:
         return bool(self.accounts.loads or self.unloads)
 
     @property
+    def is_audited(self) -> bool:
+        """Whether a reading after the last change tells what is unaccounted for."""
+        return self._audited_at >= self._sensor.changed_at
+
+    @property
     def loads(self) -> int:
         return len(self.accounts.loads)  # under way, or being measured
 
@@ -132,7 +141,7 @@ class Memory:
         """Reserve what the model is expected to take, or raise a refusal.
 
         Waits for loads before it while these take memory, and for memory that is about to be freed;
-        each for a bounded time.
+        each for a bounded time. Raises Paused as well.
         """
         told, evicts, begun, short_since = Admission(record), terms.evicts, clock.monotonic(), 0.0
         async with self._turn(record):
@@ -308,8 +317,7 @@ class Memory:
         """Measure growth under traffic, and loads during which nothing could be read. `active`:
         models with requests since the last call.
         """
-        is_audited = self._audited_at >= self._sensor.changed_at
-        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not is_audited
+        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not self.is_audited
         operations, now = self._operations, clock.monotonic()
         reading = await self.read() if is_due else None
         if reading is not None and operations == self._operations:
@@ -361,6 +369,8 @@ class Memory:
         can_evict: bool,
         is_planned: bool,
     ) -> AdmissionInput:
+        if self.is_paused:
+            raise Paused
         return AdmissionInput(
             book=self.ledger.snapshot(),
             reading=self.limit.less_reserved(reading),
@@ -448,14 +458,6 @@ class Memory:
                     self._learn(measured, expected.get(measured.model_id))
                 elif (larger := self.reported.larger(account, measured.bytes, settled)) is not None:
                     self._learn(self.accounts.measured(measured.model_id, larger), None)
-
-    def quiet_since(self, model_id: ModelId) -> float | None:
-        """Return since when a load holds no more memory than before (time.monotonic); None while
-        it may take some, and for a model that is not being loaded.
-        """
-        account = self.accounts.models.get(model_id)
-        is_loading = account is not None and account.stage is Stage.LOADING
-        return account.quiet_since if account and is_loading else None
 
     def _estimate_of(self, model_id: ModelId) -> Estimate | None:
         """Return the estimate of a load that is under way, or being measured; else None."""

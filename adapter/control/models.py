@@ -26,13 +26,13 @@ from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
 from adapter.control.recovery import Recovery
+from adapter.control.recycling import Recycling
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
-from adapter.core.model import ModelId, ModelSource, Package
+from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry, not_loaded
-from adapter.core.residency.renewal import can_be_doubled
 from adapter.core.residency.terms import Terms
 from adapter.core.residency.wanted import Wants
 from adapter.core.sizing import Sizes
@@ -43,7 +43,6 @@ from adapter.errors import (
     BackendUnavailable,
     CapacityError,
     ModelNotFound,
-    StubDied,
 )
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -77,19 +76,20 @@ class ModelControl:
         loads_again: bool | None = False,
         load_threads: int = 4,
         max_abandoned: int = 64,
+        recycle_share: float | None = None,
     ) -> None:
-        """`loads_again`: see TritonStatus. `max_abandoned`: see Leases."""
+        """`loads_again`: see TritonStatus; `max_abandoned`: Leases; `recycle_share`: Recycling."""
         self.registry, self.operations = registry, Operations(metrics)
-        self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
+        self.wants, self.leases = Wants(_wanted_no_more), Leases(max_abandoned)
         orphans = OrphanProcesses(registry, server, metrics)
         books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
-        self.memory = Memory(*books, server=server, requests=self._requests, is_shared=shared)
+        self.memory = Memory(*books, server=server, requests=self.leases.counts, is_shared=shared)
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages, self._limits, self.load_limit = packages, limits, LoadLimit(limits.load)
         self.load_threads = LoadThreads(registry, self.memory, load_threads, self.load_limit)
-        lose = lambda record: self.leases.lose(record)  # noqa: E731, PLW0108 - they are made later
-        self._unloader = Unloader(registry, triton, server, limits, orphans, lose_requests=lose)
+        outside, lose = (registry, triton, server, limits, orphans), self.leases.lose
+        self._unloader = Unloader(*outside, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
@@ -97,18 +97,13 @@ class ModelControl:
         self.recovery = self._make_recovery(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
-        self.reconcile, self.triton_restarted = found.reconcile, found.triton_restarted
-        self.leases: Leases = Leases(max_abandoned, self._reconciler.call_failed)
-        parts = (registry, self.memory, orphans, packages, self._reconciler)
-        self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
+        self.reconcile, self.judged = found.reconcile, found.judged
+        self.recycling = self._make_recycling(server, recycle_share)
+        self._housekeeping = self._make_housekeeping(orphans, store)
 
     @property
     def is_open(self) -> bool:
         return self.triton_status.phase is Phase.OPEN
-
-    def _requests(self) -> tuple[int, int]:
-        """Return how many inferences have begun, and how many of them have ended."""
-        return self.leases.begun, self.leases.ended
 
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
@@ -147,7 +142,25 @@ class ModelControl:
             start=self.operations.start,
             triton_status=self.triton_status,
             history=self.operations.history,
+            diagnosis=self.diagnosis,
             load_threads=load_threads,
+        )
+
+    def _make_recycling(self, server: Server | None, share: float | None) -> Recycling:
+        self.leases.failed = self._reconciler.call_failed
+        return Recycling(
+            *(self.registry, self.memory, server, self._limits, share),
+            triton_status=self.triton_status,
+            leases=self.leases,
+            recovery=self.recovery,
+        )
+
+    def _make_housekeeping(self, orphans: OrphanProcesses, store: SizeStore | None) -> Housekeeping:
+        return Housekeeping(
+            *(self.registry, self.memory, orphans, self._packages, self._reconciler),
+            recycling=self.recycling,
+            lock_of=self.operations.lock,
+            store=store,
         )
 
     # -- what callers ask -------------------------------------------------------------------
@@ -160,8 +173,9 @@ class ModelControl:
             raise
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
-        """Return a lease; wait for a load of this model in progress, for `wait_seconds` at most."""
-        if (task := self.loading.get(model_id)) is not None:
+        """Return a lease; wait for a recycled Triton, and `wait_seconds` for a load in progress."""
+        wait_seconds = 0 if await self.recycling.passed(model_id) else wait_seconds
+        if wait_seconds and (task := self.loading.get(model_id)) is not None:
             leave_out()
             await asyncio.wait({task}, timeout=wait_seconds)
         return self.lease(model_id)
@@ -253,6 +267,7 @@ class ModelControl:
         may_go: Callable[[ModelRecord], bool],
         log_fields: Mapping[str, str],
     ) -> bool:
+        await self.recycling.up()
         async with self.operations.lock(model_id):
             known = self.registry.get(model_id)
             is_idle = known is not None and known.state in _LOADED and known.in_flight == 0
@@ -277,6 +292,11 @@ class ModelControl:
         await self._reconciler.take_stock()
         self.triton_status.phase = Phase.OPEN
 
+    async def triton_restarted(self) -> None:
+        """Handle a restart of Triton, which has lost all models."""
+        await self._reconciler.triton_restarted()
+        self.recycling.look()
+
     async def run_housekeeping(self) -> NoReturn:
         await self._housekeeping.run()
 
@@ -295,19 +315,6 @@ class ModelControl:
     async def undone(self) -> None:
         """Wait, for a bounded time, until what `drain` has ended is undone."""
         await self.operations.drain(_UNDO_SECONDS)
-
-    async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
-        """Return the error for the caller of an inference that failed with `error`."""
-        await self._reconciler.confirm_death(error, model_id)
-        judged = await self.diagnosis.judged(error, model_id)
-        if isinstance(judged, CapacityError | StubDied):
-            self.operations.history.failed("infer", model_id, judged)
-        record = self.registry.get(model_id)
-        if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
-            said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
-            why = f"{said}. A python process of the model has ended: load it again, or unload it"
-            return StubDied(why, model_id=model_id, suspected=judged.suspected)
-        return judged
 
     # -- operations -------------------------------------------------------------------------
 
@@ -339,6 +346,7 @@ class ModelControl:
         self.load_limit.done(load)
         if self.loading.get(load.model_id) is task:
             del self.loading[load.model_id], self._terms[load.model_id]
+        self.recycling.load_ended(load.model_id)
 
     async def _load(
         self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
@@ -368,8 +376,8 @@ class ModelControl:
             step(record, WaitsFor.PACKAGE)
             if lost is not None:
                 await self._reconciler.clear_away(lost)
-            package = await self._prepared(record, source)
-            estimate = await self.memory.admit(record, package, terms)
+            package = await self._loader.prepared(record, source, self._packages)
+            estimate = await self.recycling.admit(record, package, terms, lost)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
             placement = await self._packages.place(record.name, model_id, package)
@@ -424,21 +432,9 @@ class ModelControl:
         event = self.recovery.after(record.id, raised[1]) if is_return else ModelEvent.LOAD_FAILED
         self.registry.apply(record, event)
 
-    async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:
-        package = await self._packages.prepare(record.name, record.id, source)
-        if package.warnings:
-            fields = {"model_id": record.id, "warnings": package.warnings}
-            log.warning("model.package_odd", extra=fields)
-        record.package_key, record.warnings = package.content_key, package.warnings
-        record.can_be_doubled = can_be_doubled(package)
-        record.content_types, record.outputs = package.content_types, package.outputs
-        record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
-        self.memory.sizes.known_at(source.url, package)
-        self.memory.sizes.known_as(record.id, package)
-        return package
-
     async def _unload(self, model_id: ModelId, begun: _Act, ended: _Ended) -> Bytes:
         """`ended`: the record of a load that is being undone, None in a load that has none yet."""
+        await self.recycling.up()
         async with self.operations.lock(model_id):
             begun()
             known = self.registry.get(model_id)
@@ -498,3 +494,7 @@ class ModelControl:
     def refuse_unless_open(self) -> None:
         if self.triton_status.phase is not Phase.OPEN:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+
+
+def _wanted_no_more(model_id: ModelId) -> None:
+    log.info("adapter.wanted_no_more", extra={"model_id": model_id})

@@ -214,7 +214,8 @@ class TimeLimits:
     before it is given up; `stub_gone_slow`: the same where Triton itself is slow to notice that it
     died; `stub_unseen`: the same if none was ever seen. `linger`: how long
     processes started by a model may outlive it; `killed`: how long a killed process may. `warm_up`:
-    how long the inference may take that warms a model up; None: there is none.
+    how long the inference may take that warms a model up; None: there is none. `drain`: how long
+    requests may go on before Triton is recycled; `call`: how long calls wait for that.
     """
 
     load: float = 350.0
@@ -228,3 +229,5 @@ class TimeLimits:
     linger: float = 3.0
     killed: float = 5.0
     warm_up: float | None = None
+    drain: float = 18.0
+    call: float = 55.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
 from adapter.control.recovery import Recovery
@@ -18,6 +19,7 @@ from adapter.errors import (
     AdapterError,
     BackendTimeout,
     BackendUnavailable,
+    CapacityError,
     ModelNotFound,
     ModelNotReady,
     StubDied,
@@ -54,6 +56,7 @@ class Reconciler:
         start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         triton_status: TritonStatus,
         history: History,
+        diagnosis: Diagnosis,
         load_threads: int,
     ) -> None:
         self._registry = registry
@@ -67,6 +70,7 @@ class Reconciler:
         self._start = start
         self._triton_status = triton_status
         self._history = history
+        self._diagnosis = diagnosis
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
         self._reconciling: asyncio.Task[None] | None = None
@@ -122,10 +126,11 @@ class Reconciler:
             for r in before
             if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
-        self._recovery.lost(gone)
         given_up = None
-        if self._triton_status.follows_an_end(incarnation) and not any(
-            r.name in ready for r in before
+        if not self._triton_status.is_recycled:
+            self._recovery.lost(gone)
+        if self._triton_status.follows_an_end(incarnation) and not (
+            self._triton_status.is_recycled or any(r.name in ready for r in before)
         ):
             given_up = self._recovery.triton_ended()
         vanished = self._lose(gone, given_up)
@@ -180,7 +185,20 @@ class Reconciler:
             return False
         return await PROCESSES.run(_has_lost_a_process, record, self._server)
 
-    async def confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
+    async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
+        """Return the error for the caller of an inference that failed with `error`."""
+        await self._confirm_death(error, model_id)
+        judged = await self._diagnosis.judged(error, model_id)
+        if isinstance(judged, CapacityError | StubDied):
+            self._history.failed("infer", model_id, judged)
+        record = self._registry.get(model_id)
+        if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
+            said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
+            why = f"{said}. A python process of the model has ended: load it again, or unload it"
+            return StubDied(why, model_id=model_id, suspected=judged.suspected)
+        return judged
+
+    async def _confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
         """Check whether the model has lost its process, if the text of `error` says so, before the
         inference is answered: the next request must find the model dead.
         """

@@ -104,8 +104,8 @@ class Suspects:
 
 
 class Recovery:
-    """Loads the models in state RETURNING, `most` at a time: the time limit of a load begins with
-    it. Suspects of ending Triton have a turn each.
+    """Loads the models in state RETURNING, `most` at a time and the most recently used first: the
+    time limit of a load begins with it. Suspects of ending Triton have a turn each.
 
     `begin_load` loads in place of the record, and does not wait for the load.
     """
@@ -151,6 +151,11 @@ class Recovery:
         if on_trial and self._next_tick is None:
             self._next_tick = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._tick)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether models are to come back, or are being loaded for that."""
+        return bool(self._loading) or self._registry.counts()[ModelState.RETURNING] > 0
+
     def _tick(self) -> None:
         self._next_tick = None
         self.go_on()
@@ -158,11 +163,12 @@ class Recovery:
     def _waiting(self) -> list[ModelRecord]:
         if not self._registry.counts()[ModelState.RETURNING]:
             return []
-        return [
+        waiting = [
             record
             for record in self._registry.records()
             if record.state is ModelState.RETURNING and record.id not in self._loading
         ]
+        return sorted(waiting, key=lambda each: -each.used_at)
 
     def _begin(self, record: ModelRecord) -> None:
         task = self._begin_load(record)

@@ -178,6 +178,14 @@ class Accounts:
         account = self.models.get(model_id)
         return account not in self._unsettled or account.reported is not None
 
+    def quiet_since(self, model_id: ModelId) -> float | None:
+        """Return since when a load holds no more memory than before (time.monotonic); None while
+        it may take some, and for a model that is not being loaded.
+        """
+        account = self.models.get(model_id)
+        is_loading = account is not None and account.stage is Stage.LOADING
+        return account.quiet_since if account and is_loading else None
+
     @property
     def loads(self) -> list[Account]:
         """The loads that are under way, or being measured."""

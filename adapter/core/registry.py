@@ -37,7 +37,7 @@ class ModelRecord:
     housekeeping. `latencies` are the seconds of the latest ones that went well, the wait for their
     callers included; of a stream they are those of the whole stream; `answered_at` is when the
     last of them ended. `used_at` is when the last
-    inference began (time.monotonic), or the load ended.
+    inference began (time.monotonic), or the load ended; it outlives the end of Triton.
     `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
     that had a python process of their own when the load ended, by their names in Triton.
@@ -195,6 +195,7 @@ class Registry:
             doing = _ON_THE_WAY.get(known.state, "loaded already")
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         record = ModelRecord(model_id, name, source, asked_for=asked_for)
+        record.used_at = known.used_at if known else 0.0
         self.apply(record, ModelEvent.LOAD_BEGUN, replaced=known)
         return record
 

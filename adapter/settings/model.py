@@ -30,6 +30,7 @@ from adapter.settings.values import (
     Models,
     NamePatterns,
     OnOff,
+    PartOfOne,
     Passthrough,
     Paths,
     Patterns,
@@ -309,6 +310,12 @@ class Settings(Rules):
         "how long an unload waits until the model's memory reads as free, and a load for memory "
         "that is being freed",
     )
+    recycle_unaccounted: PartOfOne | None = Group.MEMORY.setting(
+        None,
+        "share of a limit, such as 0.2: an embedded Triton is restarted in place when more is "
+        "unaccounted for during a minute, or keeps a load from fitting; calls wait meanwhile",
+        "never",
+    )
     size_factor: Factor = Group.MEMORY.setting(
         1.25, "expected memory of a model divided by its size on disk, until it is measured"
     )
@@ -342,9 +349,7 @@ class Settings(Rules):
     load_wait_seconds: Seconds = Group.TIME.setting(
         5.0, "how long a V2 call waits for a model that is being loaded"
     )
-    start_timeout_seconds: Seconds = Group.TIME.setting(
-        120.0, "how long to wait for Triton at start"
-    )
+    start_timeout_seconds: Seconds = Group.TIME.setting(120.0, "how long Triton may take to start")
     drain_timeout_seconds: Seconds = Group.TIME.setting(
         18.0,
         "how long requests in flight may continue after SIGTERM; an embedded Triton may take 5 s "

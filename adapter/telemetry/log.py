@@ -121,6 +121,9 @@ EVENTS: Mapping[str, str] = {
     "lines are at debug",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
     "triton.environment_left": "what Triton has unpacked stays if it is killed; the reason",
+    "triton.not_recycled": "Triton is not restarted to free memory, for the reason given",
+    "triton.recycled": "the embedded tritonserver is restarted, for the reason given; in_flight "
+    "requests were not waited for any longer",
     "triton.region_left": "shared memory of a dead process could not be freed; the reason",
     "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
     "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",

@@ -42,6 +42,7 @@ class House:
         loads_again: bool | None = False,
         memory_limit: int | None = None,
         headroom: int = 0,
+        recycle_share: float | None = None,
     ) -> None:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
@@ -67,6 +68,7 @@ class House:
             store=self.store,
             loads_again=loads_again,
             load_threads=2,
+            recycle_share=recycle_share,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -97,7 +97,7 @@ class Residency:
 
     def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
         """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited,
-        also where Triton has ended since.
+        also where Triton has ended since, or is about to.
 
         It is for the fast path: a look-up, no IO. Raises TooManyAbandoned, and ArtifactNotFound if
         the name is that of a model which was loaded from another key than `key`.
@@ -106,6 +106,7 @@ class Residency:
         if (
             record is None
             or record.state is not _READY
+            or self._control.leases.is_paused
             or self._control.triton_status.has_lost(record)
         ):
             return None
@@ -118,6 +119,8 @@ class Residency:
     def refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
         """Raise the error of a call that would be refused before it waits for its model."""
         self._control.refuse_unless_open()  # before anything is fetched for nothing
+        if self._control.recycling.excuses(model_id):
+            return
         known = self._control.registry.get(model_id)
         if known is not None and self._control.triton_status.has_lost(known):
             return  # `lease` catches up with Triton first
@@ -139,14 +142,19 @@ class Residency:
             self._note_use(model_id, caller)
             return lease, CacheUse.HIT
         self._control.refuse_unless_open()
+        begun = clock.monotonic()
+        deadline = begun + self.options.model_wait_seconds
+        is_excused = self._control.recycling.excuses(model_id)
+        await self._control.recycling.passed(model_id, deadline)
         await self._control.catch_up(model_id)
         if (known := self.entries.get(model_id)) is not None:
             await self._reaper.notice_loss(known)
-        self.refuse(model_id, key)
+        if not is_excused:
+            self.refuse(model_id, key)
         leave_out()
-        entry, begun = self.entries.awaited(model_id, key, caller), clock.monotonic()
+        entry = self.entries.awaited(model_id, key, caller, is_excused=is_excused)
         try:
-            record, use = await self._served(entry, begun + self.options.model_wait_seconds)
+            record, use = await self._served(entry, deadline)
             # no eviction comes before the caller has begun its lease
             lease = self._control.leases.of(record)
             self._uses[use].inc()
@@ -287,8 +295,11 @@ class Residency:
                 raise BackendUnavailable("the adapter is stopping", delivered=False)
             if (error := task.exception()) is not None:
                 raise error.with_traceback(None)
-            if (record := self._ready(entry.model_id)) is not None:
+            if (record := self._ready(entry.model_id)) is None:
+                continue
+            if not self._control.leases.is_paused or clock.monotonic() >= deadline:
                 return record, task.result()
+            await self._control.recycling.passed(entry.model_id, deadline)
 
     def _begin(self, entry: Entry) -> asyncio.Task[CacheUse]:
         """Begin to make the model resident, for all who ask; nobody who leaves ends that."""

@@ -80,9 +80,14 @@ class Entries:
         """How many callers have no lease yet."""
         return self.callers.total()
 
-    def awaited(self, model_id: ModelId, key: ArtifactKey, caller: str = "") -> Entry:
-        """Return the entry for one more wait of `caller`, who is to call `left`."""
-        self.refuse_one_more(model_id, caller)
+    def awaited(
+        self, model_id: ModelId, key: ArtifactKey, caller: str = "", *, is_excused: bool = False
+    ) -> Entry:
+        """Return the entry for one more wait of `caller`, who is to call `left`. `is_excused`: it
+        is none too many.
+        """
+        if not is_excused:
+            self.refuse_one_more(model_id, caller)
         entry = self._entries.get(model_id)
         if entry is None:
             entry = self._entries[model_id] = Entry(model_id, key)

@@ -180,7 +180,8 @@ class RelayPolicy:
                     return None
         except AdapterError as earlier:
             return earlier
-        return None if model_id in self.control.loading else error
+        is_awaited = model_id in self.control.loading or self.control.recycling.holds(model_id)
+        return None if is_awaited else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand

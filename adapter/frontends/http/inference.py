@@ -138,7 +138,7 @@ class Inferences:
                 lease = await self._serving(model_id, self._load_wait)
                 with lease, ExitStack() as held:
                     return await self._infer(target, lease, request, held)
-            lease = self._control.lease(model_id)
+            lease = await self._control.serving(model_id, 0)
             with lease:
                 return await self.invoke(lease, request)
         except (BackendError, CapacityError) as error:

@@ -188,7 +188,7 @@ async def end_while_loading(house: House, *names: str) -> None:
 
 async def test_as_many_models_come_back_at_a_time_as_triton_loads(reloading):
     names = "abc"
-    await load_all(reloading, names)
+    await load_all(reloading, names[::-1])  # the most recently used comes back first
     gates = [reloading.steps.hold(f"load {name}") for name in names]
     await restart_triton(reloading)
     for gate in gates[:2]:
@@ -211,11 +211,11 @@ async def load_all(house: House, names: str) -> None:
 
 async def test_suspects_come_back_after_the_others_one_at_a_time_the_latest_first(reloading):
     await load_all(reloading, "abc")
-    await end_while_loading(reloading, *"ab")
+    await end_while_loading(reloading, *"cb")
 
     gates = {name: reloading.steps.hold(f"load {name}") for name in "abc"}
     await restart_triton(reloading)
-    for name in "cba":
+    for name in "abc":
         await asyncio.wait_for(gates[name].reached.wait(), 5)
         assert reloading.control.registry.counts()[ModelState.LOADING] == 1
         gates[name].open()

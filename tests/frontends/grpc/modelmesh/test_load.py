@@ -76,7 +76,7 @@ class TestLoad:
     async def test_a_load_of_a_model_that_triton_has_lost_waits_for_its_return(self, tmp_path):
         house = await House(limit=10**9, loads_again=True).open()
         front = Front(house, tmp_path)
-        for name in ("a", "b", "m"):
+        for name in ("m", "a", "b"):  # the one that was loaded first comes back last
             house.sizes[name] = 700
             await front.load(name)
         tried, load = [], house.control.load
