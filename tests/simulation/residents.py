@@ -193,7 +193,7 @@ class Residents:
     def _stays(self, key: str) -> bool:
         """Return whether something kept the model lately, or may have."""
         used = self.used_at.get(key, -_LONG_SECONDS)
-        is_kept = self._is_kept(key) or self.is_pinned(key) or key in self._wanted()
+        is_kept = key in self.kept or self.is_pinned(key) or key in self._wanted()
         is_moving = any(held.state != "READY" for held in self._world.held_of(key))
         return is_kept or is_moving or used > self._world.now - _LONG_SECONDS / 2
 
