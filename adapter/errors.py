@@ -38,6 +38,7 @@
     │  └─ OutOfMemory         tried and failed
     ├─ TooManyConnections a listener has as many as it takes
     ├─ TooManyWaiting     as many callers wait for models as may
+    │  └─ TooManyStreams      as many streams are open as may
     ├─ NoRoom             all that could make room, in memory or on disk, is in use
     ├─ StoreDenied        the store refuses our credentials
     ├─ StoreUnavailable   the store cannot be reached, or fails
@@ -174,6 +175,10 @@ class TooManyWaiting(AdapterError):
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.retry_after_ms = retry_after_ms
+
+
+class TooManyStreams(TooManyWaiting):
+    pass
 
 
 class NoRoom(AdapterError):

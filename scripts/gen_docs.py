@@ -211,6 +211,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "256 callers wait for models that are being fetched, 32 for one, or no room for a body",
         "try again in a while",
     ),
+    errors.TooManyStreams: (
+        "open streams take all the memory that all together may take; the text has the figures",
+        "end streams that are idle; raise `max_inflight_body_bytes`",
+    ),
     errors.SourceMissing: (
         "the `url` of a load does not exist",
         "check the path, and that the adapter sees the same file system",

@@ -111,6 +111,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyWaiting: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyStreams: grpc.StatusCode.UNAVAILABLE,  # clients open a stream again
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,

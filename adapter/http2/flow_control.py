@@ -45,6 +45,7 @@ class Stream(Generic[Owner]):
     __slots__ = (
         "held_back",
         "id",
+        "is_counted",
         "is_held_back",
         "number",
         "owner",
@@ -68,7 +69,7 @@ class Stream(Generic[Owner]):
         self.receive_window = STREAM_WINDOW
         self.unannounced = 0
         self.held_back = 0
-        self.is_held_back = False
+        self.is_held_back = self.is_counted = False
         self.state = _OPEN
 
     @property
@@ -297,6 +298,9 @@ class FlowControl(ABC, Generic[Owner]):
             self.unqueue(stream)
         if stream.is_held_back:
             self.let_on(stream)
+        if stream.is_counted:
+            stream.is_counted = False
+            self.shared.end_stream()
         self.streams.pop(stream.id, None)
 
     def widen_connection(self, increment: int) -> None:

@@ -158,8 +158,8 @@ class RelaySession:
             downstream.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
         elif call.http_status is not None:
             downstream.discard(exchange, b"", end=end)
-        elif call.refusal is not None:
-            downstream.refuse(exchange, call.refusal)
+        elif (error := call.refusal or exchange.counted_in(self.context.budget)) is not None:
+            downstream.refuse(exchange, error)
         elif call.max_bytes is None:
             self._to_fallback(exchange, b"", end=end)
         elif end:

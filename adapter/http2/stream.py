@@ -9,6 +9,7 @@ from adapter.http2.flow_control import Stream
 from adapter.http2.policy import Call, DirectCall
 from adapter.http2.protobuf import COMPRESSED, PREFIX_BYTES, NameScanner
 from adapter.http2.transport import Piece
+from adapter.runtime.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,6 +116,16 @@ class Exchange:
         """Whether this is a unary inference whose client has not sent END_STREAM."""
         is_unary = self.stage in _RECEIVING and self.call.direct is not None
         return is_unary and not self.inbound.is_ended
+
+    def counted_in(self, budget: ByteBudget) -> Exception | None:
+        """Count a stream, which may stay open for long, until its caller's end is forgotten; return
+        why there is no room for it.
+        """
+        if self.call.max_bytes is not None:
+            return None
+        error = budget.begin_stream()
+        self.inbound.is_counted = error is None
+        return error
 
     def has_odd_flag(self, piece: Piece) -> bool:
         """Return whether the request begins with `piece`, whose compressed flag gRPC does not know.

@@ -8,12 +8,13 @@ limit by at most one body and what each caller had sent before it was paused.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from math import inf
 from typing import Protocol
 
-from adapter.errors import AdapterError, SlowBody, TooManyWaiting
+from adapter.errors import AdapterError, SlowBody, TooManyStreams, TooManyWaiting
 from adapter.runtime import clock
 
 # What a paused holder is resumed for: one read of its connection.
@@ -21,10 +22,14 @@ _READ_BYTES = 2**18
 # Frames, answers, and requests behind another one, all of which are kept until somebody takes them,
 # may be this much of the sum.
 _BUFFERED_BYTES = 2**26
+# What an open stream takes besides its bytes: 62 KB over gRPC, 27 KB with generate_stream. All
+# streams together may take one share.
+_STREAM_BYTES = 2**16
 # A body of unknown length is judged as if this much of it were still to come.
 _UNKNOWN_BYTES = 2**26
 # Until its sender is known, a body counts towards shares of this part of the limit.
 _SHARES = 8
+_SHARE_TEXT = f"one {_SHARES}th of max_inflight_body_bytes"
 
 _TICK_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS = 0.5, 10.0, 2.0
 # A body that ends within the first is spared; one that would take longer than the last is slow.
@@ -233,7 +238,7 @@ class ByteBudget:
         self.clock = clock
         self.all = _Pool(limit)
         self._no_shares = (self.all,)
-        self.buffered = 0
+        self.buffered = self._streams_held = 0
         self._later = later
         self._on_cut = on_cut
         self._shares: dict[str, _Pool] = {}
@@ -287,6 +292,36 @@ class ByteBudget:
     @property
     def is_buffer_full(self) -> bool:
         return self.buffered > min(_BUFFERED_BYTES, self.limit)
+
+    # -- open streams -----------------------------------------------------------------------
+
+    def begin_stream(self) -> TooManyStreams | None:
+        """Count a stream until `end_stream`, however little it sends; return why there is no room
+        for it.
+        """
+        held = self._streams_held
+        if held + _STREAM_BYTES > self.share:
+            figures = f"{held // _STREAM_BYTES} open streams hold {held} of {self.share} bytes"
+            return TooManyStreams(f"{figures} ({_SHARE_TEXT}); try again later")
+        self._count_stream(_STREAM_BYTES)
+        return None
+
+    def end_stream(self) -> None:
+        self._count_stream(-_STREAM_BYTES)
+
+    def _count_stream(self, size: int) -> None:
+        self._streams_held += size
+        self.count(size)
+
+    @contextmanager
+    def open_stream(self) -> Iterator[None]:
+        """Count a stream while the context lasts; TooManyStreams if there is no room for it."""
+        if (error := self.begin_stream()) is not None:
+            raise error
+        try:
+            yield
+        finally:
+            self.end_stream()
 
     # -- for holdings -----------------------------------------------------------------------
 
@@ -415,7 +450,7 @@ class ByteBudget:
             whose, limit = "callers' bodies", "max_inflight_body_bytes"
         else:
             whose = "bodies of this caller's key, connection or address"
-            limit = f"one {_SHARES}th of max_inflight_body_bytes"
+            limit = _SHARE_TEXT
         return f"{whose} hold {pool.held} of {pool.limit} bytes ({limit})"
 
 

@@ -49,13 +49,13 @@ from adapter.telemetry.metrics import Metrics
 FRONTEND, _METHOD = "grpc_data", "ModelInfer"
 
 _PATH, _LOAD = (f"/{SERVICE}/{name}".encode() for name in (_METHOD, "RepositoryModelLoad"))
-# methods whose request is one message
+# methods with one request and one answer
 _UNARY = frozenset(
     f"/{service.full_name}/{method.name}".encode()
     for file in (v2.DESCRIPTOR, model_runtime_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
     for service in file.services_by_name.values()
     for method in service.methods
-    if not method.client_streaming
+    if not (method.client_streaming or method.server_streaming)
 )
 _MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
 _ENDS_HERE = frozenset({b"grpc-timeout", b"content-length"})

@@ -271,6 +271,8 @@ class Inferences:
         path = f"/models/{record.name}/{self._operation}"
         end = application_of(request).client.abort
         call = V2Call("POST", path, headers, sent, is_stream=is_stream, on_cut=end)
+        if is_stream:
+            held.enter_context(self._budget.open_stream())
         async with self._dataplane.forward(call, lease) as found:
             if is_stream:
                 return await _relay(request, record, found, is_stream=True)
@@ -304,6 +306,8 @@ class Inferences:
         path = f"/models/{record.name}{path}"
         end = application_of(request).client.abort  # a caller who does not read gets no error
         call = V2Call("POST", path, headers, body, is_stream=is_stream, on_cut=end)
+        if is_stream:
+            held.enter_context(self._budget.open_stream())
         async with self._dataplane.forward(call, lease) as found:
             return await _relay(request, record, found, is_stream=is_stream)
 

@@ -76,7 +76,7 @@ async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
             connect_to(lambda: server),
             timeout_seconds=SECONDS,
             max_message_bytes=2000,
-            budget=ByteBudget(2**20),
+            budget=ByteBudget(2**31),  # room for thousands of calls of unknown kind
         )
         return RelayListener(context)
 

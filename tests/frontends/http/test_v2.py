@@ -385,3 +385,77 @@ async def test_an_inference_says_once_how_long_its_json_is(closed, lengths):
     async with closed.caller.post("/v2/models/m/infer", data=b"{}", headers=headers) as reply:
         assert (reply.status, (await reply.json())["code"]) == (400, "InvalidRequest")
     assert closed.upstream.seen == []
+
+
+class Events:
+    """Triton's answer to generate_stream: one event, and an end when the test says so."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+        self.breaks = False
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: {}\n\n")
+        await self.end.wait()
+        if self.breaks and request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+async def until_at_rest(listener: Listener) -> None:
+    async with asyncio.timeout(10):
+        while listener.budget.held:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+
+
+_GENERATE = "/v2/models/m/generate_stream"
+
+
+async def test_a_stream_of_events_too_many_is_refused_with_the_figures_and_the_others_go_on(closed):
+    events = Events()
+    closed.upstream.answer = events.answer
+    await closed.house.load("m")
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(closed.caller.post(_GENERATE, data=b"{}"))
+            for _ in range(2)
+        ]
+        async with closed.caller.post(_GENERATE, data=b"{}") as reply:
+            refusal = await reply.json()
+        assert (reply.status, refusal["code"]) == (503, "TooManyWaiting")
+        assert refusal["error"].startswith("2 open streams hold 131072 of 131072 bytes (one 8th of")
+        events.end.set()
+        for one in opened:
+            assert await one.read() == b"data: {}\n\n"
+    await until_at_rest(closed)
+
+
+@pytest.mark.parametrize("end", ["caller", "triton"])
+async def test_a_stream_of_events_that_breaks_counts_no_more(closed, end):
+    events = Events()
+    closed.upstream.answer = events.answer
+    await closed.house.load("m")
+    reply = await closed.caller.post(_GENERATE, data=b"{}")
+    assert closed.budget.held == 2**16
+    if end == "caller":
+        reply.close()
+        await until_at_rest(closed)
+        events.end.set()
+    else:
+        events.breaks = True
+        events.end.set()
+        await until_at_rest(closed)
+        reply.close()
+
+
+async def test_a_stream_that_triton_refuses_counts_no_more(closed):
+    await closed.house.load("m")
+    for body in (b"{", b"{}"):
+        async with closed.caller.post(_GENERATE, data=body) as reply:
+            await reply.read()
+    await closed.dataplane.close()
+    async with closed.caller.post(_GENERATE, data=b"{}") as reply:
+        assert reply.status == 503
+    await until_at_rest(closed)

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError, EventStreamError
 
 from tests.asking import Gate, binary_request
 from tests.grpc_calls import write_decoupled_model
+from tests.journeys.memory.models import metric
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import infer_body
 
@@ -156,6 +157,32 @@ def test_answers_arrive_while_the_model_still_works(
     finally:
         gate.open()
     assert len([*events]) == 1
+
+
+@pytest.mark.parametrize("body", [infer_body(1.0), {"IN": 1.0}], ids=["V2", "generate"])
+def test_a_stream_counts_in_the_budget_of_bytes_while_it_is_open(
+    served: RunningAdapter,
+    own_runtime: Any,
+    add_model: Callable[..., str],
+    tmp_path: Path,
+    body: object,
+) -> None:
+    def held() -> float:
+        return metric(served, "triton_adapter_body_bytes")
+
+    gate = Gate(tmp_path / "open")
+    waiting = f"send(values); exec({gate.statements!r}); send(values + 1)"
+    name = add_model(f"counted-{len(str(body))}", write_decoupled_model, answer=waiting)
+    wait_until(lambda: held() == 0, 20, "streams of other tests have ended")
+    try:
+        events = iter(stream(own_runtime, name, body)["Body"])
+        next(events)
+        gate.wait_reached()
+        assert 2**16 <= held() < 2**17  # with its body
+    finally:
+        gate.open()
+    assert len([*events]) == 1
+    wait_until(lambda: held() == 0, 20, "it counts no more")
 
 
 def test_a_caller_who_leaves_does_not_hold_the_model_for_ever(

@@ -13,6 +13,7 @@ NOT_STARTED = {
     errors.NotStarted,
     errors.StoreUnavailable,
     errors.TooManyConnections,
+    errors.TooManyStreams,
     errors.TooManyWaiting,
 }
 OF_TRITON = (errors.BackendUnavailable, errors.Overloaded, errors.TooManyAbandoned)

@@ -70,6 +70,7 @@ EXPECTED = {
     "StoreUnavailable": (503, "StoreUnavailable"),
     "NoRoom": (503, "NoRoom"),
     "TooManyWaiting": (503, "TooManyWaiting"),
+    "TooManyStreams": (503, "TooManyWaiting"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapter.errors import AdapterError, SlowBody, TooManyWaiting
+from adapter.errors import AdapterError, SlowBody, TooManyStreams, TooManyWaiting
 from adapter.runtime.byte_budget import ByteBudget, Holding, Reason
 
 KIB, MIB = 2**10, 2**20
@@ -406,3 +406,20 @@ def test_many_cuts_are_counted_and_a_few_of_them_logged(caplog: pytest.LogCaptur
     assert len(site.cuts) > 150
     assert 0 < len(lines) <= 20 * seconds
     assert len(lines) < len(site.cuts) / 2
+
+
+def test_open_streams_take_an_eighth_at_most_and_leave_bodies_the_rest():
+    site = Site(MIB)
+    with site.budget.open_stream():
+        assert site.budget.begin_stream() is None
+        assert site.budget.held == MIB // 8
+        text = "2 open streams hold 131072 of 131072 bytes"
+        with pytest.raises(TooManyStreams, match=text), site.budget.open_stream():
+            pass
+        body = site.body(MIB * 7 // 8)
+        assert body.send(MIB * 7 // 8)
+        body.holding.end()
+        site.budget.end_stream()
+        with site.budget.open_stream():
+            pass
+    assert site.budget.held == 0

@@ -225,7 +225,8 @@ class Endpoint:
         try:
             with lease:
                 if request["operation"] == _STREAM and body is not None:
-                    return await self._streams.invoke(lease, request, body)
+                    with self._budget.open_stream():
+                        return await self._streams.invoke(lease, request, body)
                 return await self._inferences.invoke(lease, request, body)
         except (BackendError, CapacityError) as error:
             raise await self._control.judged(error, model_id) from error

@@ -1,0 +1,126 @@
+"""Streams that stay open: each counts in the byte budget from its first frame to its end."""
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from adapter.http2 import frames
+from adapter.http2.frames import Code
+from adapter.runtime.byte_budget import ByteBudget
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    STREAM,
+    ProxySetup,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    proxy_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo, refusal
+from tests.frontends.grpc.test_proxy_limits import until
+
+TWO = 2**20  # the budget of which two streams fill a share
+FIGURES = "2 open streams hold 131072 of 131072 bytes (one 8th of max_inflight_body_bytes)"
+
+
+async def each(requests, context):
+    """Answer each request of a stream; and a call that is none."""
+    async for message in requests:
+        name = pb.ModelInferRequest.FromString(message).model_name
+        answer = pb.ModelInferResponse(model_name=name)
+        yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+
+
+def budget_of(proxy: ProxySetup) -> ByteBudget:
+    return proxy.server._context.budget
+
+
+async def test_a_stream_too_many_is_refused_with_the_figures_and_the_others_go_on():
+    async with (
+        proxy_before(each, max_inflight_bytes=TWO) as proxy,
+        channel_to(proxy.address) as channel,
+    ):
+        calls = [channel.stream_stream(STREAM)() for _ in range(2)]
+        for call in calls:
+            await call.write(request_of("m"))
+            assert await call.read()
+        refused = channel.stream_stream(STREAM)()
+        with pytest.raises(grpc.aio.AioRpcError, match="TooManyWaiting") as error:
+            await refused.read()
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert FIGURES in error.value.details()
+        assert ("x-triton-adapter-not-started", "1") in tuple(error.value.trailing_metadata())
+        for call in calls:
+            await call.write(request_of("m"))
+            assert await call.read()
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+        await until(lambda: budget_of(proxy).held == 0)
+        again = channel.stream_stream(STREAM)()
+        await again.write(request_of("m"))
+        assert await again.read()
+        again.cancel()
+
+
+async def test_calls_are_served_beside_as_many_streams_as_may_be_open():
+    async with (
+        proxy_before(echo, max_inflight_bytes=TWO) as proxy,
+        wire_to(proxy.address) as wire,
+        channel_to(proxy.address) as channel,
+    ):
+        wire.greet()
+        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3, 5)))
+        _, trailers = await wire.answer(5)
+        assert FIGURES.encode() in trailers
+        for name in ("m", "team/a"):  # to Triton itself, and not
+            assert await channel.unary_unary(INFER)(request_of(name))
+        assert (await refusal(channel.unary_unary(INFER)(request_of("none"))))[0] == "NOT_FOUND"
+
+
+def of_both(kind: int, flags: int, payload: bytes) -> bytes:
+    return b"".join(frame(kind, flags, stream_id, payload) for stream_id in (1, 3))
+
+
+ENDS = {
+    "the caller resets it": of_both(frames.RST_STREAM, 0, Code.CANCEL.to_bytes(4, "big")),
+    "the caller ends it": of_both(frames.DATA, frames.END_STREAM, b""),
+    "Triton ends it": of_both(frames.DATA, 0, prefixed(request_of("m"))),
+    "it fails": of_both(frames.DATA, 0, b"\0\0\0\0\1\xff"),
+    "its connection breaks the protocol": frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)),
+    "its connection closes": b"",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_stream_that_has_ended_in_any_way_counts_no_more(end):
+    async def act(requests, context):
+        async for _ in requests:
+            context.set_code(grpc.StatusCode.INTERNAL)
+            return
+        yield b""
+
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3)))
+        await until(lambda: budget_of(proxy).held == 2 * 2**16)
+        if ENDS[end]:
+            wire.send(ENDS[end])
+        else:
+            wire.writer.transport.abort()
+        await until(lambda: budget_of(proxy).held == 0)
+
+
+async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
+    async with proxy_before(each) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        await until(lambda: budget_of(proxy).held == 2**16)
+        (session,) = proxy.server._sessions
+        await until(lambda: session.upstreams[0].transport.was_open)
+        session.upstreams[0].close()
+        session.flush()
+        await wire.answer(1)
+        await until(lambda: budget_of(proxy).held == 0)
