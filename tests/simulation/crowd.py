@@ -163,6 +163,7 @@ class Crowd(Callers):
         is_upset |= self._oracle.since(call.begun, "unload asked", model_id=key)
         # the death of a process is noticed by the next request, whose load is one of calls
         is_upset |= self._oracle.since(0.0, "stub ended", model_id=key)
+        residents.brought.add(key)
         if is_there and not is_upset:
             residents.kept[key] = self._world.now
 

@@ -41,8 +41,9 @@ class Residents:
         self.waiting: Counter[str] = Counter()
         self.busy: Counter[str] = Counter()
         self.used_at: dict[str, float] = {}  # by key
-        # keys of models that a platform has loaded by name, and when
+        # keys of models that a platform has loaded by name: those that stay, with the time, and all
         self.kept: dict[str, float] = {}
+        self.brought: set[str] = set()
         self._load_begun: dict[str, float] = {}
         self._arriving: set[str] = set()
         self._freed_at = -1.0
@@ -50,6 +51,7 @@ class Residents:
     def new_adapter(self) -> None:
         self.waiting, self.busy = Counter(), Counter()
         self.used_at, self.kept, self._load_begun = {}, {}, {}
+        self.brought.clear()
         self._arriving.clear()
 
     @property
@@ -193,7 +195,7 @@ class Residents:
     def _stays(self, key: str) -> bool:
         """Return whether something kept the model lately, or may have."""
         used = self.used_at.get(key, -_LONG_SECONDS)
-        is_kept = key in self.kept or self.is_pinned(key) or key in self._wanted()
+        is_kept = key in self.brought or self.is_pinned(key) or key in self._wanted()
         is_moving = any(held.state != "READY" for held in self._world.held_of(key))
         return is_kept or is_moving or used > self._world.now - _LONG_SECONDS / 2
 
