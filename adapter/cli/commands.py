@@ -99,6 +99,14 @@ HEALTH = {
             "triton-adapter drain --url=unix:/run/adapter-admin.sock",
         ),
     ),
+    "recycle": Command(
+        "restart an embedded Triton with callers waiting, and block until its models are back",
+        "adapter.tools.client.probe",
+        (
+            "triton-adapter recycle",
+            "triton-adapter recycle --url=unix:/run/adapter-admin.sock",
+        ),
+    ),
 }
 TOOLS = {
     "inspect": Command(
@@ -167,6 +175,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "start": "serve",
     "up": "serve",
     "stop": "unload",
+    "restart": "recycle",
     "rm": "unload",
     "remove": "unload",
     "delete": "unload",

@@ -18,6 +18,7 @@ from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
 from adapter.control.models import ModelControl
+from adapter.control.recycling import NotRecycled, Recycling
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
@@ -208,8 +209,8 @@ class Resident:
 
 
 class Admin:
-    """/drain, /resident, /debug, and the page that shows the state. `drain_seconds` limits a drain
-    whose request has no timeout.
+    """/drain, /recycle, /resident, /debug, and the page that shows the state. `drain_seconds`
+    limits a drain whose request has no timeout.
     """
 
     def __init__(
@@ -220,6 +221,7 @@ class Admin:
         access: Access,
         drain: Drain,
         drain_seconds: float,
+        recycling: Recycling,
         config: dict[str, Any],
     ) -> None:
         self._debug_state = debug_state
@@ -227,11 +229,13 @@ class Admin:
         self._access = access
         self._drain = drain
         self._drain_seconds = drain_seconds
+        self._recycling = recycling
         self._config = config
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         Page().add_to(router)
         router.add_post("/drain", self._finish)
+        router.add_post("/recycle", self._recycle)
         router.add_get("/openapi.json", _openapi)
         router.add_get("/resident", self._models)
         router.add_get("/debug/state", self._state)
@@ -251,6 +255,17 @@ class Admin:
             reason = f"{left} in flight after {text} s"
             return answer({"status": "not drained", "reason": reason}, status=503)
         return answer({"status": "drained"})
+
+    async def _recycle(self, request: web.Request) -> web.Response:
+        """Restart the embedded Triton, and answer when its models are back."""
+        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
+        begun = clock.monotonic()
+        try:
+            await self._recycling.ask("an operator has asked for it")
+        except NotRecycled as error:
+            status = 409 if error.is_for_good else 503
+            return answer({"status": "not recycled", "reason": str(error)}, status=status)
+        return answer({"status": "recycled", "seconds": round(clock.monotonic() - begun, 3)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, self._resident.parts())

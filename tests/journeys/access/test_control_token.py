@@ -252,11 +252,12 @@ def test_health_and_reflection_over_grpc_want_no_token(running):
             list(channel.stream_stream(path)(iter([b""]), timeout=30))
 
 
-def test_at_admin_only_the_drain_wants_the_token(running):
+@pytest.mark.parametrize("path", ["/drain?timeout=0.1", "/recycle"])
+def test_at_admin_only_what_ends_work_wants_the_token(running, path):
     with closing(Client(running.admin)) as admin:
         assert [admin.get(path).status for path in OF_ADMIN] == [200] * len(OF_ADMIN)
         for headers, challenge in WRONG[:5]:
-            reply = admin.post("/drain?timeout=0.1", None, headers)
+            reply = admin.post(path, None, headers)
             assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, challenge)
         assert admin.get("/readyz").status == 200
 

@@ -24,6 +24,7 @@ ARGUMENTS = {
     "wait": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
     "healthcheck": [(SOCKET,), (f"--url={URL}",)],
     "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
+    "recycle": [(SOCKET,), (f"--timeout={HOSTILE}",)],
     "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
     "bench": [(HOSTILE, "--model=m"), (f"http://127.0.0.1:1/{HOSTILE}", "--model=m", "--count=1")],
     "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
@@ -82,6 +83,7 @@ ASKING = {
     "wait": ("--timeout=0.1",),
     "healthcheck": (),
     "drain": ("--timeout=1",),
+    "recycle": (),
 }
 
 
