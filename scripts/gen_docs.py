@@ -70,7 +70,7 @@ def settings_page() -> str:
 
 # A test runs it, as every block of the pages.
 EXAMPLE = """\
-A file, and what it comes to together with a variable and a flag:
+A file, combined with a variable and a flag:
 
 ```sh
 cat > adapter.yaml <<'END'
@@ -138,7 +138,7 @@ INHERITED = [
         [f"`SAGEMAKER_{name}`", "nothing: ignored with a warning"]
         for name in ("NUM_MODEL_WORKERS", "DEFAULT_INVOCATIONS_ACCEPT", "GUNICORN_...", "TFS_...")
     ),
-    ["`AIP_MODE`", "with `PREDICTION` those below are read, else they are not"],
+    ["`AIP_MODE`", "`PREDICTION` enables the `AIP_` variables below"],
     ["`AIP_HTTP_PORT`", "the port of `http`"],
     ["`AIP_PREDICT_ROUTE`", "the path of predictions at `http`"],
     ["`AIP_HEALTH_ROUTE`", "the path of health at `http`"],

@@ -221,7 +221,7 @@ class Settings(Rules):
     )
     model_store: Store | None = Group.ENDPOINT.setting(
         None,
-        "where the models are that calls name: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "store of the models that calls name: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
         "az://CONTAINER/PREFIX, https://HOST/PATH or a folder; buckets and web servers need the "
         "extra `store`",
         "no endpoint",
@@ -294,8 +294,8 @@ class Settings(Rules):
     )
     reported_sizes: bool = Group.MEMORY.setting(
         True,  # noqa: FBT003 - the default of the setting
-        "take for a model's size what Triton's statistics say that it takes of a GPU; an embedded "
-        "Triton is started with its memory tracker where there is a GPU",
+        "use the GPU memory in Triton's statistics as a model's size; with a GPU, starts an "
+        "embedded Triton with its memory tracker",
     )
     memory_limit: Size | None = Group.MEMORY.setting(
         None,
@@ -386,8 +386,8 @@ class Settings(Rules):
     )
     max_inflight_body_bytes: Size | None = Group.LIMITS.setting(
         None,
-        "memory for all request bodies at once, here and on their way to Triton; above it callers "
-        "are not read, and after 10 s refused",
+        "memory for all request bodies at once, here and on their way to Triton; above it reading "
+        "from callers pauses, and after 10 s they are refused",
         "a quarter of the host's memory",
     )
     grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] | None = Group.LIMITS.setting(
@@ -410,7 +410,7 @@ class Settings(Rules):
         1_000_000, "size that is reported to ModelMesh for a model of unknown size"
     )
     modelmesh_memory_buffer: AnySize = Group.MODELMESH.setting(
-        "256MiB", "part of modelmesh_memory that models cannot have"
+        "256MiB", "part of modelmesh_memory that is not available to models"
     )
     modelmesh_memory: Size | None = Group.MODELMESH.setting(
         None,
