@@ -11,7 +11,7 @@ from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.place import Place, place
 
 PAGE = ROOT / "docs" / "cli.md"
-_FIGURE = re.compile(r"\d+(\.\d+)?")
+_FIGURE = re.compile(r"\d+(\.\d+)?( [KMG]iB)?")
 _BAR = re.compile(r"\[#+[=+]*\.*-*\]")
 
 
