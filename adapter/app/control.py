@@ -274,6 +274,8 @@ class OnDemand:
             model_wait_seconds=settings.model_wait_seconds,
             load_concurrency=settings.load_concurrency or _LOADS,
             revalidate_seconds=settings.revalidate_seconds,
+            eviction=settings.eviction,
+            min_residency_seconds=settings.min_residency_seconds,
         )
         self.residency = Residency(control, cache, metrics, options, stores=cache.stores)
 

@@ -180,6 +180,7 @@ class Loader:
                 await self._load_one(record, name)
             if self._limits.warm_up is not None:
                 await self._warm_up(record, estimate, self._limits.warm_up)
+            record.load_seconds = clock.monotonic() - begun
         except (InsufficientMemory, ModelTooLarge) as refusal:
             return refusal.with_traceback(None)  # it has this frame, which would have it
         except AdapterError as error:

@@ -44,7 +44,8 @@ class ModelRecord:
     `state_since`: when it came into `state`, by the registry's clock. `waits_for` is None unless
     the model is being loaded or unloaded; `awaits` are the models that it waits for. `basis` is
     that of its reservation, None for a model of an earlier run. `begun_at` is when its load began
-    (time.time), 0 for such a model. `is_on_demand`: it was loaded since a call asked for it, and
+    (time.time), 0 for such a model, and `load_seconds` what it took in Triton.
+    `is_on_demand`: it was loaded since a call asked for it, and
     may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
     two versions that are there at once. `can_be_doubled`: another version of it may be loaded
     beside it. `is_renamed`: it has another name in Triton than `asked_for`. `content_types`: those
@@ -74,6 +75,7 @@ class ModelRecord:
     disk_bytes: int = 0
     basis: Basis | None = None
     begun_at: float = 0.0
+    load_seconds: float = 0.0
     is_on_demand: bool = False
     asked_for: ModelId = _AS_ITS_ID
     can_be_doubled: bool = False

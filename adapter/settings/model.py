@@ -233,8 +233,7 @@ class Settings(Rules):
     )
     cache_dir: Folder | None = Group.ENDPOINT.setting(
         None,
-        "folder for what was fetched from stores, unpacked and kept for later runs; one adapter "
-        "only",
+        "folder for what was fetched from stores, unpacked and kept for later runs; one adapter",
         "triton-adapter in $XDG_CACHE_HOME or ~/.cache",
     )
     cache_limit: Size | None = Group.ENDPOINT.setting(
@@ -246,9 +245,7 @@ class Settings(Rules):
         4, "how many models may be fetched from stores at once; further ones are queued"
     )
     store_timeout_seconds: Seconds = Group.ENDPOINT.setting(
-        20.0,
-        "how long a store may be silent, and requests to it are retried; a large model may take "
-        "longer as long as bytes arrive",
+        20.0, "how long a store may be silent, and how long requests to it are retried"
     )
     endpoint_keys: KeyLines = Group.ENDPOINT.setting(
         (),
@@ -266,20 +263,23 @@ class Settings(Rules):
         "models that are never evicted or unloaded when idle once a call has loaded them: patterns "
         "of their names, such as team-a/*; in the environment one a line",
     )
+    eviction: Literal["cost", "lru"] = Group.ENDPOINT.setting(
+        "cost", "whom to evict. cost: whose return costs least per byte; lru: the longest unused"
+    )
+    min_residency_seconds: AnySeconds = Group.ENDPOINT.setting(
+        1.0, "how long after its load a model is only evicted for another if nothing else helps"
+    )
     preload: ModelKeys = Group.ENDPOINT.setting(
         (),
         "models of the stores to load before the adapter is ready: KEY, or ENDPOINT/KEY; one that "
         "is missing or invalid is only noted at /readyz; in the environment one a line",
     )
     idle_unload_seconds: AnySeconds = Group.ENDPOINT.setting(
-        0.0,
-        "how long a model that a call has loaded may be idle before it is unloaded; 0: until "
-        "others need its memory",
+        0.0, "how long an on-demand model may be idle before its unload; 0: until room is needed"
     )
     model_wait_seconds: Seconds = Group.ENDPOINT.setting(
         55.0,
-        "how long a call waits for its model to be fetched and loaded; the load continues after "
-        "that; boto3 itself gives up after 60",
+        "how long a call waits for its model, whose load continues after that; boto3 waits for 60",
     )
     revalidate_seconds: AnySeconds = Group.ENDPOINT.setting(
         0.0,

@@ -13,7 +13,8 @@ from adapter.core.artifacts import CacheUse
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.victims import Candidate, choose, retention_reason
+from adapter.core.residency.policies import Candidate, LeastRecentlyUsed
+from adapter.core.residency.victims import choose, retention_reason
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
 from adapter.packages.unpacking import Free
@@ -116,6 +117,7 @@ class Machine:
         self._residents: dict[ModelId, _Resident] = {}
         self._coming: dict[ModelId, _Coming] = {}
         self._held = 0
+        self._policy = LeastRecentlyUsed()
         self._for_room: list[Callable[[], object]] = []
         self._calls = Slots(self._size.calls)
         self._loads = Slots(self._size.loads)
@@ -254,7 +256,7 @@ class Machine:
 
     def _evict(self, figures: MemoryFigures) -> int:
         """Return how many models have gone."""
-        chosen = choose(self._candidates(), figures)
+        chosen = choose(self._candidates(), figures, self._policy)
         for each in chosen:
             resident = self._residents.pop(each.model_id)
             self._held -= resident.model.size_bytes

@@ -219,6 +219,8 @@ SHOWN = {
         (
             *("pin", "preload", "idle_unload_seconds", "model_wait_seconds", "on_demand"),
             "revalidate_seconds",
+            "eviction",
+            "min_residency_seconds",
         ),
         "unit/test_wiring.py::test_models_on_demand_are_as_their_settings_say",
     ),
@@ -274,9 +276,11 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
         "model_wait_seconds": "72.5",
         "load_concurrency": "7",
         "revalidate_seconds": "73.5",
+        "eviction": "lru",
+        "min_residency_seconds": "74.5",
     }
     adapter = Adapter(load_settings(flags, {}, None))
-    assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5)
+    assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
     assert part(adapter, OnDemandLoader)._slots._count == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__

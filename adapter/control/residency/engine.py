@@ -18,6 +18,7 @@ from adapter.control.residency.updater import Updater
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, parse_artifact_path
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.policies import POLICIES
 from adapter.core.residency.waiting import WaitLimits
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
@@ -46,7 +47,17 @@ class Options:
     model_wait_seconds: float = 55.0
     load_concurrency: int = 2
     revalidate_seconds: float = 0.0
+    eviction: str = "cost"
+    min_residency_seconds: float = 1.0
     limits: WaitLimits = field(default_factory=WaitLimits)
+
+
+def _eviction(
+    control: ModelControl, entries: Entries, metrics: Metrics, options: Options
+) -> Eviction:
+    policy, min_seconds = POLICIES[options.eviction](), options.min_residency_seconds
+    books = (control, entries, metrics, options.pin)
+    return Eviction(*books, policy=policy, min_seconds=min_seconds)
 
 
 class Residency:
@@ -65,7 +76,7 @@ class Residency:
         self._count_hit = self._uses[CacheUse.HIT].inc
         self.options = options
         self.entries = Entries(control.registry, artifacts, options.limits)
-        self.eviction = Eviction(control, self.entries, metrics, options.pin)
+        self.eviction = _eviction(control, self.entries, metrics, options)
         self._on_demand = OnDemandLoader(
             control,
             artifacts,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -12,16 +12,17 @@ from adapter.control.models import ModelControl
 from adapter.control.residency.entries import Entries, Entry
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.policies import Candidate, Policy
 from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.victims import (
     FOR_NOW,
-    Candidate,
     RetentionReason,
     choose,
     fewest,
     is_of_others,
     retention_reason,
 )
+from adapter.core.state import ModelState
 from adapter.errors import AdapterError, CapacityError, OutOfMemory
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -38,15 +39,25 @@ _PASSING = (ResidencyState.ON_DISK, ResidencyState.LOADING, ResidencyState.UNLOA
 
 
 class Eviction:
-    """Frees memory and disk, as Evictor and DiskEvictor. `pin`: patterns of models that stay."""
+    """Frees memory and disk, as Evictor and DiskEvictor. `pin`: patterns of models that stay.
+    `min_seconds`: for so long after its load a model is evicted for another if nothing else helps.
+    """
 
     def __init__(
-        self, control: ModelControl, entries: Entries, metrics: Metrics, pin: Sequence[str]
+        self,
+        control: ModelControl,
+        entries: Entries,
+        metrics: Metrics,
+        pin: Sequence[str],
+        *,
+        policy: Policy,
+        min_seconds: float,
     ) -> None:
         self._control = control
         self._entries = entries
         self._metrics = metrics
         self._pin = tuple(pin)
+        self._policy, self._min_seconds = policy, min_seconds
         self.evictions: Counter[str] = Counter()  # by reason
 
     async def unload(self, entry: Entry) -> bool:
@@ -86,9 +97,15 @@ class Eviction:
             if entry is not None and entry.state is ResidencyState.LOADING and not entry.waiting:
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
-        chosen = choose(candidates, figures)
-        work = (self.evict(each.model_id, "room") for each in chosen)
-        return any(await asyncio.gather(*work))
+        chosen = choose(candidates, figures, self._policy)
+        return any(await asyncio.gather(*map(self._make_room, chosen)))
+
+    async def _make_room(self, victim: Candidate) -> bool:
+        worth = self._policy.worth(victim)
+        is_gone = await self.evict(victim.model_id, "room")
+        if is_gone:
+            self._policy.evicted(worth, clock.monotonic())
+        return is_gone
 
     async def evict(self, model_id: ModelId, reason: str) -> bool:
         """Unload the model if nothing keeps it; return whether it is gone."""
@@ -165,15 +182,24 @@ class Eviction:
 
     def _candidates(self, asked_for: Entry | None = None) -> list[Candidate]:
         """Return who could go; `asked_for`: the model that needs the room."""
-        ledger, callers = self._control.memory.ledger, asked_for.callers if asked_for else {}
+        callers, now = asked_for.callers if asked_for else (), clock.monotonic()
         return [
-            Candidate(
-                *(entry.model_id, record.used_at, ledger.of(entry.model_id)),
-                is_of_others=is_of_others(entry.used, callers, clock.monotonic()),
-            )
+            self._candidate(entry, record, callers, now)
             for entry, record in self.loaded()
             if not entry.lock.locked() and self.retention_reason(entry, record) is None
         ]
+
+    def _candidate(
+        self, entry: Entry, record: ModelRecord, callers: Collection[str], now: float
+    ) -> Candidate:
+        is_served = record.state is ModelState.READY  # one that has died serves nobody
+        return Candidate(
+            *(entry.model_id, record.used_at, self._control.memory.ledger.of(entry.model_id)),
+            is_of_others=is_of_others(entry.used, callers, now),
+            is_young=is_served and now - record.state_since < self._min_seconds,
+            calls=max(1, record.served) if is_served else 0,
+            seconds=entry.fetch_seconds + record.load_seconds,
+        )
 
     def count(self) -> int:
         """Return how many models are loaded on demand."""

@@ -112,8 +112,8 @@ class OnDemandLoader:
         except AdapterError as error:
             self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)
             raise
+        entry.fetch_seconds = seconds = clock.monotonic() - begun
         if use is CacheUse.MISS:
-            seconds = clock.monotonic() - begun
             self._metrics.endpoint_downloading_seconds.observe(seconds)
             size = artifact.size_bytes
             self._metrics.history.done("fetch", entry.model_id, seconds, size, None)

@@ -1,16 +1,16 @@
-"""Which models leave memory, and which files the disk, when room is needed: the least recently used
-of those that nothing keeps. A caller's own go before those that others have just used.
+"""Which models leave memory, and which files the disk, when room is needed: of those that nothing
+keeps the ones that are worth least (policies.py), and of files the least recently used. A caller's
+own go before those that others have just used.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import Bytes, Device, total
-from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.policies import Candidate, Policy
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures
 
@@ -31,18 +31,6 @@ class RetentionReason(Enum):
 
 
 FOR_NOW = frozenset({RetentionReason.IN_FLIGHT, RetentionReason.AWAITED, RetentionReason.CHANGING})
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model that could go. `used_at` is its record's, `held` are its bytes in the ledger.
-    `is_of_others`: it goes after those that are not.
-    """
-
-    model_id: ModelId
-    used_at: float
-    held: Bytes
-    is_of_others: bool = False
 
 
 def is_of_others(used: Mapping[str, float], callers: Collection[str], now: float) -> bool:
@@ -73,13 +61,18 @@ def retention_reason(
     return RetentionReason.AWAITED if is_awaited else None
 
 
-def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Candidate]:
+def choose(
+    candidates: Sequence[Candidate], figures: MemoryFigures, policy: Policy
+) -> list[Candidate]:
     """Return whom to evict together: at least one, while there is one, and as many as are needed
     by the figures. What the figures do not say is found out by the next try.
     """
-    oldest_first = sorted(candidates, key=lambda each: (each.is_of_others, each.used_at))
+
+    def order(each: Candidate) -> tuple[bool, bool, float, float]:
+        return each.is_of_others, each.is_young, policy.worth(each), each.used_at
+
     device = figures.device
-    freed = [(each, _on(each.held, device)) for each in oldest_first]
+    freed = [(each, _on(each.held, device)) for each in sorted(candidates, key=order)]
     # what has bytes, but none on that device, stays
     might_free = [(each, size) for each, size in freed if size or device is None or not each.held]
     # one that was measured to take nothing may have been measured beside others
@@ -103,7 +96,7 @@ def fewest(candidates: Iterable[tuple[_T, int]], missing: int) -> list[_T]:
 
 
 def _without_needless(chosen: list[tuple[_T, int]], excess: int) -> list[_T]:
-    """Drop whose bytes are covered by `excess`, the most recently used first. The last one
+    """Drop whose bytes are covered by `excess`, those that are worth most first. The last one
     stays, since the others were too little. One of which nothing is known may free more than it
     seems, and stays as well.
     """

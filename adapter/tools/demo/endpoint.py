@@ -95,6 +95,8 @@ def settings_of(scratch: Path) -> dict[str, object]:
         "model_store": f"s3://{_BUCKET}/{_PREFIX}",
         "cache_dir": str(scratch / "cache"),
         "memory_limit": _DEVICE,
+        "eviction": "lru",  # by cost, models of one size go in an order that chance decides
+        "min_residency_seconds": 0,
     }
 
 

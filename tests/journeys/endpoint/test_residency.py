@@ -52,7 +52,7 @@ def test_with_room_for_two_of_three_the_least_recently_used_goes_and_comes_back_
 ):
     for number, name in enumerate(("a.tar.gz", "team/b.tar.gz", "c.tar.gz")):
         store.put(name, number)
-    caller = start(*ROOM_FOR_TWO)
+    caller = start(*ROOM_FOR_TWO, "--eviction=lru", "--min-residency-seconds=0")
     assert caller.invoke("a.tar.gz") == (0, "miss")
     assert caller.invoke("team/b.tar.gz") == (1, "miss")
     assert caller.invoke("a.tar.gz") == (0, "hit")

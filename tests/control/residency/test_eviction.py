@@ -1,0 +1,86 @@
+"""Who is evicted for another model, and that everybody gets through."""
+
+import asyncio
+
+import pytest
+
+from adapter.control.residency import Options
+from adapter.core.model import ModelId
+from adapter.core.residency.policies import POLICIES
+from tests.fakes.residence import Residence
+
+
+def record(residence, name):
+    return residence.control.registry.get(ModelId(name))
+
+
+async def loaded(residence, **load_seconds):
+    """Have these models loaded, one after the other."""
+    for name, seconds in load_seconds.items():
+        await residence.call(name)
+        record(residence, name).load_seconds = seconds
+
+
+@pytest.mark.parametrize(("eviction", "stays"), [("cost", "a"), ("lru", "b")])
+async def test_by_cost_a_model_that_takes_long_to_load_stays_by_lru_one_that_was_called_later(
+    eviction, stays
+):
+    options = Options(eviction=eviction, min_residency_seconds=0)
+    residence = await Residence(2, options).open("a", "b", "c")
+    await loaded(residence, a=60, b=1)
+    await residence.call("c")
+    residence.check(stays, "c")
+    await residence.close()
+
+
+async def test_by_cost_what_its_fetch_took_counts_as_well():
+    residence = await Residence(2, Options(min_residency_seconds=0)).open("a", "b", "c")
+    await loaded(residence, a=1, b=1)
+    residence.residency.entries.get(ModelId("a")).fetch_seconds = 60
+    await residence.call("c")
+    residence.check("a", "c")
+    await residence.close()
+
+
+async def test_what_a_fetch_and_a_load_take_is_known_after_them(residence):
+    await residence.call("a")
+    assert residence.residency.entries.get(ModelId("a")).fetch_seconds > 0
+    assert record(residence, "a").load_seconds > 0
+
+
+async def test_by_cost_a_model_that_has_died_goes_first():
+    residence = await Residence(2, Options(min_residency_seconds=1000)).open("a", "b", "c")
+    await loaded(residence, a=1, b=60)
+    residence.control.registry.died(record(residence, "b"))
+    await residence.call("c")
+    residence.check("a", "c")
+    await residence.close()
+
+
+@pytest.mark.parametrize(("min_seconds", "stays"), [(1000, "b"), (0, "a")])
+async def test_a_model_that_was_just_loaded_stays_where_another_can_go(min_seconds, stays):
+    options = Options(min_residency_seconds=min_seconds)
+    residence = await Residence(2, options).open("a", "b", "c")
+    await loaded(residence, a=60, b=1)
+    record(residence, "a").state_since -= 2000
+    await residence.call("c")
+    residence.check(stays, "c")
+    await residence.close()
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+async def test_more_models_than_room_are_all_served_and_no_load_is_for_nothing(eviction):
+    """No model is evicted before a call of it was answered, and none waits for others to age."""
+    names, rounds = "abcdef", 5
+    options = Options(eviction=eviction, min_residency_seconds=1000, model_wait_seconds=30)
+    residence = await Residence(2, options).open(*names)
+
+    async def calls(name):
+        for _ in range(rounds):
+            await residence.call(name)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*map(calls, names * 2))
+    loads = sum(step.startswith("prepare ") for step in residence.steps.seen)
+    assert loads <= 2 * rounds * len(names)
+    await residence.close()
