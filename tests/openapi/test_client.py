@@ -1,4 +1,4 @@
-"""The client that docs/openapi.md has made of the document talks to a real adapter."""
+"""The client that docs/sagemaker.md has made of the document talks to a real adapter."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.running import EXAMPLES, RunningAdapter, unload_all
 
 pytestmark = pytest.mark.triton
 
-PAGE = ROOT / "docs" / "openapi.md"
+PAGE = ROOT / "docs" / "sagemaker.md"
 # the one thing that the generator leaves out, as the page says
 LEFT_OUT = "application/vnd.amazon.eventstream"
 
