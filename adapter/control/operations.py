@@ -100,8 +100,7 @@ class Operations:
             ending["bytes"] = size = size_of(result)
             if operation == "load":
                 self._metrics.loaded_bytes.observe(size)
-            seconds, why = clock.monotonic() - begun, log_fields.get("evicted")
-            self.history.done(operation, model_id, seconds, size, why)
+            self.history.done(operation, model_id, clock.monotonic() - begun, size, log_fields)
             return result
         finally:
             ending["seconds"] = round(self._measured(operation, outcome, begun), 3)

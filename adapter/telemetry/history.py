@@ -1,10 +1,11 @@
 """Remembers the latest loads, unloads, evictions, refusals and failures, and Triton's ends."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import merge
+from types import MappingProxyType
 
 from adapter.core.model import ModelId
 from adapter.errors import (
@@ -55,6 +56,14 @@ class Occurrence:
     is_mended: bool = False  # the model has since done what it failed at
 
 
+def _why_evicted(fields: Mapping[str, str]) -> str:
+    """Return for whom a model has made room, and at what price."""
+    if "worth" not in fields:
+        return ""
+    price = f"{fields['worth']}; it comes back in {fields['return_seconds']} s"
+    return f"for {fields['evicted_for']!r}: {price}"
+
+
 class History:
     """The latest occurrences, in memory. Successes never push out failures, nor do mistakes of
     callers push out other failures.
@@ -77,16 +86,22 @@ class History:
         return [each for each in found if each.operation in wanted]
 
     def done(
-        self, operation: str, model_id: ModelId, seconds: float, size_bytes: int, why: str | None
+        self,
+        operation: str,
+        model_id: ModelId,
+        seconds: float,
+        size_bytes: int,
+        log_fields: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Note what went well, and that it mends what failed before; `why` the model was evicted,
-        if it was.
+        """Note what went well, and that it mends what failed before; `log_fields` say why the model
+        was evicted, if it was.
         """
         self._mend(model_id, _MENDS[operation])
         if operation == "fetch":
             self.disk_has_room()
-        one = Occurrence(operation, Outcome.DONE, clock.wall(), model_id, seconds, size_bytes, why)
-        self._done.append(one)
+        took, evicted = (model_id, seconds, size_bytes), log_fields.get("evicted")
+        one = Occurrence(operation, Outcome.DONE, clock.wall(), *took, evicted)
+        self._done.append(replace(one, reason=_why_evicted(log_fields)))
 
     def _mend(self, model_id: ModelId, operations: frozenset[str]) -> None:
         for noted in (self._failed, self._mistaken):

@@ -94,7 +94,9 @@ EVENTS: Mapping[str, str] = {
     "most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone; bytes that it held are given back",
-    "model.unloading": "an unload begins; in_flight requests are waited for",
+    "model.unloading": "an unload begins; in_flight requests are waited for. evicted: why the "
+    "adapter unloads it; of room: evicted_for, what the model is worth, and return_seconds, which "
+    "bringing it back takes",
     "model.warm_up_failed": "a model could not compute zeros, for the reason given; it is served",
     "model.warm_up_skipped": "a model was loaded without an inference of zeros, for the reason "
     "given",

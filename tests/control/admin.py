@@ -39,6 +39,7 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     admin = Admin(
         state,
         Resident(house.control),
+        recycling=house.control.recycling,
         access=Access("admin"),
         drain=Drain(house.control, house.metrics.traffic, 0),
         drain_seconds=1,

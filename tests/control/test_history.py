@@ -80,7 +80,7 @@ async def test_want_of_room_on_disk_is_counted_and_is_over_once_anything_was_fet
     for left in 3, 2:
         history.failed("fetch", ModelId("large"), NoRoom(f"{left} MiB are left"))
     history.failed("fetch", ModelId("away"), StoreUnavailable("no route"))
-    history.done("fetch", ModelId("other"), 0.1, 5, None)
+    history.done("fetch", ModelId("other"), 0.1, 5)
     away, large = history.failures({"fetch"})
     assert (large.count, large.is_mended, away.is_mended) == (2, True, False)
     history.failed("fetch", ModelId("large"), NoRoom("1 MiB is left"))
@@ -140,7 +140,7 @@ async def test_loads_that_go_well_do_not_push_out_the_last_refusal():
     history = History()
     history.failed("load", ModelId("n"), InsufficientMemory("no room"))
     for number in range(100):
-        history.done("load", ModelId(f"m{number}"), 0.1, 5, None)
+        history.done("load", ModelId(f"m{number}"), 0.1, 5)
     assert history.latest()[-1].reason == "no room"
     assert len(history.latest()) == 41
 
@@ -173,11 +173,11 @@ async def test_a_failure_is_mended_once_the_same_model_succeeds():
     history.failed("fetch", ModelId("m"), StoreUnavailable("no answer"))
     history.failed("load", ModelId("n"), InsufficientMemory("no room"))
     assert history.worst(**NEVER).reason == "no room"
-    history.done("load", ModelId("n"), 0.1, 5, None)
+    history.done("load", ModelId("n"), 0.1, 5)
     assert history.worst(**NEVER).reason == "no answer"
-    history.done("unload", ModelId("m"), 0.1, 5, None)
+    history.done("unload", ModelId("m"), 0.1, 5)
     assert history.worst(**NEVER) is not None
-    history.done("fetch", ModelId("m"), 0.1, 5, None)
+    history.done("fetch", ModelId("m"), 0.1, 5)
     assert history.worst(**NEVER) is None
     assert [each.is_mended for each in history.failures({"load", "fetch"})] == [True, True]
     history.failed("load", ModelId("n"), InsufficientMemory("no room"))
@@ -217,7 +217,8 @@ async def test_triton_is_told_to_be_down_once_and_back_with_the_time_between():
     assert back.seconds == back.at - down.at
 
 
-async def test_an_eviction_says_why():
+async def test_an_eviction_says_for_whom_what_it_was_worth_and_what_its_return_takes(caplog):
+    caplog.set_level("INFO")
     residence = await Residence(1, Options(pin=("b",))).open("a", "b")
     await residence.call("a")
     await residence.call("b")
@@ -227,6 +228,10 @@ async def test_an_eviction_says_why():
     await residence.close()
     (eviction,) = [each for each in events if each["operation"] == "unload"]
     assert (eviction["model_id"], eviction["evicted"]) == ("a", "room")
+    [begun] = [each for each in caplog.records if each.message == "model.unloading"]
+    assert (begun.evicted, begun.evicted_for, begun.return_seconds) == ("room", "b", "0.0")
+    assert begun.worth.startswith("1 call x 0.1 s / 0.10 GiB, last called ")
+    assert eviction["reason"] == f"for 'b': {begun.worth}; it comes back in 0.0 s"
     assert (model["model_id"], model["is_pinned"]) == ("b", True)
 
 

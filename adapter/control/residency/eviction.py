@@ -71,7 +71,7 @@ class Eviction:
                 entry.apply(ResidencyEvent.UNLOAD_BEGUN)
             return kept is None
 
-        return await self._unloaded(entry, may_go, "changed")
+        return await self._unloaded(entry, may_go, evicted="changed")
 
     def is_pinned(self, model_id: ModelId) -> bool:
         return any(fnmatchcase(model_id, pattern) for pattern in self._pin)
@@ -98,16 +98,22 @@ class Eviction:
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
         chosen = choose(candidates, figures, self._policy)
-        return any(await asyncio.gather(*map(self._make_room, chosen)))
+        asked_for = error.model_id or ""
+        return any(await asyncio.gather(*(self._make_room(each, asked_for) for each in chosen)))
 
-    async def _make_room(self, victim: Candidate) -> bool:
+    async def _make_room(self, victim: Candidate, asked_for: str) -> bool:
         worth = self._policy.worth(victim)
-        is_gone = await self.evict(victim.model_id, "room")
+        told = {
+            "evicted_for": asked_for,
+            "worth": self._policy.explain(victim, clock.monotonic()),
+            "return_seconds": f"{victim.seconds:.1f}",
+        }
+        is_gone = await self.evict(victim.model_id, "room", **told)
         if is_gone:
             self._policy.evicted(worth, clock.monotonic())
         return is_gone
 
-    async def evict(self, model_id: ModelId, reason: str) -> bool:
+    async def evict(self, model_id: ModelId, reason: str, **log_fields: str) -> bool:
         """Unload the model if nothing keeps it; return whether it is gone."""
         entry = self._entries.get(model_id)
         if entry is None:
@@ -117,34 +123,35 @@ class Eviction:
             if entry.state is not ResidencyState.RESIDENT:
                 return True
             with suppress(AdapterError):  # it is in the log, and nothing has gone
-                is_gone = await self._unload(entry, reason)
+                is_gone = await self._unload(entry, evicted=reason, **log_fields)
         self._entries.tidy(entry)
         return is_gone
 
-    async def _unload(self, entry: Entry, reason: str) -> bool:
+    async def _unload(self, entry: Entry, **log_fields: str) -> bool:
         def may_go(record: ModelRecord) -> bool:
             if self.retention_reason(entry, record) is not None:
                 return False
             entry.apply(ResidencyEvent.UNLOAD_BEGUN)
             return True
 
-        is_gone = await self._unloaded(entry, may_go, reason)
+        is_gone = await self._unloaded(entry, may_go, **log_fields)
         if is_gone:
             self._entries.release(entry)
         return is_gone
 
     async def _unloaded(
-        self, entry: Entry, may_go: Callable[[ModelRecord], bool], reason: str
+        self, entry: Entry, may_go: Callable[[ModelRecord], bool], **log_fields: str
     ) -> bool:
         begun = clock.monotonic()
         try:
-            is_gone = await self._control.evict(entry.model_id, may_go, evicted=reason)
+            is_gone = await self._control.evict(entry.model_id, may_go, **log_fields)
         except BaseException:
             if entry.state is ResidencyState.UNLOADING:
                 entry.apply(ResidencyEvent.UNLOAD_FAILED)
             raise
         if is_gone:
             entry.apply(ResidencyEvent.UNLOADED)
+            reason = log_fields["evicted"]
             self.evictions[reason] += 1
             self._metrics.endpoint_evictions.labels("memory", reason).inc()
             self._metrics.endpoint_unloading_seconds.observe(clock.monotonic() - begun)

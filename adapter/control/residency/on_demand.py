@@ -116,7 +116,7 @@ class OnDemandLoader:
         if use is CacheUse.MISS:
             self._metrics.endpoint_downloading_seconds.observe(seconds)
             size = artifact.size_bytes
-            self._metrics.history.done("fetch", entry.model_id, seconds, size, None)
+            self._metrics.history.done("fetch", entry.model_id, seconds, size)
         return artifact, use
 
     def _fetch_failed(

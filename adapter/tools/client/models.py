@@ -184,7 +184,7 @@ class _Table:
         lines += arriving
         if not lines and sys.stdout.isatty():
             lines = ["no model is loaded"]
-        aside = _aside(state["on_demand"])
+        aside = _aside(state["on_demand"], state.get("events", ()))
         lost = _lost(state.get("lost", []))
         return [coloured(title, BOLD), *lines, *aside, *lost, *_failures(state["failures"])]
 
@@ -220,7 +220,7 @@ def _coming(on_demand: Mapping[str, Any] | None, listed: set[str], width: int) -
     return rows
 
 
-def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
+def _aside(on_demand: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines on what is on disk, and what was evicted."""
     if on_demand is None:
         return []
@@ -234,6 +234,8 @@ def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
     if evictions := on_demand["evictions"]:
         counts = ", ".join(f"{count} ({why})" for why, count in sorted(evictions.items()))
         lines.append(f"evicted from memory since the start: {counts}")
+    if last := next((each for each in events if each.get("evicted") == "room"), None):
+        lines.append(f"evicted last: {last['model_id']}, {last['reason'] or 'for room'}")
     return ["", *map(printable, lines)] if lines else []
 
 

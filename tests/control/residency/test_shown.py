@@ -35,6 +35,8 @@ async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
         "c READY 100.0",
         "d FETCHING 41",
     ]
+    *lines, evicted = lines
+    assert evicted.startswith("evicted last: b, for 'c': 1 call x 0.1 s / 0.10 GiB, last called ")
     assert lines[-3:] == [
         "on disk: 3, 30 bytes of 1000 bytes",
         "on disk alone: 1, 10 bytes",
