@@ -213,7 +213,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.TooManyStreams: (
         "open streams take all the memory that all together may take; the text has the figures",
-        "end streams that are idle; raise `max_inflight_body_bytes`",
+        "end streams that are idle; below 1 GiB raise `max_inflight_body_bytes`",
     ),
     errors.SourceMissing: (
         "the `url` of a load does not exist",

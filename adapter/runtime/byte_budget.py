@@ -23,8 +23,10 @@ _READ_BYTES = 2**18
 # may be this much of the sum.
 _BUFFERED_BYTES = 2**26
 # What an open stream takes besides its bytes: 62 KB over gRPC, 27 KB with generate_stream. All
-# streams together may take one share.
+# streams together may take one share, and so much at most: Python keeps half of what more of them
+# had taken.
 _STREAM_BYTES = 2**16
+_MOST_STREAM_BYTES = 2**27
 # A body of unknown length is judged as if this much of it were still to come.
 _UNKNOWN_BYTES = 2**26
 # Until its sender is known, a body counts towards shares of this part of the limit.
@@ -235,6 +237,7 @@ class ByteBudget:
     ) -> None:
         self.limit = limit
         self.share = limit // _SHARES
+        self._stream_limit = min(self.share, _MOST_STREAM_BYTES)
         self.clock = clock
         self.all = _Pool(limit)
         self._no_shares = (self.all,)
@@ -299,10 +302,12 @@ class ByteBudget:
         """Count a stream until `end_stream`, however little it sends; return why there is no room
         for it.
         """
-        held = self._streams_held
-        if held + _STREAM_BYTES > self.share:
-            figures = f"{held // _STREAM_BYTES} open streams hold {held} of {self.share} bytes"
-            return TooManyStreams(f"{figures} ({_SHARE_TEXT}); try again later")
+        held, limit = self._streams_held, self._stream_limit
+        if held + _STREAM_BYTES > limit:
+            return TooManyStreams(
+                f"{held // _STREAM_BYTES} open streams hold {held} of {limit} bytes"
+                f" ({_SHARE_TEXT}, and at most {_MOST_STREAM_BYTES}); try again later"
+            )
         self._count_stream(_STREAM_BYTES)
         return None
 

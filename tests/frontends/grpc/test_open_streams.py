@@ -23,7 +23,7 @@ from tests.frontends.grpc.test_proxy import echo, refusal
 from tests.frontends.grpc.test_proxy_limits import until
 
 TWO = 2**20  # the budget of which two streams fill a share
-FIGURES = "2 open streams hold 131072 of 131072 bytes (one 8th of max_inflight_body_bytes)"
+FIGURES = "2 open streams hold 131072 of 131072 bytes (one 8th of max_inflight_body_bytes, and"
 
 
 async def each(requests, context):

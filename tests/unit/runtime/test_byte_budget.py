@@ -408,6 +408,15 @@ def test_many_cuts_are_counted_and_a_few_of_them_logged(caplog: pytest.LogCaptur
     assert len(lines) < len(site.cuts) / 2
 
 
+def test_open_streams_take_128_mib_at_most():
+    budget = ByteBudget(2**40)
+    errors = [budget.begin_stream() for _ in range(2049)]
+    assert [each is None for each in errors] == [True] * 2048 + [False]
+    for _ in range(2048):
+        budget.end_stream()
+    assert budget.held == 0
+
+
 def test_open_streams_take_an_eighth_at_most_and_leave_bodies_the_rest():
     site = Site(MIB)
     with site.budget.open_stream():
