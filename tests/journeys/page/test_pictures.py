@@ -104,11 +104,21 @@ def test_ps_is_taken(played: Scene, folder: Path) -> None:
     check(folder / "ps.svg")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_picture_is_in_the_repository_and_on_the_pages_that_show_it(name: str) -> None:
-    check(ROOT / "docs" / "images" / name)
-    for page, place in (("README.md", "docs/images"), ("docs/observability.md", "images")):
-        assert f"]({place}/{name})" in (ROOT / page).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("page.png", "README.md"),
+        ("ps.svg", "docs/cli.md"),
+        *((name, "docs/observability.md") for name in NAMES),
+    ],
+)
+def test_the_picture_is_in_the_repository_and_on_the_pages_that_show_it(
+    name: str, page: str
+) -> None:
+    picture = ROOT / "docs" / "images" / name
+    check(picture)
+    place = picture.relative_to((ROOT / page).parent)
+    assert f"]({place})" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def check(picture: Path) -> None:
