@@ -189,7 +189,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.ModelNotFound: (
         "the model is not loaded, is being unloaded, or has lost its process",
-        "load it; SageMaker and ModelMesh do so by themselves",
+        "load it; SageMaker and ModelMesh do so automatically",
     ),
     errors.ArtifactNotFound: (
         "the store has no model of this key",
@@ -254,7 +254,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.Overloaded: (
         "Triton turns work away: a queue of the model is full",
-        "try again, or another copy of the model; ModelMesh does so by itself",
+        "try again, or another copy of the model; ModelMesh does so automatically",
     ),
     errors.SlowBody: (
         (
@@ -326,41 +326,38 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.InsufficientMemory: (
         "the model needs more than is free: known before a try, or measured in one and undone",
-        "unload another model and load again; SageMaker does so by itself",
+        "unload another model and load again; SageMaker does so automatically",
     ),
     errors.OutOfMemory: (
         "a load or an inference was tried and ran out of memory",
-        "unload another model and try again; SageMaker does so by itself",
+        "unload another model and try again; SageMaker does so automatically",
     ),
 }
 
 # Codes that stand for no class of the table.
-OTHER_ANSWERS = [["500", "INTERNAL", "`InternalError`", "-", "a bug", "see the log; tell us"]]
+OTHER_ANSWERS = [["500", "INTERNAL", "`InternalError`", "-", "a bug", "read the log and report it"]]
 
 
 def errors_page() -> str:
     return (
         "# Errors\n\n"
-        'Every error answer of the `http` listener is JSON: `{"error": TEXT, "code": CODE, '
-        '"model_name": NAME or null}`. `error` is for people and may change; `code` and the status '
-        "are for programs.\n\n"
-        "Answers with status 507, and `ModelTooLarge`, have five more members, each of them null "
-        "where nobody knew: `needed_bytes`, `free_bytes`, `limit_bytes`, `device`, and `matched`, "
-        "the words in the failure text that mean out of memory. [memory.md](memory.md) says which "
-        "failures become 507.\n\n"
-        "At the gRPC listeners the answer is the code of the second column, or UNKNOWN, "
-        "UNIMPLEMENTED, ALREADY_EXISTS, CANCELLED or UNAVAILABLE where the model raised that. The "
-        "text is `CODE: TEXT` with the code of the third; of an unknown model Triton's text stands "
-        "before it, but not for [ModelMesh](modelmesh.md#what-a-mesh-does-with-a-code). It is cut "
-        "after 7 KiB as gRPC encodes it. Within a stream it is the `error_message` of a message, "
-        "not cut.\n\n"
-        f"`{NOT_STARTED}: 1`, over gRPC the trailing metadata `{RPC_NOT_STARTED}: 1`, is on each "
-        "answer of 503 of which Triton had nothing, so that the request may be sent again, to "
-        "another machine too: with `NotStarted`, `NoRoom`, `StoreUnavailable`, `TooManyWaiting`, "
-        "`TooManyConnections`, and `BackendUnavailable` where Triton could not be reached or the "
-        "adapter starts or stops.\n\n"
-        "The class is what the adapter's own code raises (`adapter/errors.py`); "
-        "`StubDied` is a kind of `InferenceFailed`.\n\n"
+        'Every error of the `http` listener is JSON: `{"error": TEXT, "code": CODE, '
+        '"model_name": NAME or null}`. Programs should read `code` and the status; `error` may '
+        "change.\n\n"
+        "Status 507 and `ModelTooLarge` add five members, null if unknown: `needed_bytes`, "
+        "`free_bytes`, `limit_bytes`, `device`, and `matched`, the words of the failure text that "
+        "mean out of memory. [memory.md](memory.md) says which failures become 507.\n\n"
+        "The gRPC listeners return the code of the second column. If the model raised UNKNOWN, "
+        "UNIMPLEMENTED, ALREADY_EXISTS, CANCELLED or UNAVAILABLE, they return that. The text is "
+        "`CODE: TEXT`, cut after 7 KiB. For an unknown model Triton's text comes first, except "
+        "for [ModelMesh](modelmesh.md#what-a-mesh-does-with-a-code). Within a stream the text is "
+        "the `error_message` of a message, not cut.\n\n"
+        f"`{NOT_STARTED}: 1` (gRPC: trailing metadata `{RPC_NOT_STARTED}: 1`) marks each 503 of "
+        "which Triton received nothing. Resending is safe, to another machine too. These are "
+        "`NotStarted`, `NoRoom`, `StoreUnavailable`, `TooManyWaiting`, `TooManyConnections`, and "
+        "`BackendUnavailable` if Triton was unreachable or the adapter starts or stops.\n\n"
+        "The class is the one in `adapter/errors.py`; `StubDied` is a kind of `InferenceFailed`."
+        "\n\n"
         + table(
             ["status", "gRPC", "code", "class", "when", "what to do"],
             sorted([*map(error_row, {**HTTP, **GRPC}), *OTHER_ANSWERS], key=lambda row: row[0]),
