@@ -26,7 +26,7 @@ from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, drop_trac
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
 from adapter.frontends.drain import Drain
-from adapter.frontends.routes import CONTROL, openapi
+from adapter.frontends.routes import ADMIN_ROUTES, CONTROL, openapi
 from adapter.frontends.status import challenge
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -39,8 +39,12 @@ _FILE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class Pages(Protocol):
-    def add_to(self, router: web.UrlDispatcher) -> None: ...
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return what answers each operation of ADMIN_ROUTES that is served here."""
 
 
 class Probes:
@@ -65,11 +69,13 @@ class Probes:
         self._why_not_ready = why_not_ready
         self._notes = notes
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        router.add_get("/livez", self._livez)
-        router.add_get("/startup", self._startup)
-        router.add_get("/readyz", self._readyz)
-        router.add_get("/metrics", self._scrape)
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "livez": self._livez,
+            "startup": self._startup,
+            "readyz": self._readyz,
+            "metrics": self._scrape,
+        }
 
     async def _livez(self, _: web.Request) -> web.Response:
         return _probe(self._why_not_live())
@@ -104,9 +110,6 @@ def _probe(reason: str | None, notes: Sequence[str] = ()) -> web.Response:
 # -- what each listener for operators does ------------------------------------------------------
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 def application(sites: SitePolicy, *pages: Pages) -> web.Application:
     """Return what serves these pages, and refuses requests of other sites' pages."""
 
@@ -132,8 +135,10 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
 
     app = web.Application(middlewares=[_answered_bugs, answered])
     app.on_response_prepare.append(_without_server)
-    for each in pages:
-        each.add_to(app.router)
+    for operation, serve in (item for each in pages for item in each.handlers().items()):
+        route = ADMIN_ROUTES[operation]
+        add = app.router.add_get if route.method == "GET" else app.router.add_post
+        add(route.path, serve)
     return app
 
 
@@ -232,19 +237,27 @@ class Admin:
         self._recycling = recycling
         self._config = config
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        Page().add_to(router)
-        router.add_post("/drain", self._finish)
-        router.add_post("/recycle", self._recycle)
-        router.add_get("/openapi.json", _openapi)
-        router.add_get("/resident", self._models)
-        router.add_get("/debug/state", self._state)
-        router.add_get("/debug/config", self._configuration)
-        router.add_get("/debug/tasks", _tasks)
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "page": Page().show,
+            "openapi": _openapi,
+            "resident": self._models,
+            "state": self._state,
+            "config": self._configuration,
+            "tasks": _tasks,
+            "drain": self._with_token(self._finish),
+            "recycle": self._with_token(self._recycle),
+        }
+
+    def _with_token(self, handler: Handler) -> Handler:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            self._access.check(CONTROL, request.headers.getall("Authorization", ()))
+            return await handler(request)
+
+        return checked
 
     async def _finish(self, request: web.Request) -> web.Response:
         """Drain for good: nothing but the end of the process follows."""
-        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
         text = request.query.get("timeout", str(self._drain_seconds))
         if _SECONDS.fullmatch(text) is None:
             reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
@@ -256,9 +269,8 @@ class Admin:
             return answer({"status": "not drained", "reason": reason}, status=503)
         return answer({"status": "drained"})
 
-    async def _recycle(self, request: web.Request) -> web.Response:
+    async def _recycle(self, _: web.Request) -> web.Response:
         """Restart the embedded Triton, and answer when its models are back."""
-        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
         begun = clock.monotonic()
         try:
             await self._recycling.ask("an operator has asked for it")
@@ -330,10 +342,7 @@ class Page:
             "X-Content-Type-Options": "nosniff",
         }
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        router.add_get("/", self._show)
-
-    async def _show(self, _: web.Request) -> web.Response:
+    async def show(self, _: web.Request) -> web.Response:
         return web.Response(text=self._text, content_type="text/html", headers=self._headers)
 
 

@@ -1,5 +1,4 @@
-"""Declares each call of the HTTP and gRPC listeners once, and what it needs; those of the admin
-listener are in admin.py.
+"""Declares each call of the HTTP, gRPC and admin listeners once, and what it needs.
 
 Access, metrics, traces and the dispatch of requests follow from the table; a test holds
 docs/openapi.yaml, which the listeners serve, against it.
@@ -114,6 +113,25 @@ ROUTES: Sequence[Route] = (
     _v2("GET", "/logging", "logging", READ, "log"),
     _v2("POST", "/logging", "logging", READ, "log"),
 )
+
+# By operation. The first four are at the listener metrics instead, if there is one.
+ADMIN_ROUTES: Mapping[str, Route] = {
+    operation: Route(method, path, operation, scope, "admin")
+    for method, path, operation, scope in (
+        ("GET", "/livez", "livez", SERVER),
+        ("GET", "/startup", "startup", SERVER),
+        ("GET", "/readyz", "readyz", SERVER),
+        ("GET", "/metrics", "metrics", SERVER),
+        ("GET", "/", "page", READ),
+        ("GET", "/openapi.json", "openapi", SERVER),
+        ("GET", "/resident", "resident", READ),
+        ("GET", "/debug/state", "state", READ),
+        ("GET", "/debug/config", "config", READ),
+        ("GET", "/debug/tasks", "tasks", READ),
+        ("POST", "/drain", "drain", CONTROL),
+        ("POST", "/recycle", "recycle", CONTROL),
+    )
+}
 
 # Methods of V2's and ModelMesh's services; CONTROL without a row.
 RPCS: Mapping[str, Scope] = {

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as mesh
+from adapter.frontends.routes import ADMIN_ROUTES, Scope
 from adapter.tools.client.connection import Target, ask
 from tests.asking import RawConnection
 from tests.processes import tritonserver
@@ -67,18 +68,8 @@ OPEN = (
     ("GET", "/v2/logging", None, 403),
     ("GET", "/v2/systemsharedmemory/status", None, 403),
 )
-OF_ADMIN = (
-    "/",
-    "/livez",
-    "/startup",
-    "/readyz",
-    "/metrics",
-    "/resident",
-    "/debug/state",
-    "/debug/config",
-    "/debug/tasks",
-    "/openapi.json",
-)
+OF_ADMIN = [route.path for route in ADMIN_ROUTES.values() if route.scope is not Scope.CONTROL]
+ENDING_WORK = [route.path for route in ADMIN_ROUTES.values() if route.scope is Scope.CONTROL]
 WANT_TOKEN = {"RepositoryModelLoad", "RepositoryModelUnload"}
 METHODS = [
     (service.full_name, method.name, method.input_type.name)
@@ -252,7 +243,7 @@ def test_health_and_reflection_over_grpc_want_no_token(running):
             list(channel.stream_stream(path)(iter([b""]), timeout=30))
 
 
-@pytest.mark.parametrize("path", ["/drain?timeout=0.1", "/recycle"])
+@pytest.mark.parametrize("path", ENDING_WORK)
 def test_at_admin_only_what_ends_work_wants_the_token(running, path):
     with closing(Client(running.admin)) as admin:
         assert [admin.get(path).status for path in OF_ADMIN] == [200] * len(OF_ADMIN)
