@@ -70,8 +70,7 @@ class Memory:
         self.unloads: dict[ModelId, float | None] = {}
         self._undone: set[ModelId] = set()  # failed loads that Triton still has
         self.relearned: set[ModelId] = set()
-        self._metrics = metrics
-        self._limits = limits
+        self._metrics, self._limits = metrics, limits
         self._admitting = asyncio.Lock()
         self._first: tuple[ModelId, ...] = ()  # the load that has the lock
         self._changed = asyncio.Event()
@@ -126,6 +125,10 @@ class Memory:
     def is_audited(self) -> bool:
         """Whether a reading after the last change tells what is unaccounted for."""
         return self._audited_at >= self._sensor.changed_at
+
+    def disturbed(self) -> None:
+        """Note that all readings until now are of a Triton that has ended."""
+        self._sensor.changed()
 
     @property
     def loads(self) -> int:

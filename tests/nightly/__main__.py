@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
-# first_contact, mutants, java_client, ends_again, modelmesh_full, endpoint_clients, endpoint_bench
-# and hundred_models take what they take.
+# first_contact, mutants, java_client, ends_again, modelmesh_full, endpoint_clients, endpoint_bench,
+# hundred_models and leaks take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -47,6 +47,7 @@ SHARES = {
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
     "java_client": ("tests/journeys/v2/test_grpc_clients.py", 1.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
+    "leaks": ("tests/contract/test_leaks.py", 6.0),
     "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),

@@ -46,12 +46,10 @@ class LostMemory:
         """Return why Triton is to be restarted; None where it is not. To be called regularly.
         `is_quiet`: nothing is loaded or unloaded, and the book is of a reading after the last such.
         """
+        self.look(book)
         if self._share is None or not is_quiet:
             self._since = None
             return None
-        for device, before in [*self._lost.items()]:
-            if _unaccounted(book, device) <= before * _LEFT_SHARE:
-                del self._lost[device]
         limits = {device: each.limit_bytes for device, each in book.devices.items()}
         above = [d for d in limits if _unaccounted(book, d) > self._share * limits[d]]
         found = next((device for device in above if device not in self._lost), None)
@@ -60,6 +58,12 @@ class LostMemory:
             return None
         self._since = now if self._since is None else self._since
         return _why(book, found) if now - self._since >= _SECONDS else None
+
+    def look(self, book: LedgerSnapshot) -> None:
+        """Note what a restart has freed, or somebody since."""
+        for device, before in [*self._lost.items()]:
+            if _unaccounted(book, device) <= before * _LEFT_SHARE:
+                del self._lost[device]
 
     def why_for(self, figures: MemoryFigures, book: LedgerSnapshot) -> str | None:
         """Return why Triton is to be restarted for a load that was refused with these figures."""

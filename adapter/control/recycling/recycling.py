@@ -124,8 +124,7 @@ class Recycling:
 
     async def _why_for(self, error: InsufficientMemory) -> str | None:
         """Return why Triton is to be restarted for a load that was refused."""
-        if not self._memory.is_audited:
-            await self._memory.tick(())
+        await self._audit()
         why = self._lost_memory.why_for(error.figures, self._memory.ledger.snapshot())
         return None if self._unreturnable() else why
 
@@ -153,15 +152,17 @@ class Recycling:
         if self.phase is RecyclePhase.DRAINING:
             await self._drain()
         self.look()
+        if self.phase is RecyclePhase.RETURNING and not self._recovery.is_under_way:
+            await self._audit()  # before a load can lose memory again
+            self._lost_memory.look(self._memory.ledger.snapshot())
+            self._to(RecyclePhase.OFF)
 
     def look(self) -> None:
-        """Notice that Triton is up again, and then that all models are back."""
+        """Notice that Triton is up again."""
         status = self._triton_status
         if self.phase is RecyclePhase.RESTARTING and status.is_up and not status.is_restarting:
             status.is_recycled = False
             self._to(RecyclePhase.RETURNING)
-        if self.phase is RecyclePhase.RETURNING and not self._recovery.is_under_way:
-            self._to(RecyclePhase.OFF)
 
     def _begin_if_due(self) -> None:
         is_quiet = self._memory.is_audited and not self._memory.is_busy
@@ -196,6 +197,7 @@ class Recycling:
         records, book = self._registry.records(), self._memory.ledger.snapshot()
         self._unloaded = {r.id for r in records if r.is_on_demand and r.state is ModelState.READY}
         self._lost_memory.restarts(book)
+        self._memory.disturbed()
         self.restarts += 1
         self._triton_status.is_restarting = self._triton_status.is_recycled = True
         self._to(RecyclePhase.RESTARTING)
@@ -208,6 +210,10 @@ class Recycling:
         self.phase = phase
         self._leases.is_paused = self._memory.is_paused = phase in _PAUSED
         self._tell()
+
+    async def _audit(self) -> None:
+        if not self._memory.is_audited:
+            await self._memory.tick(())
 
     # -- inside -----------------------------------------------------------------------------
 
