@@ -11,7 +11,7 @@ from tests.simulation.triton import Held
 SLACK_BYTES = 16 * MIB
 # "every two seconds while models have requests" (docs/memory.md), and what a look takes
 _NOTICED_SECONDS = 6.0
-_UPSET = ("unread", "hang", "end", "restart", "stub ended", "strangers")
+_UPSET = ("unread", "hang", "end", "restart", "stub ended", "strangers", "leak")
 
 
 class Growth:

@@ -10,6 +10,7 @@ _SLACK_BYTES = 16 * MIB
 _UPSET_SECONDS = 100.0
 _UPSETS = (
     "strangers",
+    "leak",
     "unread",
     "unload",
     "remove",
@@ -123,7 +124,7 @@ class MeshOracle:
         return (
             oracle.since(world.now - _UPSET_SECONDS, *_UPSETS)
             or has_leaked > oracle.limit // _GROWTH_SHARE
-            or "strangers" in world.truth.held
+            or not {"strangers", "lost"}.isdisjoint(world.truth.held)
         )
 
     def _are_books_short(self, spec: Spec) -> bool:

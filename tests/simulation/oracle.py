@@ -6,6 +6,7 @@ without a cause among them is a violation.
 
 from collections import defaultdict
 
+from adapter.control.recycling import Recycling
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
@@ -71,7 +72,8 @@ class Oracle(Rest):
     def happened(self, what: str, model_id: str = "") -> None:
         self._at[what, model_id] = self._now()
         self._at[what, ""] = self._now()
-        now_there = self._world.truth.held.get("strangers", 0)
+        held = self._world.truth.held
+        now_there = held.get("strangers", 0) + held.get("lost", 0)
         self._strangers = max(self._strangers, now_there)
         if self._world.reader.kind != "host":
             self._taken_for_ours = max(self._taken_for_ours, now_there)
@@ -174,6 +176,18 @@ class Oracle(Rest):
         is_asked &= self._now() - self._shift_begun > RECENT_SECONDS
         if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
             said = f"{model_id} is unloaded amid {held.of_callers} requests"
+            raise Violated("4 in flight", said)
+
+    def recycles(self, recycling: Recycling) -> None:
+        """Triton is ended, to free memory: requests have ended, or have had their time."""
+        amid = [held for held in self._world.all_held() if held.of_callers]
+        is_late = self._now() >= recycling.deadline
+        if (
+            recycling.is_on
+            and amid
+            and not (is_late or self.since(self._shift_begun, "caller left"))
+        ):
+            said = f"Triton is recycled amid requests of {amid[0].spec.model_id}"
             raise Violated("4 in flight", said)
 
     def loads_again(self, held: Held) -> None:
@@ -304,10 +318,12 @@ class Oracle(Rest):
     def may_take_long(self, limit: float) -> bool:
         """Whether a load may take longer than `limit` seconds."""
         faults = ("load", "answer", "unload", "stub ended", "restart")
-        # several loads of seconds in a row, and their turns, may take longer than one may
+        return self.are_long(limit) or any(self.since(0.0, each) for each in faults)
+
+    def are_long(self, limit: float) -> bool:
+        """Whether several loads in a row, and their turns, may take longer than one may."""
         natural = 4 * max(e.seconds * len(e.parts()) for e in self._world.newest.values())
-        is_long = natural + RECENT_SECONDS > limit
-        return is_long or any(self.since(0.0, each) for each in faults)
+        return natural + RECENT_SECONDS > limit
 
     # -- rule 2, 3: memory ------------------------------------------------------------------
 
@@ -385,7 +401,8 @@ class Oracle(Rest):
             return
         recent = self._now() - 2.0  # a size may have been learned while strangers left
         since = 0.0 if spec.url in self._measured else recent
-        if self.since(since, "strangers") or self.since(recent, "unread", "infer done", "end"):
+        upset = ("unread", "infer done", "end", "leak")
+        if self.since(since, "strangers") or self.since(recent, *upset):
             return
         coming = [
             each

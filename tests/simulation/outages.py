@@ -1,7 +1,10 @@
 """What is done to the world: faults that are set for the next act, and those that come at once."""
 
 import asyncio
+from contextlib import suppress
 
+from adapter.control.models import ModelControl
+from adapter.control.recycling import NotRecycled
 from tests.simulation.models import Entry
 
 
@@ -21,6 +24,8 @@ class Outages:
             "stub": self._end_stub,
             "strangers": self._strangers_come,
             "unread": self._unread,
+            "leak": self._leak,
+            "recycle": self._recycle,
         }
         plays[verb](*words)
 
@@ -35,6 +40,20 @@ class Outages:
     def _strangers_come(self, count: int, seconds: float) -> None:
         self.truth.add("strangers", count)
         self._loop.call_later(seconds, self._strangers_leave, count)
+
+    def _leak(self, parts: int) -> None:
+        """Triton loses so many twentieths of the device, until it ends."""
+        count = self.truth.device_bytes * parts // 20
+        if self.triton.life is not None and self.truth.used + count < self.truth.device_bytes:
+            self.truth.add("lost", count)
+
+    def _recycle(self) -> None:
+        if self.control is not None:
+            self.begin_of_adapter(self._recycled(self.control))
+
+    async def _recycled(self, control: ModelControl) -> None:
+        with suppress(NotRecycled):
+            await control.recycling.ask("an operator")
 
     def _unread(self, seconds: float) -> None:
         self.reader.unread_until = self.now + seconds

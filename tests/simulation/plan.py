@@ -44,6 +44,7 @@ class Settings:
     warms_up: bool
     is_killed: bool
     platform: Platform | None = None
+    recycle_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    return _with_platform(_with_endpoint(_with_incident(_with_squeeze(plan))))
+    return _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
 
 
 def _with_squeeze(plan: Plan) -> Plan:
@@ -137,6 +138,25 @@ def _with_platform(plan: Plan) -> Plan:
         entries.append(Entry(number, at + _ALONE_SECONDS, "load", ("y", None)))
     shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
     return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
+
+
+def _with_leaks(plan: Plan) -> Plan:
+    """Have an embedded Triton lose memory and be recycled for it, in some days."""
+    random = Draws(plan.seed).of("leaks")
+    if not plan.is_embedded or random.random() < 0.7:
+        return plan
+    shares = [random.choice((None, 0.1, 0.2)) for _ in plan.shifts]
+    shifts = [replace(s, recycle_share=n) for s, n in zip(plan.shifts, shares, strict=True)]
+    found = [*plan.entries]
+    for shift in range(len(shifts)):
+        at = random.uniform(1.0, 40.0)
+        for _ in range(random.choice((1, 2, 4))):
+            found.append(Entry(shift, at, "leak", (random.choice((3, 8)),)))
+            at += random.choice((2.0, 30.0, 100.0))
+            if random.random() < 0.4:
+                found.append(Entry(shift, at, "recycle", ()))
+    found.sort(key=lambda entry: (entry.shift, entry.at))
+    return replace(plan, shifts=tuple(shifts), entries=tuple(found))
 
 
 def _bursts(random: Random, count: int, names: list[str]) -> list[Entry]:

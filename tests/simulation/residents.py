@@ -213,7 +213,8 @@ class Residents:
     def _surely_fits(self, key: str, stays: object) -> bool:
         """Whether it fits beside what stays, even if the adapter supposed the worst."""
         world, oracle = self._world, self._of_models
-        if self._since(world.now - _LONG_SECONDS, "out of memory", "strangers", "unload", "load"):
+        upset = ("out of memory", "strangers", "leak", "unload", "load")
+        if self._since(world.now - _LONG_SECONDS, *upset):
             return False
         if world.reader.kind in {"nvml", "triton"} and self._endpoint.terms.load_concurrency > 1:
             return False  # one of several that were loaded at once may count as all of them
@@ -291,7 +292,7 @@ class Residents:
                 specs = [item.spec for item in self._endpoint.shelf.versions[name]]
             others = [*self.present(), *oracle.present.values()]
             booked = world.truth.held["baseline"] + sum(map(oracle.most, others))
-            booked += world.truth.held.get("strangers", 0)
+            booked += world.truth.held.get("strangers", 0) + world.truth.held.get("lost", 0)
             # what is being loaded is in the readings and among what is reserved
             arriving = sum(oracle.most(held.spec) for held in world.arriving())
             booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)

@@ -88,10 +88,14 @@ class Rest:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
     def _came_back(self, control: ModelControl) -> None:
-        """What Triton has lost is loaded again, where the adapter does that."""
+        """What Triton has lost is loaded again, where the adapter does that, or has ended it."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
         is_full = sum(map(self.most, self.present.values())) > self.limit * 0.8
-        if not self.settings.loads_again or is_full or self._ends > 1:
+        was_ours = self.since(self._shift_begun, "restart")
+        comes_back = self.settings.loads_again or (
+            was_ours and not self.are_long(self.settings.load_seconds)
+        )
+        if not comes_back or is_full or self._ends > 1:
             return
         for model_id in self._lost:
             end = self._at["end", ""]

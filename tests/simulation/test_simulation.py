@@ -24,6 +24,7 @@ SEAMS = (
     "adapter.control.models",
     "adapter.control.lease",
     "adapter.control.ports",
+    "adapter.control.recycling",
     "adapter.control.residency",
     "adapter.core.",
     "adapter.errors",

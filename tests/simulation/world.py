@@ -256,11 +256,14 @@ class World(Outages):
                 load=settings.load_seconds,
                 unload=settings.unload_seconds,
                 warm_up=60.0 if settings.warms_up else None,
+                drain=5.0,
+                call=20.0,
             ),
             server=guarded[3],
             store=guarded[1],
             loads_again=settings.loads_again,
             load_threads=LOAD_THREADS,
+            recycle_share=settings.recycle_share,
         )
         self.endpoint = None if settings.platform else self._site
         if self.endpoint is not None:
@@ -271,6 +274,8 @@ class World(Outages):
     def _restart(self, reason: str) -> None:
         self.story.note("the adapter restarts triton", reason=reason)
         self.oracle.happened("restart")
+        if self.control is not None:
+            self.judged(self.oracle.recycles)(self.control.recycling)
         self.triton.end()
 
     async def _shift(self, number: int, settings: Settings) -> None:
@@ -355,6 +360,7 @@ class World(Outages):
             any(each.count for each in callers)
             or control.operations.in_flight
             or control.memory.is_busy
+            or control.recycling.is_on
         ):
             return False
         if not all(held.never_ends for held in self.arriving()):

@@ -70,11 +70,15 @@ class Recycling:
         self._lost_memory = LostMemory(share)
         self._reason = ""
         self._asked: str | None = None  # why, until it begins
-        self._deadline = 0.0  # of the requests in flight
+        self.deadline = 0.0  # of the requests in flight
         self._unloaded: set[ModelId] = set()  # that calls had loaded, and load again
         self._changed = asyncio.Event()
 
     # -- what calls and loads ask -----------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        return self.phase is not RecyclePhase.OFF
 
     def holds(self, model_id: ModelId) -> bool:
         """Return whether calls of the model wait: for Triton, or until it is loaded again."""
@@ -174,19 +178,19 @@ class Recycling:
             self._lost_memory.restarts(book)  # said once
             log.warning("triton.not_recycled", extra={"reason": why})
             return
-        self._asked, self._reason, self._deadline = None, reason, now + self._limits.drain
+        self._asked, self._reason, self.deadline = None, reason, now + self._limits.drain
         self._to(RecyclePhase.DRAINING)
 
     async def _drain(self) -> None:
         """Wait for what is under way, for a moment at a time; then end Triton. It is not ended amid
         a load or an unload, whose caller would be told so.
         """
-        until = min(self._deadline, clock.monotonic() + _LOOK_SECONDS)
+        until = min(self.deadline, clock.monotonic() + _LOOK_SECONDS)
         while self._in_flight() or self._memory.is_busy:
             if clock.monotonic() >= until:
                 break
             await asyncio.sleep(_POLL_SECONDS)
-        is_late = clock.monotonic() >= self._deadline
+        is_late = clock.monotonic() >= self.deadline
         if not self._is_served or (is_late and self._memory.is_busy):
             self._to(RecyclePhase.OFF)
         elif is_late or not (self._in_flight() or self._memory.is_busy):
