@@ -161,7 +161,7 @@ SEEN = {
     "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "recycle_unaccounted": Look(
-        "0.3", lambda a: a._control.recycling._lost_memory._share, 0.3, embedded=True
+        "0.3", lambda a: a._control.recycling._lost_memory.share, 0.3, embedded=True
     ),
     "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),

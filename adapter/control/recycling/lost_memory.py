@@ -38,7 +38,7 @@ class LostMemory:
     """
 
     def __init__(self, share: float | None) -> None:
-        self._share = share
+        self.share = share
         self._since: float | None = None
         self._lost: dict[Device, int] = {}  # at the last restart, until a restart may help again
 
@@ -47,11 +47,11 @@ class LostMemory:
         `is_quiet`: nothing is loaded or unloaded, and the book is of a reading after the last such.
         """
         self.look(book)
-        if self._share is None or not is_quiet:
+        if self.share is None or not is_quiet:
             self._since = None
             return None
         limits = {device: each.limit_bytes for device, each in book.devices.items()}
-        above = [d for d in limits if _unaccounted(book, d) > self._share * limits[d]]
+        above = [d for d in limits if _unaccounted(book, d) > self.share * limits[d]]
         found = next((device for device in above if device not in self._lost), None)
         if found is None:
             self._since = None
@@ -68,7 +68,7 @@ class LostMemory:
     def why_for(self, figures: MemoryFigures, book: LedgerSnapshot) -> str | None:
         """Return why Triton is to be restarted for a load that was refused with these figures."""
         device = Device(figures.device or "")
-        if self._share is None or device in self._lost or figures.needed_bytes is None:
+        if self.share is None or device in self._lost or figures.needed_bytes is None:
             return None
         lost = _unaccounted(book, device)
         fits = figures.needed_bytes <= (figures.free_bytes or 0) + lost

@@ -128,6 +128,8 @@ class Recycling:
 
     async def _why_for(self, error: InsufficientMemory) -> str | None:
         """Return why Triton is to be restarted for a load that was refused."""
+        if self._lost_memory.share is None:
+            return None
         await self._audit()
         why = self._lost_memory.why_for(error.figures, self._memory.ledger.snapshot())
         return None if self._unreturnable() else why
