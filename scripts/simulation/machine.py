@@ -1,7 +1,7 @@
 """A machine of a fleet: what it has in memory and on disk, and how long a call takes there.
 
-Who leaves the memory is decided by the adapter's own adapter/core/residency/victims.py, who leaves
-the disk by its adapter/store/disk.py. Time is simulated.
+Who leaves the memory is decided by the adapter's own adapter/core/residency/victims.py with
+`eviction: lru`, who leaves the disk by its adapter/store/disk.py. Time is simulated.
 """
 
 from collections.abc import Callable

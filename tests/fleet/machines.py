@@ -19,7 +19,8 @@ from tests.trees import CONFIG, infer_body, write_python_model
 
 MODEL_BYTES = 100 * 2**20
 _OUTPUT = 'output [{ name: "MACHINE" data_type: TYPE_STRING dims: [1] }]'
-_FLAGS = ("--triton=embedded", "--on-demand", "--drain-min-seconds=2", COMPLETE)
+# by last use, as scripts/simulation/machine.py evicts
+_FLAGS = ("--triton=embedded", "--on-demand", "--drain-min-seconds=2", "--eviction=lru", COMPLETE)
 
 
 def room_for(models: int) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def test_a_platform_s_load_evicts_and_is_never_evicted(start, store, tmp_path):
     for number, name in enumerate("ab"):
         store.put(name + ".tar.gz", number)
     own = write_python_model(tmp_path / "roots" / "own", config=CONFIG + MEMORY)
-    caller = start(*ROOM_FOR_TWO)
+    caller = start(*ROOM_FOR_TWO, "--eviction=lru")
     for name in ("a.tar.gz", "b.tar.gz"):
         caller.invoke(name)
     assert caller.http.load("own", own).status == 200
