@@ -105,8 +105,9 @@ docs: setup  ## write the generated pages of docs/ anew
 simulate: setup  ## a year of production in virtual time: new seeds for SECONDS=60, or one (SEED=7)
 	.venv/bin/python -m tests.simulation --seconds=$(SECONDS) $(if $(SEED),--seed=$(SEED)) $(if $(FIRST),--first=$(FIRST))
 
-simulation: setup  ## simulate a fleet: tables, data and plots of docs/fleet.md, a minute or two
+simulation: setup  ## simulate a fleet (docs/fleet.md) and evictions (docs/measurements.md): tables, data and plots, some minutes
 	.venv/bin/python -m scripts.simulation
+	.venv/bin/python -m scripts.simulation.eviction
 
 site: setup  ## write the documentation to dist/site, with search; fails on a dead link or anchor
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict

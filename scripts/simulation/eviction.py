@@ -1,0 +1,178 @@
+"""Measures evictions for docs/measurements.md: the seconds that callers wait for cold models.
+
+The adapter's own policies decide (adapter/core/residency/policies.py, victims.py). A call comes
+each second on average; a load is over before the next one.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from adapter.core.memory import HOST
+from adapter.core.model import ModelId
+from adapter.core.residency.policies import POLICIES, Candidate, Policy
+from adapter.core.residency.victims import choose
+from adapter.errors import MemoryFigures
+from scripts.simulation.traffic import KINDS, Kind, Trace
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
+DATA, PAGE, PLOT = (
+    _DOCS / "eviction.json",
+    _DOCS / "measurements.md",
+    _DOCS / "images" / "eviction.svg",
+)
+SEEDS = 100
+_MIN_SECONDS = 1.0  # the default of min_residency_seconds
+_BEGIN, _END = "<!-- eviction: written by `make simulation` -->\n", "<!-- end of eviction -->\n"
+
+
+class Offline(Policy):
+    """Knows each model's next call: what is far, quick to load and large is worth least."""
+
+    def __init__(self, calls: Sequence[int], times: Sequence[float]) -> None:
+        self._next: dict[float, float] = {}  # of the call at that time
+        soonest: dict[int, float] = {}
+        for model, at in zip(reversed(calls), reversed(times), strict=True):
+            self._next[at] = soonest.get(model, inf)
+            soonest[model] = at
+        self.now = 0.0
+
+    def worth(self, model: Candidate) -> float:
+        wait = self._next[model.used_at] - self.now
+        return model.seconds / model.held[HOST] / wait
+
+    def explain(self, model: Candidate, now: float) -> str:
+        return f"called again in {self._next[model.used_at] - now:.1f} s"
+
+
+def cold_seconds(trace: Trace, times: Sequence[float], policy: Policy) -> float:
+    """Return for how long callers wait in 1,000 calls."""
+    known: dict[ModelId, Candidate] = {}
+    since: dict[ModelId, float] = {}
+    free, waited = trace.room, 0.0
+    names = [ModelId(str(number)) for number in range(len(trace.sizes))]
+    for number, (model, now) in enumerate(zip(trace.calls, times, strict=True)):
+        name, size = names[model], trace.sizes[model]
+        if isinstance(policy, Offline):
+            policy.now = now
+        resident = known.get(name)
+        if resident is None:
+            waited += trace.seconds[model] if number >= trace.from_call else 0.0
+            if size > free:
+                free += _evict(
+                    known, since, MemoryFigures(size, free, trace.room, HOST), policy, now
+                )
+            free, since[name] = free - size, now
+        known[name] = Candidate(
+            *(name, now, {HOST: size}),
+            calls=resident.calls + 1 if resident else 1,
+            seconds=trace.seconds[model],
+        )
+    return waited * 1000 / (len(trace.calls) - trace.from_call)
+
+
+def _evict(
+    known: dict[ModelId, Candidate],
+    since: dict[ModelId, float],
+    figures: MemoryFigures,
+    policy: Policy,
+    now: float,
+) -> int:
+    """Return how many bytes are freed."""
+    candidates = [
+        replace(each, is_young=True) if now - since[each.model_id] < _MIN_SECONDS else each
+        for each in known.values()
+    ]
+    chosen = choose(candidates, figures, policy)
+    for each, worth in [(each, policy.worth(each)) for each in chosen]:
+        policy.evicted(worth, now)
+        del known[each.model_id]
+    return sum(each.held[HOST] for each in chosen)
+
+
+def measure(kind: Kind, seed: int) -> dict[str, float]:
+    """Return the cold seconds of each policy."""
+    draw = random.Random(f"{kind.name} {seed}")  # noqa: S311 - nothing is secret
+    trace, times, now = kind.trace(draw), [], 0.0
+    for _ in trace.calls:
+        now += draw.expovariate(1.0)
+        times.append(now)
+    policies = {name: policy() for name, policy in POLICIES.items()}
+    policies["offline"] = Offline(trace.calls, times)
+    return {name: cold_seconds(trace, times, policy) for name, policy in policies.items()}
+
+
+def _row(kind: Kind, found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"kind": kind.name, "most": kind.most}
+    row["lru_seconds"] = round(fmean(each["lru"] for each in found))
+    for name in ("cost", "offline"):
+        over = sorted(each[name] / each["lru"] for each in found)
+        row[name] = {
+            what: round(value, 3)
+            for what, value in (("mean", fmean(over)), ("best", over[0]), ("worst", over[-1]))
+        }
+    return row
+
+
+def with_table(page: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page with the table written anew."""
+    head = "| calls | LRU: cold seconds in 1,000 calls | `cost`, over LRU | worst seed | aim "
+    lines = [f"{head}| knows all calls |\n", "| --- | --- | --- | --- | --- | --- |\n"]
+    for row in rows:
+        cost, verdict = row["cost"], "met" if row["cost"]["mean"] <= row["most"] else "**missed**"
+        lines.append(
+            f"| {row['kind']} | {row['lru_seconds']:,} | {cost['mean']:.2f} x "
+            f"| {cost['worst']:.2f} x | at most {row['most']:g} x: {verdict} "
+            f"| {row['offline']['mean']:.2f} x |\n"
+        )
+    before, _, rest = page.partition(_BEGIN)
+    return before + _BEGIN + "\n" + "".join(lines) + "\n" + _END + rest.partition(_END)[2]
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the means, and from the best to the worst seed."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "eviction", "font.size": 9}):
+        figure = Figure(figsize=(8, 3), layout="constrained")
+        axes = figure.subplots()
+        names = [row["kind"] for row in rows][::-1]
+        for policy, marker in (("cost", "o"), ("offline", "|")):
+            over = [row[policy] for row in rows][::-1]
+            ends = [
+                [each["mean"] - each["best"] for each in over],
+                [e["worst"] - e["mean"] for e in over],
+            ]
+            label = "eviction: cost" if policy == "cost" else "knows all calls"
+            axes.errorbar(
+                [e["mean"] for e in over], names, xerr=ends, fmt=marker, capsize=3, label=label
+            )
+        axes.axvline(1.0, color="gray", linestyle="--", linewidth=1)
+        axes.set_xlabel("cold seconds over those of LRU: mean, best and worst of the seeds")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    with ProcessPoolExecutor() as pool:
+        found = {
+            kind: pool.map(partial(measure, kind), range(SEEDS), chunksize=10) for kind in KINDS
+        }
+        rows = [_row(kind, list(each)) for kind, each in found.items()]
+    DATA.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    draw(rows, PLOT)
+
+
+if __name__ == "__main__":
+    main()

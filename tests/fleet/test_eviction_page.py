@@ -1,0 +1,27 @@
+"""docs/measurements.md shows what `make simulation` has found of evictions, and it is so."""
+
+import json
+
+import pytest
+
+from scripts.simulation.eviction import DATA, PAGE, PLOT, draw, measure, with_table
+from scripts.simulation.traffic import KINDS
+
+ROWS = json.loads(DATA.read_text(encoding="utf-8"))
+LRU = 1.02
+
+
+def test_the_table_and_the_plot_are_those_of_the_data(tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page, ROWS) == page
+    assert [row["kind"] for row in ROWS] == [kind.name for kind in KINDS]
+    assert f"](images/{PLOT.name})" in page
+    draw(ROWS, tmp_path / PLOT.name)
+    assert PLOT.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_by_cost_callers_wait_no_longer_than_by_lru_and_longer_than_with_hindsight(kind):
+    found = measure(kind, 0)
+    assert found["offline"] <= found["cost"] <= LRU * found["lru"]
+    assert measure(kind, 0) == found
