@@ -31,7 +31,12 @@ def test_models_in_memory_are_told_with_bytes_and_the_longest_idle_first(
 ):
     for number, name in enumerate(("a.tar.gz", "team/b.tar.gz", "c.tar.gz")):
         store.put(name, number)
-    caller = start("--memory-source=off", "--memory-limit=250MiB")
+    caller = start(
+        "--memory-source=off",
+        "--memory-limit=250MiB",
+        "--eviction=lru",
+        "--min-residency-seconds=0",
+    )
     assert resident(caller) == []
 
     for name in ("a.tar.gz", "team/b.tar.gz", "a.tar.gz"):
