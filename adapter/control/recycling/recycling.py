@@ -21,7 +21,7 @@ from adapter.core.registry import ModelRecord, Registry
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import Estimate
 from adapter.core.state import ModelState
-from adapter.errors import InsufficientMemory
+from adapter.errors import BackendUnavailable, InsufficientMemory
 from adapter.runtime import clock
 from adapter.telemetry.traffic import leave_out
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02  # while requests end
 _LOOK_SECONDS = 0.4  # of them at a time: other housekeeping comes in between
+_CLOSED_SECONDS = 1.0  # within which those who wait notice that the adapter stops
 _UNREADY = (ModelState.RETURNING, ModelState.LOADING)
 _PAUSED = (RecyclePhase.DRAINING, RecyclePhase.RESTARTING)
 
@@ -120,7 +121,9 @@ class Recycling:
             try:
                 return await self._memory.admit(record, package, terms)
             except Paused:
-                continue
+                if self._is_closing:
+                    text = "the adapter is stopping"
+                    raise BackendUnavailable(text, model_id=record.id, delivered=False) from None
             except InsufficientMemory as error:
                 why = None if lost else await self._why_for(error)
                 if why is None or not await self._restarted(why, self._limits.alone):
@@ -268,7 +271,7 @@ class Recycling:
     async def _until(self, is_so: Callable[[], bool], deadline: float = math.inf) -> None:
         while not is_so() and (left := deadline - clock.monotonic()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if left == math.inf else left):
+                async with asyncio.timeout(min(left, _CLOSED_SECONDS)):
                     await self._changed.wait()
 
     def _tell(self) -> None:

@@ -10,8 +10,8 @@ from adapter.control.recycling import NotRecycled
 from adapter.control.recycling.lost_memory import RecyclePhase
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.state import ModelState
-from adapter.errors import InsufficientMemory, ModelNotReady
-from tests.control.recycling.steps import AWAY_SECONDS, MIB, SECONDS, Leaking
+from adapter.errors import BackendUnavailable, InsufficientMemory, ModelNotReady
+from tests.control.recycling.steps import AWAY_SECONDS, MIB, SECONDS, Leaking, restartable
 
 
 @pytest.fixture
@@ -237,12 +237,15 @@ async def test_an_external_triton_is_not_restarted():
     await house.close()
 
 
-async def test_calls_are_told_when_the_adapter_stops_amid_it(house):
+async def test_callers_are_told_when_the_adapter_stops_amid_it(house):
+    restartable(house, asyncio.Event().wait)  # it does not come back
     await house.load("m")
     await house.leak(300)
     await draining(house)
-    call = house.begin(house.call("m"))
+    call, load = house.begin(house.call("m")), house.begin(house.load("n"))
     await house.turns()
     house.control.close()
     with pytest.raises(ModelNotReady):
-        await asyncio.wait_for(call, SECONDS.call / 2)
+        await asyncio.wait_for(call, 5)
+    with pytest.raises(BackendUnavailable, match="stopping"):
+        await asyncio.wait_for(load, 5)
