@@ -21,5 +21,6 @@ MISSED = frozenset(
         "a load of V2 asks again at once while another is taken down",
         "a load of V2 does not look whether the files have changed",
         "a package that was too large once is so for a day",
+        "models do not come back from a recycle where others reload them",
     }
 )
