@@ -96,7 +96,7 @@ class Loader:
         the limit is refused after all.
 
         A load that ran out of memory is undone and, when memory came back, tried once more
-        (docs/design/memory.md), unless Triton is stuck with it. Raises the final error.
+        (docs/memory.md), unless Triton is stuck with it. Raises the final error.
         """
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)

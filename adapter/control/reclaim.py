@@ -13,7 +13,7 @@ from adapter.telemetry.metrics import Metrics
 _POLL_SECONDS = 0.1
 # An unload that frees less is not waited for: the noise of other processes is of that size.
 _WORTH_WAITING_BYTES = 16 * 2**20
-# Share of the footprint that must be free again (Ollama's figure; docs/design/memory.md).
+# Share of the footprint that must be free again (Ollama's figure; docs/memory.md).
 _BACK_SHARE = 0.75
 
 

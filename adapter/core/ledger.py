@@ -50,7 +50,7 @@ class DeviceBook:
         the limit is exceeded.
 
         The observation lags behind loads that have only begun, the book does not know what others
-        take (docs/design/memory.md).
+        take (docs/memory.md).
         """
         booked = self.baseline_bytes + self.held_bytes + self.reserved_bytes
         return self.limit_bytes - max(booked, (used_bytes or 0) + self.reserved_bytes)

@@ -120,7 +120,7 @@ class Growth:
     More is a model's own where it alone had requests. Less may be any model's, or several have
     given back: so nobody is supposed to take more than before less all of it. What is supposed is
     then never more than was read in all, and a model that takes and gives back while others have
-    requests does not seem to grow (docs/design/memory.md has why models grow after their loads).
+    requests does not seem to grow (docs/memory.md has why models grow after their loads).
     """
 
     def __init__(self) -> None:

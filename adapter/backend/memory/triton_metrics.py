@@ -18,7 +18,7 @@ _OK = 200
 
 
 class TritonMetrics:
-    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/design/memory.md),
+    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/memory.md),
     which counts in MiB.
     """
 
