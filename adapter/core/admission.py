@@ -203,7 +203,7 @@ class MeshBooks:
 
     ModelMesh fills its capacity to the last unit, and evicts only by these figures. When a load
     turns out larger than predicted they exceed the capacity: an eviction is on its way, but
-    ModelMesh does not hold back the next load for it (docs/design/modelmesh.md).
+    ModelMesh does not hold back the next load for it (docs/modelmesh.md).
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ AWS: Mapping[type[BaseException], tuple[int, str]] = {
     errors.AdapterError: (500, "InternalFailure"),
 }
 
-# ModelMesh acts on these codes (docs/modelmesh.md, What a mesh does with a code):
+# ModelMesh acts on these codes (docs/modelmesh.md, What ModelMesh does with a code):
 # RESOURCE_EXHAUSTED makes it try another copy, NOT_FOUND load again, UNAVAILABLE try eight times
 # and say INTERNAL.
 GRPC: Mapping[type[BaseException], grpc.StatusCode] = {

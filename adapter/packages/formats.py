@@ -9,7 +9,7 @@ folder as it is, as version 1 or under its own number.
 
 The rules are those of ModelMesh's own adapter, whose cases are rows of
 tests/unit/packages/test_layouts.py. Where a row asks for what Triton cannot load it is answered
-differently (docs/design/modelmesh.md, The adapter before). Row 21, version folders beside another,
+differently (docs/modelmesh.md, Layouts). Row 21, version folders beside another,
 is kept: TensorFlow gets the whole folder.
 """
 

@@ -1,7 +1,7 @@
 """Reads ModelMesh's schema: a JSON file with a model's inputs and outputs in V2's terms.
 
 With it a model needs no config.pbtxt; where there is one, the schema's tensors replace its own, as
-in ModelMesh's own adapter (docs/design/modelmesh.md, The adapter before).
+in ModelMesh's own adapter (docs/modelmesh.md, Layouts).
 """
 
 import json

@@ -1,6 +1,6 @@
 """Plays the mesh: what ModelMesh's Java side does with a runtime, one instance of it.
 
-As docs/design/modelmesh.md has it: it polls, predicts with 500 ms, loads without a deadline but
+As docs/modelmesh.md has it: it polls, predicts with 500 ms, loads without a deadline but
 with a timer that cancels, unloads after a pause, rewrites headers, puts the id into the request,
 and has one connection for each address. Its pauses are shorter here. recorded/ has what the real
 one was seen to send.

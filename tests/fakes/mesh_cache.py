@@ -1,6 +1,6 @@
 """Plays the cache of ModelMesh 0.12: one instance, full, that loads, evicts and corrects its books.
 
-The rules are those of docs/design/modelmesh.md, "The cache", in units of 8 KiB. Memory of models
+The rules are those of docs/modelmesh.md, "What ModelMesh does", in units of 8 KiB. Memory of models
 that are evicted but not unloaded yet counts in a buffer, from which loads borrow: so the load of
 one model may begin before another's unload. All pauses can be shortened by `pace`.
 """

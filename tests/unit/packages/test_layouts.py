@@ -1,6 +1,6 @@
 """The 48 cases of ModelMesh's own adapter, from a tree on disk to Triton's repository.
 
-In the order of its adaptmodellayout_test.go; docs/design/modelmesh.md has which differ and why.
+In the order of its adaptmodellayout_test.go; docs/modelmesh.md has which differ and why.
 """
 
 import json
