@@ -73,7 +73,7 @@ test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 pictures: setup  ## take those of docs/images anew: the page in a Chromium, and `ps --watch`
 	PICTURES=docs/images $(PYTEST) -q -n 0 tests/journeys/page/test_pictures.py
 
-fleet: setup  ## a hundred models on three machines behind Envoy: measure, and write docs/fleet.md's figures
+fleet: setup  ## a hundred models on three machines behind Envoy: measure, and write their figures into docs/measurements.md
 	FLEET_FIGURES=1 $(PYTEST) -q -n 0 -s -m nightly tests/fleet/test_hundred_models.py
 
 e2e: setup  ## build the images, run compose.yaml and play with it; needs a container engine
@@ -105,7 +105,7 @@ docs: setup  ## write the generated pages of docs/ anew
 simulate: setup  ## a year of production in virtual time: new seeds for SECONDS=60, or one (SEED=7)
 	.venv/bin/python -m tests.simulation --seconds=$(SECONDS) $(if $(SEED),--seed=$(SEED)) $(if $(FIRST),--first=$(FIRST))
 
-simulation: setup  ## simulate a fleet (docs/fleet.md) and evictions (docs/measurements.md): tables, data and plots, some minutes
+simulation: setup  ## simulate a fleet and evictions: tables, data and plots of docs/measurements.md, some minutes
 	.venv/bin/python -m scripts.simulation
 	.venv/bin/python -m scripts.simulation.eviction
 

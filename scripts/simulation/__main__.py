@@ -1,4 +1,4 @@
-"""Simulates a fleet for docs/fleet.md: its tables, docs/fleet-simulation.json and the plots.
+"""Simulates a fleet for docs/measurements.md: its tables, docs/fleet-simulation.json and the plots.
 
 `--page` writes the tables and plots anew from the JSON that is there.
 """
@@ -13,7 +13,7 @@ from scripts.simulation import page, plot, study
 from scripts.simulation.predict import predict
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
-DATA, PAGE = _DOCS / "fleet-simulation.json", _DOCS / "fleet.md"
+DATA, PAGE = _DOCS / "fleet-simulation.json", _DOCS / "measurements.md"
 # 100 models on three machines, as tests/fleet plays them.
 _NAMES = [f"m{number}.tar.gz" for number in range(100)]
 _MACHINES = [f"machine-{number}" for number in range(3)]

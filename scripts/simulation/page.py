@@ -1,4 +1,4 @@
-"""Writes the tables of what was simulated into docs/fleet.md."""
+"""Writes the tables of what was simulated into docs/measurements.md."""
 
 from collections.abc import Iterable, Sequence
 

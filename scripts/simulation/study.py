@@ -1,4 +1,4 @@
-"""What is simulated for docs/fleet.md: 10,000 models on 50 machines."""
+"""What is simulated for docs/measurements.md: 10,000 models on 50 machines."""
 
 import random
 from collections import Counter

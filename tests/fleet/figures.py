@@ -1,5 +1,5 @@
 """The figures of a fleet: collected by tests/fleet/test_hundred_models.py, written to
-docs/fleet.json, and shown in docs/fleet.md. `make fleet` does all of it.
+docs/fleet.json, and shown in docs/measurements.md. `make fleet` does all of it.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA, PAGE = ROOT / "docs" / "fleet.json", ROOT / "docs" / "fleet.md"
+DATA, PAGE = ROOT / "docs" / "fleet.json", ROOT / "docs" / "measurements.md"
 BEGIN, END = "<!-- figures: written by `make fleet` -->\n", "<!-- end of figures -->\n"
 
 

@@ -1,4 +1,4 @@
-"""docs/fleet.md shows the figures of docs/fleet.json, which `make fleet` has measured."""
+"""docs/measurements.md shows the figures of docs/fleet.json, which `make fleet` has measured."""
 
 import json
 

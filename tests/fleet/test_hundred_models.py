@@ -1,5 +1,5 @@
 """A hundred models on three machines with real Tritons, behind a real Envoy: the figures of
-docs/fleet.md. FLEET_FIGURES=1 writes them there; FLEET_CALLS is how many calls a hit ratio has.
+docs/measurements.md. FLEET_FIGURES=1 writes them there; FLEET_CALLS is the calls of a hit ratio.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""docs/fleet.md shows what `make simulation` has found."""
+"""docs/measurements.md shows what `make simulation` has found."""
 
 import json
 
