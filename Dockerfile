@@ -1,4 +1,4 @@
-# The images: docs/images.md says what each has and how to build them.
+# The images: docs/containers.md says what each has and how to build them.
 #   adapter      the sidecar, for a Triton in another container
 #   sagemaker    the sidecar and Triton in one, as SageMaker runs containers
 #   triton-cpu   a small Triton with the python backend alone, to try things out without a GPU
@@ -6,7 +6,7 @@
 #   envoy        an Envoy, for a fleet
 #   bucket       a server of S3 for trials: a bucket `models` with what it finds in a folder
 # Needs BuildKit. `--secret id=ca,src=FILE`: certificates to trust while packages are fetched.
-# Two builds on one base are the same, byte by byte, with `rewrite-timestamp=true`: docs/images.md, The same bytes.
+# Two builds on one base are the same, byte by byte, with `rewrite-timestamp=true`: docs/containers.md, The same bytes.
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG PYTHON_DIGEST=
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.08-py3

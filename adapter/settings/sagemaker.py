@@ -1,5 +1,5 @@
 """Reads the variables of SageMaker: those of its container contract, of Triton's own serve script
-there, and of the toolkits of other containers (docs/sagemaker-container.md).
+there, and of the toolkits of other containers (docs/containers.md, SageMaker).
 """
 
 import re

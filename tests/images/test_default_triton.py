@@ -23,7 +23,7 @@ def test_every_file_that_names_an_image_of_triton_names_the_default():
         )
         if found := set(NAMED.findall(text)):
             named[name] = found
-    assert {"Dockerfile", "compose.yaml", "docs/images.md", "docs/triton.md"} <= named.keys()
+    assert {"Dockerfile", "compose.yaml", "docs/containers.md", "docs/triton.md"} <= named.keys()
     assert {name: found for name, found in named.items() if found != {DEFAULT_IMAGE}} == {}
 
 
