@@ -1,4 +1,4 @@
-"""The recipes of docs/kubernetes.md: what each file of values is for holds in its render."""
+"""The recipes of docs/helm.md: what each file of values is for holds in its render."""
 
 import json
 import re
@@ -21,18 +21,19 @@ from tests.chart.chart import (
     variables,
 )
 from tests.chart.pod import pod_of, running_containers
-from tests.docs.pages import blocks
+from tests.docs.pages import blocks_of
 from tests.journeys.observability.promtool import needs_promtool, promtool
 from tests.running import Client, wait_until
 from tests.trees import CONFIG, write_python_model
 
-PAGE = ROOT / "docs" / "kubernetes.md"
+PAGE = ROOT / "docs" / "helm.md"
+RECIPES = PAGE.read_text().partition("\n## Recipes\n")[2]
 RULE = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus-adapter.yaml").read_text())
 GIB = 2**30
 
 
 def names_of_the_page() -> list[str]:
-    return re.findall(r"ci/([a-z0-9-]+)-values\.yaml", PAGE.read_text())
+    return re.findall(r"ci/([a-z0-9-]+)-values\.yaml", RECIPES)
 
 
 def holds(whole, part):
@@ -54,7 +55,9 @@ def test_each_recipe_has_values_that_are_rendered():
         assert render({**values_of(name), "checkApis": False})
 
 
-@pytest.mark.parametrize("block", [b for b in blocks(PAGE) if b.language == "yaml"], ids=str)
+@pytest.mark.parametrize(
+    "block", [b for b in blocks_of(PAGE, RECIPES) if b.language == "yaml"], ids=str
+)
 def test_the_values_of_the_page_are_those_of_a_file_that_is_rendered(block):
     values = yaml.safe_load(block.text)
     if "rules" in values:  # those of another chart
