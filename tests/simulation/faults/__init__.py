@@ -22,5 +22,9 @@ MISSED = frozenset(
         "a load of V2 does not look whether the files have changed",
         "a package that was too large once is so for a day",
         "models do not come back from a recycle where others reload them",
+        "a load is refused for room that the undo of another makes",
+        "a load that was not read is never measured",
+        "what stands still is charged to others",
+        "each failure that may be of memory is taken for one",
     }
 )
