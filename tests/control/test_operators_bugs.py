@@ -1,21 +1,22 @@
 """An unexpected failure at the listeners for operators."""
 
+from collections.abc import Mapping
+
 import pytest
 from aiohttp import ClientError
 from aiohttp.test_utils import TestClient, TestServer
-from aiohttp.web import Request, Response, StreamResponse, UrlDispatcher
+from aiohttp.web import Request, Response, StreamResponse
 
 from adapter.frontends.access import SitePolicy
-from adapter.frontends.admin import application
+from adapter.frontends.admin import Handler, application
 from adapter.settings import parse_address
 from tests.control import admin
 from tests.fakes.house import House
 
 
 class Faulty:
-    def add_to(self, router: UrlDispatcher) -> None:
-        router.add_get("/at-once", self._fail)
-        router.add_get("/amid", self._fail_amid_the_answer)
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"readyz": self._fail, "resident": self._fail_amid_the_answer}
 
     async def _fail(self, _: Request) -> Response:
         raise ZeroDivisionError
@@ -43,17 +44,17 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object]]:
 
 
 async def test_a_bug_is_answered_as_json_and_logged_with_its_traceback(client, caplog):
-    reply = await client.get("/at-once")
+    reply = await client.get("/readyz")
     assert reply.status == 500
     assert await reply.json() == {"error": "internal error; see the log"}
     assert "Server" not in reply.headers
-    assert logged(caplog) == [("/at-once", ZeroDivisionError)]
+    assert logged(caplog) == [("/readyz", ZeroDivisionError)]
 
 
 async def test_a_bug_amid_an_answer_breaks_it_off(client, caplog):
     with pytest.raises(ClientError):
-        await (await client.get("/amid")).read()
-    assert logged(caplog) == [("/amid", ZeroDivisionError)]
+        await (await client.get("/resident")).read()
+    assert logged(caplog) == [("/resident", ZeroDivisionError)]
 
 
 async def test_a_bug_in_the_state_is_answered_as_json(monkeypatch):

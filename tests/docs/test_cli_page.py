@@ -22,9 +22,12 @@ def here(tmp_path: Path) -> Iterator[Place]:
 
 
 def shape(text: str) -> list[str]:
-    """The lines without what differs from run to run: figures, and how far they fill a column."""
+    """The lines without what differs from run to run: figures, how far they fill a column, and what
+    is only known at quiet moments.
+    """
     bare = _FIGURE.sub("0", _BAR.sub("[bar]", text))
-    return [" ".join(line.split()) for line in bare.strip().splitlines()]
+    lines = (" ".join(line.split()) for line in bare.strip().splitlines())
+    return [line for line in lines if not line.startswith("unaccounted for")]
 
 
 def shown(block: Block) -> dict[str, str]:

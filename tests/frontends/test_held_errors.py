@@ -253,8 +253,8 @@ async def test_an_error_of_modelmesh_is_not_kept(kept, tmp_path):
 
 async def test_an_error_of_an_operators_listener_is_not_kept(kept):
     class Pages:
-        def add_to(self, router) -> None:
-            router.add_get("/x", self._serve)
+        def handlers(self):
+            return {"readyz": self._serve}
 
         async def _serve(self, request):
             Access("admin", token=TOKEN).check(
@@ -263,7 +263,7 @@ async def test_an_error_of_an_operators_listener_is_not_kept(kept):
 
     app = application(ANYWHERE, Pages())
     async with TestServer(app) as server, ClientSession() as session:
-        async with session.get(server.make_url("/x")) as answer:
+        async with session.get(server.make_url("/readyz")) as answer:
             assert answer.status == 401
         await kept.until_none()
 

@@ -59,7 +59,7 @@ class Recycling:
         leases: Leases,
         recovery: Recovery,
     ) -> None:
-        self.phase = RecyclePhase.OFF
+        self.phase, self.is_on = RecyclePhase.OFF, False
         self.restarts = 0
         self._registry = registry
         self._memory = memory
@@ -76,10 +76,6 @@ class Recycling:
         self._changed = asyncio.Event()
 
     # -- what calls and loads ask -----------------------------------------------------------
-
-    @property
-    def is_on(self) -> bool:
-        return self.phase is not RecyclePhase.OFF
 
     def holds(self, model_id: ModelId) -> bool:
         """Return whether calls of the model wait: for Triton, or until it is loaded again."""
@@ -218,6 +214,7 @@ class Recycling:
         assert phase in RECYCLE_FOLLOWS[self.phase]  # noqa: S101 - the table of what follows
         self.phase = phase
         self._leases.is_paused = self._memory.is_paused = phase in _PAUSED
+        self.is_on = phase is not RecyclePhase.OFF
         self._tell()
 
     async def _audit(self) -> None:

@@ -75,7 +75,7 @@ class FastPath:
     def may_wait(self, plain: Plain) -> bool:
         """Return whether the call waits for its model where that is not loaded."""
         is_waiting = self.loads_for_calls or plain.model_id in self.control.loading
-        is_held = self.control.recycling.holds(plain.model_id)
+        is_held = self.control.recycling.is_on and self.control.recycling.holds(plain.model_id)
         return is_held or (plain.target.frontend == "v2" and is_waiting)
 
 
