@@ -1,7 +1,9 @@
 """Write the reference pages of docs/ from the code, or with --check say which are stale."""
 
 import argparse
+import ast
 import difflib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -491,9 +493,8 @@ def states_page() -> str:
     return (
         "# States\n\n"
         "## A model\n\n"
-        "A model goes through these states (`adapter/core/state.py`). The dots are a model without "
-        "a record: not loaded. An event that has no arrow in a state is a bug: it raises, and "
-        "nothing changes.\n\n"
+        "From `adapter/core/state.py`. The dots are a model that is not loaded. An event without "
+        "an arrow is a bug: it raises, and nothing changes.\n\n"
         + drawing(model)
         + table(
             ["state", "listed", "get and invoke", "load", "unload"],
@@ -508,35 +509,57 @@ def states_page() -> str:
             ],
         )
         + "\n## A model that is loaded on demand\n\n"
-        "What becomes of an artifact that callers ask for (`adapter/core/residency/state.py`). "
-        "ABSENT is an artifact that nobody asks for; its files may be in the disk cache all the "
-        "same, and a fetch finds them there. While it is LOADING, RESIDENT or UNLOADING, the "
-        "model of its name has the states above.\n\n"
+        "From `adapter/core/residency/state.py`. The files of an ABSENT model may still be in the "
+        "disk cache, where a fetch finds them. While it is LOADING, RESIDENT or UNLOADING, the "
+        "model also has the states above.\n\n"
         + drawing(on_demand)
         + "\n## The memory of a model\n\n"
-        "How far it is known what a model takes (`adapter/core/accounts.py`). A model of an "
-        "earlier run begins as SETTLED, with the bytes that were noted.\n\n"
+        "From `adapter/core/accounts.py`: how well the size of a model is known. A model of an "
+        "earlier run begins as SETTLED, with its learned size.\n\n"
         + drawing(memory)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])
         + "\n## An embedded Triton that is recycled\n\n"
-        "How far it is restarted to free memory (`adapter/control/recycling/`). DRAINING ends "
-        "without a restart where a load or an unload does not end in time.\n\n"
+        "From `adapter/control/recycling/`. DRAINING ends without a restart if a load or an unload "
+        "does not end in time.\n\n"
         + drawing(recycled)
         + table(["phase", "meaning"], [[phase.name, phase.value] for phase in RECYCLE_FOLLOWS])
         + "\n## A connection to Triton's HTTP port\n\n"
-        "A connection serves a call at a time (`adapter/dataplane/http_connection.py`). Any state "
-        "becomes BROKEN, and the connection is closed, when Triton sends bytes that nobody asked "
-        "for or that are not HTTP, when a caller or a time limit ends a call of which Triton has "
-        "not got all, and when the connection is lost. A connection is also closed after an answer "
-        "that says so, or that began before the request was sent to its end.\n\n"
-        + drawing(connection)
-        + "## A request over gRPC\n\n"
-        "The HTTP/2 relay keeps a stage for each request (`adapter/http2/stream.py`). "
-        "The request's two streams, to the client and to Triton, have the states of RFC 9113 "
-        "section 5.1 (`adapter/http2/states.py`).\n\n"
+        "From `adapter/dataplane/http_connection.py`. A connection serves one call at a time. It "
+        "is closed after an answer that says so, or that began before the whole request was sent. "
+        "Any state becomes BROKEN, and the connection is closed, when\n\n"
+        "- Triton sends unexpected bytes, or bytes that are not HTTP;\n"
+        "- a caller or a time limit ends a call before Triton has received all of it;\n"
+        "- the connection is lost.\n\n" + drawing(connection) + "## A request over gRPC\n\n"
+        "From `adapter/http2/stream.py`: the stages of a request in the HTTP/2 relay. Its two "
+        "streams, to the client and to Triton, have the states of RFC 9113 section 5.1 "
+        "(`adapter/http2/states.py`).\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )
+
+
+def modules_page() -> str:
+    parts: dict[str, list[list[str]]] = {}
+    for path in sorted((ROOT / "adapter").rglob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if said and "_proto" not in path.parts:
+            place = path.relative_to(ROOT / "adapter")
+            part = f"{place.parts[0]}/" if len(place.parts) > 1 else "On top"
+            parts.setdefault(part, []).append([f"`{place}`", first_sentence(said)])
+    return (
+        "# Modules\n\n"
+        "This page has the first sentence of each module of `adapter`. "
+        "[architecture.md](architecture.md) says how they work together.\n"
+        + "".join(
+            f"\n## {part}\n\n" + table(["module", "what it does"], rows)
+            for part, rows in parts.items()
+        )
+    )
+
+
+def first_sentence(docstring: str) -> str:
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.?])\s(?=[A-Z])", paragraph)[0].removesuffix(".")
 
 
 def versions_part() -> str:
@@ -580,6 +603,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "metrics.md": metrics_page,
     "states.md": states_page,
+    "modules.md": modules_page,
 }
 
 

@@ -22,10 +22,16 @@ LICENSE = ("LICENSE", "LICENSE.txt")
 # An opening fence with more than its language: "```sh not-run: needs a cluster".
 _NOTED = re.compile(r"^( *`{3,}\w+) [^\n`]+$", re.MULTILINE)
 _DIAGRAM = re.compile(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_ARROW = re.compile(r"^ *(\S+) --> (\S+?): (\S+)$", re.MULTILINE)
+_ARROW = re.compile(r"^ *(\S+) --> ([^\s:]+)(?:: (\S+))?$", re.MULTILINE)
 _FILE_LINK = re.compile(r"\[[\w./-]+\.md\]\((?P<path>[^)#\s]+\.md)(?P<anchor>#[^)\s]+)?\)")
 # Pages about how it came to be are found behind those about how it is used.
-_BACKGROUND = ("docs/decisions/", "docs/design/", "CHANGELOG.md", "docs/architecture.md")
+_BACKGROUND = (
+    "docs/decisions/",
+    "docs/design/",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/modules.md",
+)
 _INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
 
 _titles: dict[str, str] = {}
