@@ -1,4 +1,4 @@
-"""When an embedded Triton is restarted to free memory that is lost in it, and how far that is."""
+"""Decides when lost memory is worth a restart of the embedded Triton, and lists the phases of one."""
 
 from enum import Enum
 
@@ -14,7 +14,7 @@ _LEFT_SHARE = 0.5
 
 
 class RecyclePhase(Enum):
-    """docs/states.md is drawn from it."""
+    """The phases of a recycle; docs/states.md draws them."""
 
     OFF = "Triton is left alone"
     DRAINING = "new calls and loads wait, those under way go on"
@@ -60,7 +60,7 @@ class LostMemory:
         return _why(book, found) if now - self._since >= _SECONDS else None
 
     def look(self, book: LedgerSnapshot) -> None:
-        """Note what a restart has freed, or somebody since."""
+        """Forget a device once most of what was lost on it is free again."""
         for device, before in [*self._lost.items()]:
             if _unaccounted(book, device) <= before * _LEFT_SHARE:
                 del self._lost[device]

@@ -35,7 +35,7 @@ _PAUSED = (RecyclePhase.DRAINING, RecyclePhase.RESTARTING)
 
 
 class NotRecycled(Exception):
-    """`is_for_good`: it does not help to ask again."""
+    """Raised when a recycle is refused. `is_for_good`: asking again will not help."""
 
     def __init__(self, reason: str, *, is_for_good: bool = False) -> None:
         super().__init__(reason)
@@ -85,8 +85,8 @@ class Recycling:
         return self.phase in _PAUSED or (known is not None and known.state in _UNREADY)
 
     def excuses(self, model_id: ModelId) -> bool:
-        """Return whether no call of the model is one too many to wait: it was loaded, and would be
-        but for the restart.
+        """Return whether calls of the model may wait beyond the limit: only the restart has unloaded
+        it.
         """
         return model_id in self._unloaded or self.holds(model_id)
 
@@ -109,11 +109,14 @@ class Recycling:
     async def admit(
         self, record: ModelRecord, package: Package, terms: Terms, lost: ModelRecord | None
     ) -> Estimate:
-        """Reserve what the model is expected to take, as Memory does: once all models are back,
-        unless it comes back itself, for `lost`; and again after a restart that makes room for it.
+        """Reserve what the model is expected to take, as Memory does, and again after a restart that
+        makes room for it. Wait until all models are back, but no longer than for a load to stand
+        alone, as one of them may hang; a model that comes back itself, for `lost`, does not wait.
         """
         while True:
-            await (self._over() if lost is None else self.up())
+            await self.up()
+            if lost is None:
+                await self._over(self._limits.alone)
             try:
                 return await self._memory.admit(record, package, terms)
             except Paused:
@@ -151,7 +154,7 @@ class Recycling:
     # -- how it goes ------------------------------------------------------------------------
 
     async def step(self) -> None:
-        """Go on, as far as that is possible now."""
+        """Take the recycle as far as it can go now."""
         if self.phase is RecyclePhase.OFF:
             self._begin_if_due()
         if self.phase is RecyclePhase.DRAINING:
@@ -163,7 +166,7 @@ class Recycling:
             self._to(RecyclePhase.OFF)
 
     def look(self) -> None:
-        """Notice that Triton is up again."""
+        """Begin to return the models if Triton is up again."""
         status = self._triton_status
         if self.phase is RecyclePhase.RESTARTING and status.is_up and not status.is_restarting:
             status.is_recycled = False
@@ -234,11 +237,11 @@ class Recycling:
         return self._triton_status.phase is Phase.STOPPING
 
     def _in_flight(self) -> int:
-        """Return how many requests somebody waits for."""
+        """Count the requests whose callers still wait."""
         return sum(max(0, r.in_flight - r.abandoned) for r in self._registry.records())
 
     def _unreturnable(self) -> str:
-        """Return why models would be lost by a restart; nothing if all come back."""
+        """Return why a restart would lose models; "" if all can come back."""
         lost: Sequence[ModelId] = [
             record.id
             for record in self._registry.records()
@@ -262,8 +265,9 @@ class Recycling:
         await self._over()
         return self.restarts > before
 
-    async def _over(self) -> None:
-        await self._until(lambda: self.phase is RecyclePhase.OFF or self._is_closing)
+    async def _over(self, seconds: float = math.inf) -> None:
+        is_over = lambda: self.phase is RecyclePhase.OFF or self._is_closing  # noqa: E731
+        await self._until(is_over, clock.monotonic() + seconds)
 
     async def _until(self, is_so: Callable[[], bool], deadline: float = math.inf) -> None:
         while not is_so() and (left := deadline - clock.monotonic()) > 0:
@@ -272,6 +276,6 @@ class Recycling:
                     await self._changed.wait()
 
     def _tell(self) -> None:
-        """Have all look who wait."""
+        """Wake all waiters, so that they check again."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -158,10 +158,24 @@ async def test_loads_and_unloads_wait_for_the_models_that_come_back(house):
     gate = house.steps.hold("load m")
     load, unload = house.begin(house.load("new")), house.begin(house.unload("n"))
     await asyncio.wait_for(gate.reached.wait(), 10)
-    await house.seconds(5)
+    await house.seconds(3)
     assert not load.done()
     gate.open()
     await asyncio.gather(load, unload)
+    await house.quiet()
+    house.check("m", "new")
+
+
+async def test_a_model_that_hangs_as_it_comes_back_keeps_no_other_load_waiting(house):
+    await house.load("m")
+    house.packages.declared["/new"] = 1 * MIB
+    await house.leak(300)
+    await draining(house)
+    gate = house.steps.hold("load m")
+    load = house.begin(house.load("new"))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await asyncio.wait_for(load, 2 * SECONDS.alone)
+    gate.open()
     await house.quiet()
     house.check("m", "new")
 
