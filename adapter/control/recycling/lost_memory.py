@@ -1,4 +1,4 @@
-"""Decides when lost memory is worth a restart of the embedded Triton, and lists the phases of one."""
+"""Decides when lost memory is worth a restart of Triton, and lists the phases of a recycle."""
 
 from enum import Enum
 

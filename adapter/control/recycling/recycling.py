@@ -85,9 +85,7 @@ class Recycling:
         return self.phase in _PAUSED or (known is not None and known.state in _UNREADY)
 
     def excuses(self, model_id: ModelId) -> bool:
-        """Return whether calls of the model may wait beyond the limit: only the restart has unloaded
-        it.
-        """
+        """Return whether any number of calls may wait for the model: the restart unloaded it."""
         return model_id in self._unloaded or self.holds(model_id)
 
     async def passed(self, model_id: ModelId, deadline: float | None = None) -> bool:
@@ -109,9 +107,10 @@ class Recycling:
     async def admit(
         self, record: ModelRecord, package: Package, terms: Terms, lost: ModelRecord | None
     ) -> Estimate:
-        """Reserve what the model is expected to take, as Memory does, and again after a restart that
-        makes room for it. Wait until all models are back, but no longer than for a load to stand
-        alone, as one of them may hang; a model that comes back itself, for `lost`, does not wait.
+        """Reserve what the model is expected to take, as Memory does, and again after a restart
+        that makes room for it. Wait until all models are back, but no longer than for a load to
+        stand alone, as one of them may hang. A model that itself comes back, for `lost`, does not
+        wait.
         """
         while True:
             await self.up()
