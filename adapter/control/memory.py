@@ -123,11 +123,11 @@ class Memory:
 
     @property
     def is_audited(self) -> bool:
-        """Whether a reading after the last change tells what is unaccounted for."""
+        """Return whether unaccounted memory was measured after the last load or unload."""
         return self._audited_at >= self._sensor.changed_at
 
     def disturbed(self) -> None:
-        """Note that all readings until now are of a Triton that has ended."""
+        """Discard what earlier readings say: their Triton has ended."""
         self._sensor.changed()
 
     @property

@@ -153,7 +153,7 @@ class Recovery:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether models are to come back, or are being loaded for that."""
+        """Return whether models wait to be loaded again, or are being loaded again."""
         return bool(self._loading) or self._registry.counts()[ModelState.RETURNING] > 0
 
     def _tick(self) -> None:

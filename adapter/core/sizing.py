@@ -102,8 +102,8 @@ class _Learned:
 
 
 class Sizes:
-    """What each package was seen to take, by content key and version of Triton, and what to expect
-    of the others.
+    """Remembers the memory that each package took, by content key and version of Triton, and
+    estimates that of others.
 
     `size_factor` makes memory of bytes on disk; `default_bytes` is for a package whose files say
     nothing. `version` returns that of Triton, empty while it is unknown.

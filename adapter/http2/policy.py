@@ -111,7 +111,7 @@ class DirectCall(Protocol):
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether Triton is told that the client has left; the call ends at once then."""
+        """Return whether to end the call at once and cancel it at Triton when the client leaves."""
 
     def on_unload(self, act: Callable[[], None]) -> None:
         """Run `act` when an unload begins before the call ends, at once if it has begun."""

@@ -155,7 +155,7 @@ def _versions(root: Path, tree: Tree) -> list[str]:
 
 
 def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
-    """Warn of a numpy that Triton's python backend cannot work with. What is packed is not read.
+    """Warn of a numpy that Triton's python backend cannot use. Packed environments are not read.
 
     Raises InvalidModel for an environment outside the model's folder that is given relative to it.
     """

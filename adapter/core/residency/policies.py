@@ -1,4 +1,4 @@
-"""Which of two models in memory is worth more: the one that is worth less is evicted first."""
+"""Rates models in memory: the model that is worth least is evicted first."""
 
 import math
 from abc import ABC, abstractmethod
@@ -44,11 +44,11 @@ class Policy(ABC):
     def explain(self, model: Candidate, now: float) -> str: ...
 
     def evicted(self, worth: float, now: float) -> None:  # noqa: B027 - most learn nothing
-        """Learn from a model of that worth that has gone."""
+        """Take note that a model of this worth was evicted at `now`."""
 
 
 class LeastRecentlyUsed(Policy):
-    """The longer a model was not called, the less it is worth."""
+    """Values models by the time of their last call."""
 
     def worth(self, model: Candidate) -> float:
         return model.used_at
@@ -61,8 +61,8 @@ class Cost(Policy):
     """A model is worth the seconds that its calls would have waited for it, per GiB that it takes.
 
     This is GreedyDual-Size-Frequency: a model's worth counts from the level at its last call, and
-    each eviction raises the level to the worth of what has gone. What is called no more is passed
-    by what is called.
+    each eviction raises the level to the worth of the model that went. So models that are no longer
+    called fall behind those that are.
     """
 
     def __init__(self) -> None:
