@@ -303,11 +303,11 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.MethodNotAllowed: ("the path exists, not with this method", "see `Allow`"),
     errors.Forbidden: (
-        "sent by a page of another site, or on loopback to a host that is unknown; only HTTP",
-        "see [pages in a browser](security.md#pages-in-a-browser), and `allowed_hosts`",
+        "a page of another site, an unknown host on loopback, or no token with `endpoint_keys`",
+        "see [browsers](security.md#pages-in-a-browser), [signed calls](endpoint.md#signed-calls)",
     ),
     errors.Unauthenticated: (
-        "`control_token` is set, and a load, an unload, a drain or a call of the mesh had none",
+        "`control_token` is set, and a load, unload, drain, recycle or call of ModelMesh had none",
         "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
     ),
     errors.InferenceOnly: (

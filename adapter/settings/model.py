@@ -120,8 +120,8 @@ class Settings(Rules):
     control_token: Token | None = Group.LISTENERS.setting(
         None,
         "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain, "
-        "and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or by "
-        "control_token_file",
+        "recycle and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or "
+        "by control_token_file",
         "no token is required",
     )
     control_token_file: File | None = Group.LISTENERS.setting(
