@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from adapter.runtime import background
 from tests.asking import Gate
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
@@ -62,6 +63,18 @@ def _spread(paths: set[Path], key: Callable[[Path], Any]) -> Iterator[tuple[Path
     """The paths in this order, at even distances from 0 to 1."""
     for number, path in enumerate(sorted(sorted(paths), key=key)):
         yield path, number / len(paths)
+
+
+_left_behind: set[str] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fail the test that leaves a background task behind, which ends with its event loop."""
+    yield
+    if (why := background.why_ended()) is not None and why not in _left_behind:
+        _left_behind.add(why)
+        pytest.fail(f"a test has left a background task behind: {why}")
 
 
 def pytest_asyncio_loop_factories(item):

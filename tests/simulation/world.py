@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -415,7 +416,7 @@ class World(Outages):
             if not (others := asyncio.all_tasks() - {asyncio.current_task()}):
                 return
             for task in others:
-                task.cancel()
+                background.end(task)  # whoever began it
             await asyncio.sleep(1.0)
 
     async def _shifts(self) -> None:
@@ -433,10 +434,12 @@ def played(plan: Plan) -> Outcome:
     log.propagate = False
     gc.collect()
     gc.disable()
+    is_cut = False
     try:
         with virtual(Draws(plan.seed)) as run:
             run(_played(plan, worlds))
     except Standstill as error:
+        is_cut = True
         [world] = worlds
         world.violation = world.violation or Violated(
             "2 in time", f"the day goes on and on: {error}"
@@ -446,9 +449,22 @@ def played(plan: Plan) -> Outcome:
         log.level, log.propagate = before
         for each in worlds:
             log.removeHandler(each.story)
-    [world] = worlds
+    world = worlds.pop()
     operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
-    return Outcome(plan, world.story, world.violation, operations, world.faults)
+    outcome = Outcome(plan, world.story, world.violation, operations, world.faults)
+    if is_cut:
+        del world, each
+        _collect_cut()
+    return outcome
+
+
+def _collect_cut() -> None:
+    """Collect the coroutines of a day that was cut. They cannot end: their loop is closed."""
+    real, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = real
 
 
 async def _played(plan: Plan, worlds: list[World]) -> None:

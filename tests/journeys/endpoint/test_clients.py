@@ -175,6 +175,8 @@ def small(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "store_timeout_seconds": 1,
         "memory_source": "off",
         "memory_limit": "250MiB",
+        "eviction": "lru",
+        "min_residency_seconds": 0,
     }
     (config := folder / "adapter.yaml").write_text(json.dumps(settings))
     with embedded_adapter(f"--config={config}", COMPLETE, environ=bucket.environ) as adapter:

@@ -218,7 +218,7 @@ def v2_infer(caller: Caller, name: str) -> Any:
 def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
     for number, name in enumerate(("a.tar.gz", "b.tar.gz", "c.tar.gz")):
         store.put(name, number)
-    caller = start(*ROOM_FOR_TWO, "--on-demand", "--grpc=127.0.0.1:0")
+    caller = start(*ROOM_FOR_TWO, "--eviction=lru", "--on-demand", "--grpc=127.0.0.1:0")
     answer = v2_infer(caller, "a").json()  # the archive of that name
     assert (answer["model_name"], answer["outputs"][0]["data"]) == ("a", [0])
     with closing(grpc.InferenceServerClient(caller.adapter.grpc)) as client:
