@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from aiohttp import web
 
@@ -26,13 +25,13 @@ from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
-from adapter.frontends.http.application import ClientConnection
+from adapter.frontends.http.contracts import container_contracts
 from adapter.frontends.http.endpoint.authenticator import Key, SigV4Authenticator
+from adapter.frontends.http.endpoint.call import EndpointCalls
 from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointErrorFormat, no_endpoint
-from adapter.frontends.http.endpoint.fast_path import EndpointInference
-from adapter.frontends.http.endpoint.members import Endpoints, PlainCalls
+from adapter.frontends.http.endpoint.members import Endpoints
 from adapter.frontends.http.endpoint.streams import Streams
-from adapter.frontends.http.fast_path import FastPath, Inference
+from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
@@ -123,17 +122,11 @@ def _endpoints(settings: Settings) -> Endpoints:
     return Endpoints(names, takes_all=settings.model_store is not None)
 
 
-def plain_calls(shared: Shared) -> PlainCalls | None:
+def plain_calls(shared: Shared) -> EndpointCalls | None:
     """Return which endpoint calls are eligible for the fast path; None if none is."""
     if shared.residency is None or shared.settings.endpoint_keys:
         return None
-    return PlainCalls(_endpoints(shared.settings))
-
-
-def inference_kind(shared: Shared) -> Callable[[ClientConnection, FastPath], Inference] | None:
-    if shared.residency is None:
-        return None
-    return partial(EndpointInference, residency=shared.residency)
+    return EndpointCalls(_endpoints(shared.settings), shared.residency)
 
 
 def _build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
@@ -281,6 +274,7 @@ def _build(
     instrumentation = Instrumentation(shared.metrics, name)
     heads = Heads(
         shared.metrics.traffic.served,
+        container_contracts(shared.control, loads_for_calls=shared.serving is not None),
         default_model=shared.single_model,
         # nothing is plain where each call is asked who sends it
         max_body_bytes=0 if access.is_keyed else settings.max_body_bytes,
@@ -294,11 +288,7 @@ def _build(
         serve = traced(serve, shared.tracing)
     listener = HttpListener(
         serve,
-        FastPath(
-            *(shared.control, plane, instrumentation, Clock(), shared.budget),
-            make=inference_kind(shared),
-            loads_for_calls=shared.serving is not None,
-        ),
+        FastPath(shared.control, plane, instrumentation, Clock(), shared.budget),
         heads,
         instrumentation,
         drain=shared.drain,

@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._late: bytes | None = None  # what waits for its turn
         self._is_crowded = False
         self._known = server.heads.known
-        self._inference = (server.fast.make or Inference)(self, server.fast)
+        self._inference = Inference(self, server.fast)
         self._application = Application(self, server.handler)
 
     @property

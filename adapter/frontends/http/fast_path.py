@@ -7,35 +7,32 @@ only the head is parsed.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
+from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
 from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection, error_boundary
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import Head, Plain, headers_of
 from adapter.frontends.http.instrumentation import (
-    INTERNAL_FAILURE,
     Clock,
     Instrumentation,
     Refusal,
     begin_of_head,
     given_back,
-    own_refusal,
     refusal_answer,
 )
+from adapter.frontends.http.streamed_answer import JOINED_BYTES, StreamedAnswer
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget, Holding
 
-# Bodies up to this size are gathered, and answers up to this are; others are passed on.
+# Bodies up to this size are gathered; others are passed on.
 GATHERED_BYTES = 256 * 2**10
-_WHOLE_BYTES = 2**20
-# One write of so much costs less than one of its pieces.
-_JOINED_BYTES = 2**14
 
 _OK = 200
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -59,9 +56,7 @@ _NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIP
 
 @dataclass(slots=True)
 class FastPath:
-    """Holds what all plain inferences share. `accepts_requests`: a connection may send another.
-    `make`: an Inference of another kind. `loads_for_calls`: calls of V2 load their models.
-    """
+    """Holds what all plain inferences share. `accepts_requests`: a connection may send another."""
 
     control: ModelControl
     dataplane: FastDataPlane
@@ -69,19 +64,13 @@ class FastPath:
     clock: Clock
     budget: ByteBudget
     accepts_requests: bool = True
-    make: "Callable[[ClientConnection, FastPath], Inference] | None" = None
-    loads_for_calls: bool = False
-
-    def may_wait(self, plain: Plain) -> bool:
-        """Return whether the call waits for its model where that is not loaded."""
-        is_waiting = self.loads_for_calls or plain.model_id in self.control.loading
-        is_held = self.control.recycling.is_on and self.control.recycling.holds(plain.model_id)
-        return is_held or (plain.target.frontend == "v2" and is_waiting)
 
 
 class Inference:
     """The plain inference that a connection has in hand, one after the other. It is what both
     connections tell of: the caller's by `begin`, `feed` and `left`, Triton's as its Receiver.
+
+    `was_found` and `was_sent`: as in Attempt.
     """
 
     def __init__(self, client: ClientConnection, path: FastPath) -> None:
@@ -97,7 +86,9 @@ class Inference:
         self._check: Check | None = None
         self._task: asyncio.Task[None] | asyncio.Handle | None = None
         self._pieces: list[bytes] = []
-        self._answer_held = 0
+        self._body: bytes | None = None  # until the request is over, for a second try
+        self._answer: StreamedAnswer | None = None
+        self.was_found = self.was_sent = False
 
     # -- the caller's side ------------------------------------------------------------------
 
@@ -112,7 +103,7 @@ class Inference:
         self._callers, self._status = 0.0, 0
         self._is_whole = len(body) == length
         self._check = None
-        self._is_blocked = False
+        self._is_blocked = self.was_found = self.was_sent = False
         self._stage = _GATHERING
         plain.served.in_flight.count += 1
         is_taken = self._serve(body) if self._is_whole else self._begin_body(body, length)
@@ -133,7 +124,7 @@ class Inference:
             self._done(is_last=False)
 
     def left(self) -> None:
-        """The caller has. What Triton works on it goes on with."""
+        """The caller has left; Triton goes on with what it works on."""
         if self._stage is not _NONE:
             self._release(None)
             self._over()
@@ -158,25 +149,29 @@ class Inference:
             self._client.transport.pause_reading()
 
     def _begin_body(self, body: bytes, length: int) -> bool:
-        try:
-            if (lease := self._find_lease()) is None:
-                return False
-        except AdapterError as error:
-            return self._refuse_at_once(error)
-        if length > GATHERED_BYTES:
-            self._stream(lease, body, length)
-        else:
-            self._gather(body)
+        is_large = length > GATHERED_BYTES
+        if not self._plain.contract.sends_again:
+            try:
+                if (lease := self._find_lease()) is None:
+                    return False
+            except AdapterError as error:
+                return self._refuse_at_once(error)
+            if is_large:
+                self._stream(lease, body, length)
+        elif is_large:
+            return False
+        if not is_large:
+            self._hold(body)
+            self._pieces = [body]
         return True
-
-    def _gather(self, body: bytes) -> None:
-        self._hold(body)
-        self._pieces = [body]
 
     def _gathered(self) -> None:
         self._callers = clock.monotonic() - self._begun
         body, self._pieces = b"".join(self._pieces), []
         self._end_holding()
+        self._serve_or_pass(body)
+
+    def _serve_or_pass(self, body: bytes) -> None:
         if not self._serve(body):
             self._over()
             self._client.serve_by_application(self._raw + body)
@@ -184,6 +179,8 @@ class Inference:
     def _serve(self, body: bytes) -> bool:
         """With the whole body. A connection to Triton that is idle is taken here, for less."""
         dataplane = self._path.dataplane
+        if self._plain.contract.sends_again and not self.was_sent:
+            self._body = body
         try:
             if (lease := self._find_lease()) is None:
                 return False
@@ -220,15 +217,10 @@ class Inference:
 
     def _find_lease(self) -> Lease | None:
         """None where it is aiohttp that answers. Raises what it would answer at once."""
-        try:
-            lease = self._path.control.lease(self._plain.model_id)
-        except AdapterError:
-            if self._path.may_wait(self._plain):
-                return None
-            raise
-        record, is_typed = lease.record, self._plain.is_typed
-        is_other = record.is_renamed or (is_typed and record.content_types)
-        return None if is_other or self._path.control.triton_status.has_lost(record) else lease
+        plain = self._plain
+        lease = plain.contract.lease(plain.model_id, is_typed=plain.is_typed)
+        self.was_found = lease is not None
+        return lease
 
     async def _connect(self) -> None:
         try:
@@ -278,9 +270,13 @@ class Inference:
 
     def answered_whole(self, body: bytes) -> None:
         try:
-            head = self._begin_answer(len(body))
+            assert self._upstream is not None  # noqa: S101 - it tells this
+            headers, contract = self._upstream.headers, self._plain.contract
+            if contract.renames:
+                headers, body = contract.renamed(headers, body)
+            head = self._begin_answer(headers, len(body))
             self._status = _OK
-            if len(body) <= _JOINED_BYTES:
+            if len(body) <= JOINED_BYTES:
                 self._client.transport.write(head + body)
             else:
                 self._client.transport.writelines((head, body))
@@ -295,61 +291,45 @@ class Inference:
     @error_boundary
     def answered(self) -> None:
         assert self._upstream is not None  # noqa: S101 - it tells this
-        length = self._upstream.length
-        self._is_chunked = length is None
-        budget = self._path.budget
-        if length is not None and length <= _WHOLE_BYTES and budget.has_buffer_for(length):
-            self._answer_held = length
-            budget.buffer(length)
-        self._answers_head = self._begin_answer(length)
+        if not self._plain.contract.renames:  # else it is gathered first
+            length = self._upstream.length
+            head = self._begin_answer(self._upstream.headers, length)
+            self._answer = StreamedAnswer(self._client, self._path.budget, head, length)
 
-    def _begin_answer(self, length: int | None, more: bytes = b"") -> bytes:
-        """The head of the answer, with `more` lines; `length` of its body, None for chunks."""
-        assert self._upstream is not None  # noqa: S101 - it tells this
+    def _begin_answer(self, headers: RawHeaders, length: int | None) -> bytes:
+        """The head of the answer; `headers`: Triton's; `length` of its body, None for chunks."""
         self._heard = clock.monotonic()
-        self._waited = self._heard - self._asked
+        # the times of a second try say nothing of ours
+        self._waited = None if self.was_sent else self._heard - self._asked
         self._stage = _ANSWERING
         self._is_last = not (self._is_whole and self._path.accepts_requests)
-        plain, headers, lines = self._plain, self._upstream.headers, self._path.clock
+        plain, lines = self._plain, self._path.clock
         if plain.answered is not headers or plain.length != length:  # else Triton says it again
             plain.answered, plain.length = headers, length
             frame = _CHUNKED if length is None else b"Content-Length: %d\r\n" % length
-            plain.answer = begin_of_head(_OK, self._fields(headers)) + plain.echoed + frame
-        return plain.answer + more + (lines.last if self._is_last else lines.line)
-
-    def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        return given_back(headers, is_v2=self._plain.target.frontend == "v2")
+            fields = given_back(headers, is_v2=plain.target.frontend == "v2")
+            plain.answer = begin_of_head(_OK, fields) + plain.echoed + frame
+        end = lines.last if self._is_last else lines.line
+        return plain.answer + plain.contract.answer_line() + end
 
     @error_boundary
     def received(self, piece: bytes) -> None:
-        """An answer that is held is written when it is whole: until then it may still fail."""
-        if self._is_chunked:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        self._pieces.append(piece)
-        if not self._answer_held:
-            self._write()
-
-    def _write(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        client = self._client
-        if not self._status:
+        if self._answer is None:
+            self._pieces.append(piece)
+        elif self._answer.add(piece):
             self._status = _OK
-            pieces.insert(0, self._answers_head)
-        if self._answer_held <= _JOINED_BYTES:
-            client.transport.write(b"".join(pieces))
-        else:
-            client.transport.writelines(pieces)
-        if client.is_full:
-            self.caller_is_full()
+            if self._client.is_full:
+                self.caller_is_full()
 
     @error_boundary
     def ended(self) -> None:
-        if self._is_chunked:
-            self._pieces.append(b"0\r\n\r\n")
+        if self._answer is None:
+            self.answered_whole(b"".join(self._pieces))
+            return
         if self._status and self._waited is not None:  # it was passed on as it came
             self._callers += clock.monotonic() - self._asked - self._waited
-        if self._pieces or not self._status:
-            self._write()
+        self._answer.end()
+        self._status = _OK
         self._release(None)
         self._done(is_last=self._is_last)
 
@@ -408,16 +388,33 @@ class Inference:
         return True
 
     async def _judge(self, error: AdapterError) -> None:
+        plain, body = self._plain, self._body
         try:
-            self._refuse(await self._path.control.judged(error, self._plain.model_id))
+            judged = await self._path.control.judged(error, plain.model_id)
+            if (
+                body is not None
+                and isinstance(judged, CapacityError)
+                and await plain.contract.frees_memory(judged)
+            ):
+                self._again(body)
+            else:
+                self._refuse(judged)
         except Exception as bug:  # noqa: BLE001 - all of them
             self.bug(bug)
+
+    def _again(self, body: bytes) -> None:
+        """The last time: nothing is kept for another one."""
+        self._stage, self._task, self._body, self.was_sent = _GATHERING, None, None, True
+        self._serve_or_pass(body)
 
     def _refuse(self, error: AdapterError) -> None:
         self._task, plain, instrumentation = None, self._plain, self._path.instrumentation
         if plain.is_typed and isinstance(error, NotJson):
             error = explained(error, self._request()[2], None)
-        refusal, kind = self._refusal(error), (plain.target.operation, plain.model_id)
+        refusal, kind = (
+            plain.contract.refusal(error, self),
+            (plain.target.operation, plain.model_id),
+        )
         instrumentation.refused(error, self._request, *kind, more=refusal.logged)
         self._say(refusal)
 
@@ -426,17 +423,19 @@ class Inference:
     def _request(self) -> tuple[str, str, Mapping[str, str]]:
         return ("POST", *headers_of(self._raw))
 
-    def _refusal(self, error: AdapterError) -> Refusal:
-        return own_refusal(error, self._plain.model_id)
+    @property
+    def model_id(self) -> ModelId:
+        return self._plain.model_id
 
-    def _failure(self) -> Refusal:
-        return INTERNAL_FAILURE
+    def authorization(self) -> str:
+        return self._request()[2].get("Authorization", "")
 
     def _say(self, refusal: Refusal) -> None:
         self._status = refusal.status
         may_go_on = self._is_whole or self._stage is _SKIPPING
         is_last = not (may_go_on and self._path.accepts_requests)
-        echoed = b"" if self._plain.call else self._plain.echoed
+        plain = self._plain
+        echoed = b"" if plain.contract.sends_again else plain.echoed
         clock = self._path.clock
         self._client.transport.write(refusal_answer(refusal, clock, echoed=echoed, is_last=is_last))
         if is_last or self._is_whole:
@@ -457,7 +456,7 @@ class Inference:
             if self._stage is _NONE or self._status:
                 self._client.abort()
             else:
-                self._say(self._failure())
+                self._say(self._plain.contract.refusal(None, self))
         except Exception as another:  # noqa: BLE001 - it is logged, and the caller cut off
             instrumentation.bug(another, request, model_id)
             self._client.abort()
@@ -477,9 +476,9 @@ class Inference:
                 upstream.leave(self, lease)
             if lease.state is _HELD:
                 reported = lease.end(error)
-        if self._answer_held:
-            self._path.budget.buffer(-self._answer_held)
-            self._answer_held = 0
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None
         self._end_holding()
         self._pieces = []
         task, self._task = self._task, None
@@ -493,6 +492,7 @@ class Inference:
 
     def _over(self) -> None:
         plain, status, self._stage = self._plain, self._status, _NONE
+        self._body = None
         served = plain.served
         served.in_flight.count -= 1
         if status:

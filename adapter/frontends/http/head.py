@@ -20,7 +20,8 @@ from adapter.errors import InvalidRequest
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
-from adapter.frontends.http.endpoint.members import PlainCall, PlainCalls
+from adapter.frontends.http.contracts import ContainerContracts, Contract
+from adapter.frontends.http.endpoint.call import EndpointCall, EndpointCalls
 from adapter.frontends.http.inference import Target, target_of
 from adapter.frontends.http.instrumentation import ECHOED, FORWARDED
 from adapter.frontends.routes import INVOKE_ENDPOINT
@@ -79,10 +80,9 @@ def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
 
 @dataclass(slots=True)
 class Plain:
-    """`echoed` are header lines of the answer. `json_bytes`: how
-    much of the body is JSON, None for all. `answer`: how the answer begins where Triton's headers
-    are those that it `answered` and its body has that `length`. `call`: of InvokeEndpoint, where it
-    is one. `is_typed`: it is not plain for a model that opted into content types.
+    """`echoed` are header lines of the answer. `json_bytes`: how much of the body is JSON, None for
+    all. `is_typed`: it is not plain for a model that opted into content types. `answer`: how the
+    answer begins where Triton's headers are those it `answered` and its body has that `length`.
     """
 
     target: Target
@@ -90,7 +90,7 @@ class Plain:
     served: Served
     echoed: bytes
     json_bytes: int | None
-    call: PlainCall | None = None
+    contract: Contract
     is_typed: bool = False
     answered: RawHeaders | None = None
     length: int | None = None
@@ -120,17 +120,19 @@ class Heads:
     def __init__(
         self,
         served: Callable[[str, str], Served],
+        contracts: ContainerContracts,
         *,
         default_model: ModelId | None,
         max_body_bytes: int,
         sites: SitePolicy,
-        calls: PlainCalls | None = None,
+        calls: EndpointCalls | None = None,
         invokes: bool = True,
     ) -> None:
         self.host = ""
         self._calls = calls
         self._invokes = invokes
         self._served = served
+        self._contracts = contracts
         self._default_model = default_model
         self._max_body = max_body_bytes
         self.known: dict[bytes, Head] = {}
@@ -197,7 +199,7 @@ class Heads:
         else:
             prefix = _prefix(fields.get(b"content-type", b""), size)
             sent = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
-            if call is not None and call.is_renamed:  # the answer must not come compressed
+            if call is not None and call.renames:  # the answer must not come compressed
                 sent = [pair for pair in sent if pair[0] != b"Accept-Encoding"]
         if prefix is not None and _DIGITS.fullmatch(prefix) is None:
             return Head(size)
@@ -207,11 +209,12 @@ class Heads:
             return Head(size)
         json_bytes = None if prefix is None else int(prefix)
         served = self._served(asked.frontend, asked.operation)
-        echoed = call.lines() if call else _echoed(fields)
-        typed = asked.frontend != "v2" and _is_typed(fields)
-        return Head(
-            size, Plain(asked, model_id, served, echoed, json_bytes, call, typed), upstream_head
-        )
+        is_v2 = asked.frontend == "v2"
+        echoed = call.lines.encode() if call else _echoed(fields)
+        contract = call or (self._contracts.v2 if is_v2 else self._contracts.sagemaker)
+        typed = not is_v2 and _is_typed(fields)
+        plain = Plain(asked, model_id, served, echoed, json_bytes, contract, typed)
+        return Head(size, plain, upstream_head)
 
     def _upstream_head(
         self, path: str, sent: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
@@ -228,7 +231,7 @@ class Heads:
         return b"\r\n".join(lines)
 
 
-def _asked(target: bytes, call: PlainCall | None) -> Target | None:
+def _asked(target: bytes, call: EndpointCall | None) -> Target | None:
     if call is None:
         return target_of(target)
     return Target(INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation, call.model_id)

@@ -14,6 +14,7 @@ from adapter.core.model import ModelId
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.contracts import container_contracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
@@ -250,6 +251,7 @@ async def opened(
         observer = Instrumentation(house.metrics)
         heads = Heads(
             house.metrics.traffic.served,
+            container_contracts(house.control),
             default_model=ModelId("m"),
             max_body_bytes=MAX_BODY,
             sites=sites,

@@ -8,6 +8,7 @@ from aiohttp import ClientSession, web
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.contracts import container_contracts
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
@@ -47,6 +48,7 @@ class Listener:
             FastPath(house.control, NoTriton(), observer, Clock(), ByteBudget(2**30)),
             Heads(
                 house.metrics.traffic.served,
+                container_contracts(house.control),
                 default_model=None,
                 max_body_bytes=1000,
                 sites=ANYWHERE,

@@ -3,9 +3,11 @@
 import pytest
 
 from adapter.frontends.access import SitePolicy
+from adapter.frontends.http.contracts import container_contracts
 from adapter.frontends.http.head import Heads
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
+from tests.fakes.house import House
 from tests.frontends.http.listener import ANYWHERE, FAST, head, opened, request
 
 LENGTH = "Content-Length: 2"
@@ -13,7 +15,8 @@ V2 = "/v2/models/m/infer"
 
 
 def heads(host: str = "triton:8000", sites: SitePolicy = ANYWHERE) -> Heads:
-    made = Heads(Traffic().served, default_model=None, max_body_bytes=1000, sites=sites)
+    contracts = container_contracts(House().control)
+    made = Heads(Traffic().served, contracts, default_model=None, max_body_bytes=1000, sites=sites)
     made.host = host
     return made
 

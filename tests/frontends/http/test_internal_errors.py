@@ -6,7 +6,8 @@ import pytest
 
 from adapter.dataplane.http_connection import Connection
 from adapter.frontends.http import fast_path
-from adapter.frontends.http.fast_path import Inference
+from adapter.frontends.http.contracts import ContainerContract
+from adapter.frontends.http.streamed_answer import StreamedAnswer
 from tests.fakes.http_triton import says
 from tests.frontends.http.listener import FAST, MIB, head, opened, request
 
@@ -42,11 +43,24 @@ def begins_badly(listener, monkeypatch):
     monkeypatch.setattr(Connection, "begin", raises_at_once)
 
 
+def names_badly(_, monkeypatch):
+    monkeypatch.setattr(ContainerContract, "renames", True)
+    monkeypatch.setattr(ContainerContract, "renamed", raises_at_once)
+
+
 def writes_no_head(listener, monkeypatch):
     monkeypatch.setattr(fast_path.Inference, "_begin_answer", raises_at_once)
 
 
-FAULTS = (forgets, looks_badly, finds_no_upstream, judges_badly, begins_badly, writes_no_head)
+FAULTS = (
+    forgets,
+    looks_badly,
+    finds_no_upstream,
+    judges_badly,
+    begins_badly,
+    names_badly,
+    writes_no_head,
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -97,7 +111,7 @@ async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):
         listener.upstream.script = script
         await caller.send(request(FAST))
         assert (await caller.head()).status == 200
-        monkeypatch.setattr(Inference, "_write", raises_at_once)
+        monkeypatch.setattr(StreamedAnswer, "add", raises_at_once)
         listener.gate.set()
         assert len(await caller.rest()) < 5_000_000
         await listener.until_lost()

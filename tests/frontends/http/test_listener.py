@@ -4,12 +4,11 @@ import asyncio
 import json
 import re
 import sys
-from functools import partial
 
 import pytest
 
 from adapter.core.state import ModelState
-from adapter.frontends.http.endpoint.fast_path import EndpointInference
+from adapter.frontends.http.contracts import ContainerContract
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
@@ -158,12 +157,12 @@ async def test_a_caller_who_was_held_back_is_read_from_again(path):
         assert (await caller.ask(request(path))).status == 200
 
 
-@pytest.mark.parametrize("make", [None, partial(EndpointInference, residency=None)])
-async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, make):
+@pytest.mark.parametrize("sends_again", [False, True])
+async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_again):
     """As long as it is idle, and there may be thousands."""
+    monkeypatch.setattr(ContainerContract, "sends_again", sends_again)
     async with opened() as listener:
         fast, bodies = listener.server.fast, []
-        fast.make = make
         monkeypatch.setattr(fast.dataplane, "check", lambda body, _: bodies.append(body))
         caller = await listener.connect()
         assert (await caller.ask(request(FAST, b"x" * 1000))).status == 200

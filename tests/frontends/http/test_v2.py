@@ -19,6 +19,7 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.contracts import container_contracts
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
@@ -105,7 +106,11 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
     observer = Instrumentation(house.metrics)
     heads = Heads(
-        house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB, sites=ANYWHERE
+        house.metrics.traffic.served,
+        container_contracts(house.control),
+        default_model=None,
+        max_body_bytes=2 * MIB,
+        sites=ANYWHERE,
     )
     heads.host = dataplane.host
     server = HttpListener(

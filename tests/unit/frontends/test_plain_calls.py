@@ -1,12 +1,11 @@
 """Which calls of the endpoint are plain, and what of their heads is the same in each."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from adapter.frontends.http.endpoint.fast_path import EndpointInference
-from adapter.frontends.http.endpoint.members import Endpoints, PlainCalls
+from adapter.frontends.http.endpoint.call import EndpointCall, EndpointCalls
+from adapter.frontends.http.endpoint.members import Endpoints
 from adapter.frontends.http.head import without_differing
 from tests.cases import rows
 
@@ -50,17 +49,18 @@ def test_each_of_such_lines_is_left_out_and_one_that_goes_on_is_not() -> None:
     assert without_differing(HEAD % (b"X-Amz-Date: a\r\n" + folded))[0] == HEAD % folded
 
 
-def call(target: bytes = b"/endpoints/any/invocations", **headers: bytes) -> object:
+def call(target: bytes = b"/endpoints/any/invocations", **headers: bytes) -> EndpointCall | None:
     fields = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    return PlainCalls(Endpoints(["named"], takes_all=True)).read(target, fields)
+    nowhere: Any = None
+    return EndpointCalls(Endpoints(["named"], takes_all=True), nowhere).read(target, fields)
 
 
 def test_a_model_is_known_to_triton_by_a_safe_name() -> None:
     found = call(x_amzn_sagemaker_target_model=b"team-a/m.tar.gz")
-    assert (found.model_id, found.name, found.is_renamed) == (
+    assert (found.model_id, found.name, found.renames) == (
         *("team-a/m.tar.gz", "ta.u.team-a_2fm_2etar_2egz", True),
     )
-    assert not call(x_amzn_sagemaker_target_model=b"m.tar.gz").is_renamed
+    assert not call(x_amzn_sagemaker_target_model=b"m.tar.gz").renames
 
 
 def test_a_named_endpoint_has_models_of_its_own() -> None:
@@ -83,18 +83,3 @@ def test_a_named_endpoint_has_models_of_its_own() -> None:
 )
 def test_what_needs_a_word_is_not_plain(target: bytes, headers: dict[str, bytes]) -> None:
     assert call(target, **{"x_amzn_sagemaker_target_model": b"m", **headers}) is None
-
-
-class Watched(EndpointInference):
-    seen: Exception | None = None
-
-    def bug(self, error: Exception) -> None:
-        self.seen = error
-
-
-def test_a_bug_in_naming_an_answer_is_not_raised_to_the_connection() -> None:
-    nothing: Any = None
-    inference = Watched(nothing, nothing, nothing)
-    inference._plain = SimpleNamespace(call=SimpleNamespace(is_renamed=True))  # type: ignore[assignment]
-    inference.answered_whole(b"{}")
-    assert isinstance(inference.seen, AssertionError)

@@ -1,22 +1,19 @@
-"""Reads calls of the endpoint: their members, the model that they mean, and which are plain.
+"""Reads calls of the endpoint: their members, and the model that they mean.
 
 The limits and patterns of members are those of botocore's model of the service, which boto3 itself
 does not enforce.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
-from adapter.core.model import ModelId, TritonName, parse_model_id
-from adapter.core.names import triton_name
-from adapter.errors import AdapterError, InvalidCall, InvalidRequest
-from adapter.frontends.http.endpoint.errors import ACCOUNT, CACHE, VARIANT, VARIANT_HEADER
-from adapter.frontends.routes import INVOKE_ENDPOINT
+from adapter.core.artifacts import ArtifactKey, parse_artifact_path
+from adapter.core.model import ModelId, parse_model_id
+from adapter.errors import InvalidCall, InvalidRequest
+from adapter.frontends.http.endpoint.errors import ACCOUNT, VARIANT
 
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
@@ -26,7 +23,6 @@ COMPONENT = "X-Amzn-SageMaker-Inference-Component"
 
 _NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _ASCII, _PRINTED = r"[\x00-\x7f]*", r"[\x21-\x7e][\x20-\x7e]*"
-_TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)").encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,46 +133,3 @@ def missing(key: ArtifactKey) -> str:
         f"Failed to download model data ({where}). Please ensure that there is an object of this "
         "key in the store of the endpoint, and that you may use it."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PlainCall:
-    """`name`: what Triton knows the model by, unless it was stuck under that name. `given` in JSON
-    of Triton becomes `told`.
-    """
-
-    members: Members
-    model_id: ModelId
-    key: ArtifactKey
-    name: TritonName
-    is_renamed: bool
-    given: bytes
-    call_info: bytes
-
-    def lines(self) -> bytes:
-        """Return lines of the answer's head."""
-        cache, variant = CacheUse.HIT.value, self.members.variant
-        return f"{VARIANT_HEADER}: {variant}\r\n{CACHE}: {cache}\r\n".encode()
-
-
-class PlainCalls:
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._endpoints = endpoints
-
-    def read(self, target: bytes, fields: dict[bytes, bytes]) -> PlainCall | None:
-        """`fields`: the headers by their names in lower case. None where aiohttp is to answer."""
-        found = _TARGET.fullmatch(target)
-        if found is None:
-            return None
-        headers = CIMultiDict((n.decode(), v.decode("latin-1")) for n, v in fields.items())
-        try:
-            members = read_members(found[1].decode(), headers, is_stream=False)
-            model_id, key = self._endpoints.find(members.endpoint, members.target)
-        except AdapterError:
-            return None
-        name = triton_name(model_id)
-        given = f'"model_name":"{name}"'.encode()
-        model_fields = f'"model_name":{json.dumps(model_id)}'.encode()
-        return PlainCall(
-            members, model_id, key, name, str(name) != str(model_id), given, model_fields
-        )

@@ -1,0 +1,112 @@
+"""What an inference on the fast path asks of its contract: a lease, how to answer, how to refuse.
+
+SageMaker's container contract and V2 are here; endpoint/call.py has InvokeEndpoint.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from adapter.control.lease import Lease
+from adapter.control.models import ModelControl
+from adapter.core.calls import RawHeaders
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, CapacityError
+from adapter.frontends.http.instrumentation import INTERNAL_FAILURE, Refusal, own_refusal
+
+
+class Attempt(Protocol):
+    """An inference that is to be refused. `was_found`: its model is loaded. `was_sent`: Triton had
+    the request before, and ran out of memory.
+    """
+
+    was_found: bool
+    was_sent: bool
+
+    @property
+    def model_id(self) -> ModelId: ...
+    def authorization(self) -> str:
+        """Return that header of the request."""
+
+
+class Contract(Protocol):
+    """`sends_again`: the whole body is kept, to be sent once more when memory was freed for it.
+    `renames`: the model has another name in Triton's answers than for its callers.
+    """
+
+    sends_again: bool
+    renames: bool
+
+    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+        """Return a lease, or None where aiohttp is to answer. Raise what is refused at once."""
+
+    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]: ...
+    def answer_line(self) -> bytes:
+        """Return what the head of this answer has beside the lines of all such answers."""
+
+    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
+        """Return the answer for an error; None is a bug."""
+
+    async def frees_memory(self, error: CapacityError) -> bool: ...
+
+
+class ContainerContract:
+    """SageMaker's container contract, or V2: what is not loaded is refused, or waited for by
+    aiohttp. `loads_for_calls`: calls of V2 load their models.
+    """
+
+    sends_again = renames = False
+
+    def __init__(
+        self, control: ModelControl, *, is_v2: bool, loads_for_calls: bool = False
+    ) -> None:
+        self._control = control
+        self._is_v2 = is_v2
+        self._loads_for_calls = loads_for_calls
+
+    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+        control = self._control
+        try:
+            lease = control.lease(model_id)
+        except AdapterError:
+            if self._may_wait(model_id):
+                return None
+            raise
+        record = lease.record
+        is_other = record.is_renamed or (is_typed and record.content_types)
+        return None if is_other or control.triton_status.has_lost(record) else lease
+
+    def _may_wait(self, model_id: ModelId) -> bool:
+        """Return whether the call waits for its model where that is not loaded."""
+        recycling = self._control.recycling
+        if recycling.is_on and recycling.holds(model_id):
+            return True
+        return self._is_v2 and (self._loads_for_calls or model_id in self._control.loading)
+
+    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
+        return headers, body
+
+    def answer_line(self) -> bytes:
+        return b""
+
+    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
+        return INTERNAL_FAILURE if error is None else own_refusal(error, attempt.model_id)
+
+    async def frees_memory(self, _: CapacityError) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerContracts:
+    """Both, before the same models."""
+
+    sagemaker: Contract
+    v2: Contract
+
+
+def container_contracts(
+    control: ModelControl, *, loads_for_calls: bool = False
+) -> ContainerContracts:
+    return ContainerContracts(
+        ContainerContract(control, is_v2=False),
+        ContainerContract(control, is_v2=True, loads_for_calls=loads_for_calls),
+    )

@@ -1,0 +1,108 @@
+"""Calls of InvokeEndpoint that are plain: which they are, and what the fast path asks of them."""
+
+import json
+import re
+
+from multidict import CIMultiDict
+
+from adapter.control.lease import Lease
+from adapter.core.artifacts import ArtifactKey, CacheUse
+from adapter.core.calls import RawHeaders
+from adapter.core.model import ModelId
+from adapter.core.names import triton_name
+from adapter.errors import AdapterError, CapacityError
+from adapter.frontends.http import binary
+from adapter.frontends.http.contracts import Attempt
+from adapter.frontends.http.endpoint.endpoint import Residency
+from adapter.frontends.http.endpoint.errors import (
+    CACHE,
+    VARIANT_HEADER,
+    CallInfo,
+    failure,
+    new_request_id,
+    new_request_id_line,
+    refusal_of,
+)
+from adapter.frontends.http.endpoint.members import Endpoints, Members, read_members
+from adapter.frontends.http.instrumentation import Refusal
+from adapter.frontends.routes import INVOKE_ENDPOINT
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)").encode())
+
+
+class EndpointCall:
+    """The contract of one call. `name`: what Triton knows the model by, unless it was stuck under
+    that name. `lines`: of the head of its answer.
+    """
+
+    sends_again = True
+
+    def __init__(
+        self, residency: Residency, members: Members, model_id: ModelId, key: ArtifactKey
+    ) -> None:
+        self.model_id = model_id
+        self.name = triton_name(model_id)
+        self.renames = str(self.name) != str(model_id)
+        self.lines = f"{VARIANT_HEADER}: {members.variant}\r\n{CACHE}: {CacheUse.HIT.value}\r\n"
+        self._residency = residency
+        self._members = members
+        self._key = key
+        self._given = f'"model_name":"{self.name}"'.encode()
+        self._told = f'"model_name":{json.dumps(model_id)}'.encode()
+
+    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+        lease = self._residency.resident(model_id, self._key)
+        if lease is None:
+            self._residency.refuse(model_id, self._key)
+            return None
+        is_other = lease.record.name != self.name
+        return None if is_other or (is_typed and lease.record.content_types) else lease
+
+    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
+        """Return headers and body under the name that was asked for."""
+        sizes = [int(value) for name, value in headers if name.lower() == _HEADER_LENGTH]
+        if not sizes:
+            return headers, body.replace(self._given, self._told, 1)
+        body, size = binary.put_name_back(body, sizes[0], self.name, self.model_id)
+        kept = [pair for pair in headers if pair[0].lower() != _HEADER_LENGTH]
+        return [*kept, (b"Inference-Header-Content-Length", b"%d" % (size or 0))], body
+
+    def answer_line(self) -> bytes:
+        return new_request_id_line()
+
+    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
+        call_info = CallInfo(
+            new_request_id(),
+            self._members.endpoint,
+            self._members.variant,
+            cache=CacheUse.HIT if attempt.was_found else CacheUse.MISS,
+            was_sent=attempt.was_sent,
+            model_id=self.model_id,
+            authorization=attempt.authorization,
+        )
+        found = failure(call_info) if error is None else refusal_of(error, call_info)
+        found.headers = {**found.headers, **call_info.headers()}
+        return found
+
+    async def frees_memory(self, error: CapacityError) -> bool:
+        return await self._residency.evict_for(error)
+
+
+class EndpointCalls:
+    def __init__(self, endpoints: Endpoints, residency: Residency) -> None:
+        self._endpoints = endpoints
+        self._residency = residency
+
+    def read(self, target: bytes, fields: dict[bytes, bytes]) -> EndpointCall | None:
+        """`fields`: the headers by their names in lower case. None where aiohttp is to answer."""
+        found = _TARGET.fullmatch(target)
+        if found is None:
+            return None
+        headers = CIMultiDict((n.decode(), v.decode("latin-1")) for n, v in fields.items())
+        try:
+            members = read_members(found[1].decode(), headers, is_stream=False)
+            model_id, key = self._endpoints.find(members.endpoint, members.target)
+        except AdapterError:
+            return None
+        return EndpointCall(self._residency, members, model_id, key)
