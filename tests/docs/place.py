@@ -1,8 +1,8 @@
 """A copy of the repository to paste the lines of a page into, with ports of its own.
 
 The lines are run as they stand but for the well-known ports and `/models`. Of the commands that
-they call four are stand-ins: `make` sets nothing up, `curl` fails when the answer is an error,
-`tritonserver` is that of the wheel, `.venv/bin` has the Python that runs the tests.
+they call five are stand-ins: `make` sets nothing up, `curl` fails when the answer is an error,
+`tritonserver` is that of the wheel, `moto_server` and `.venv/bin` have the Python of the tests.
 """
 
 import json
@@ -33,6 +33,8 @@ PORTS = {
     8001: "triton_grpc",
     8002: "triton_metrics",
 }
+# moto's, where a page starts one
+BUCKET = 5000
 # what the Makefile calls them
 _OF_MAKE = {"http": "HTTP", "admin": "ADMIN", "grpc": "GRPC"}
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "shared", "tests", "node_modules", "gpu-*")
@@ -62,6 +64,7 @@ class Place:
     def __init__(self, folder: Path, run_folder: Path) -> None:
         self.folder = folder
         self.listeners: dict[str, str] = {}
+        self._bucket = str(free_ports(1)[0])
         self._server: subprocess.Popen[bytes] | None = None
         self._said = folder.with_name(f"{folder.name}.log")
         shutil.copytree(ROOT, folder, ignore=_LEFT_OUT)
@@ -73,6 +76,7 @@ class Place:
         for name, line in {
             "python": f'{python} "$@"',
             "triton-adapter": f'{python} -m adapter "$@"',
+            "moto_server": f'{python} -m moto.server "$@"',
             "make": f'{python} {Path(__file__).with_name("make_stand_in.py")} "$@"',
             "curl": f'exec {shutil.which("curl")} --fail-with-body "$@"',
             "tritonserver": (
@@ -95,6 +99,7 @@ class Place:
             if listener in self.listeners:
                 own = self.listeners[listener].rpartition(":")[2]
                 text = re.sub(rf"(?<=:){port}\b", own, text)
+        text = re.sub(rf"(?<=:){BUCKET}\b|(?<=-p ){BUCKET}\b", self._bucket, text)
         return re.sub(r"(?<![\w.}])/models\b", str(self.folder / "models-of-the-page"), text)
 
     def environment(self) -> Mapping[str, str]:

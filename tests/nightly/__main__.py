@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
-# first_contact, mutants, java_client, ends_again, modelmesh_full, endpoint_clients, endpoint_bench,
-# hundred_models and leaks take what they take.
+# first_contact, gallery, mutants, java_client, ends_again, modelmesh_full, endpoint_clients,
+# endpoint_bench, hundred_models and leaks take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -38,6 +38,7 @@ SHARES = {
     "versitygw": ("tests/store/test_versitygw.py", 1.0),
     "envoy_gateway": ("tests/nightly/test_envoy_gateway.py", 2.0),
     "first_contact": ("tests/nightly/test_first_contact.py", 6.0),
+    "gallery": ("tests/nightly/test_gallery.py", 2.0),
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
     "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
     "endpoint_bench": ("tests/bench/test_endpoint_measures.py", 1.0),

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,10 @@ def is_for_a_triton_of_their_own(block: Block) -> bool:
 def test_the_lines_of_a_page_work_as_they_stand(
     bookworm: Debian, clone: str, page: Path, tmp_path: Path
 ) -> None:
+    without_network = takewhile(lambda block: "make setup-demo" not in block.text, blocks(page))
     wanted = [
         block
-        for block in blocks(page)
+        for block in without_network
         if (block.is_run_here or block.mode == "answer")
         and block.language != "python"  # for boto3, which the machine has no network to get
         and not is_for_a_triton_of_their_own(block)
@@ -116,33 +118,33 @@ def test_the_lines_of_a_page_work_as_they_stand(
         if not any(block.mode == "server" for block in wanted):
             with serving(machine, "exec make run", clone, tmp_path / "log"):
                 wait_for(machine, clone, READY, 90, {"make run": tmp_path / "log"})
-                walk(machine, clone, wanted, tmp_path)
+                walk(machine, clone, wanted, tmp_path / "log")
         else:
-            walk(machine, clone, wanted, tmp_path)
+            walk(machine, clone, wanted, tmp_path / "log")
 
 
-def walk(machine: Machine, folder: str, wanted: list[Block], tmp_path: Path) -> None:
-    for at, block in enumerate(wanted):
-        if block.mode == "server":
-            log = tmp_path / "log"
-            with serving(machine, f"{{ {block.text}\n}}", folder, log):
-                wait_for(machine, folder, READY, 90, {str(block): log})
-                return walk_on(machine, folder, wanted[at + 1 :], log)
-    return walk_on(machine, folder, wanted, tmp_path / "log")
-
-
-def walk_on(machine: Machine, folder: str, wanted: list[Block], log: Path) -> None:
+def walk(machine: Machine, folder: str, wanted: list[Block], log: Path) -> None:
+    """Run the blocks in their order; one that serves ends the one before it."""
     said = ""
-    for block in wanted:
-        assert block.mode != "server", f"{block}: one server a page"
-        if block.mode == "answer":
-            assert objects(block.text)[0] in objects(said), f"{block}: {said}"
-            continue
-        code, said = machine.run(block.text, folder)
-        errors = [one for one in objects(said) if isinstance(one, dict) and "error" in one]
-        where = f"{block}: exit code {code}\n{said}\n{log.read_text()[-3000:]}"
-        assert bool(errors) == (block.mode == "refused"), where
-        assert code == 0, where
+    with ExitStack() as server:
+        for block in wanted:
+            if block.mode == "answer":
+                assert objects(block.text)[0] in objects(said), f"{block}: {said}"
+            elif block.mode == "server":
+                server.close()
+                server.enter_context(serving(machine, f"{{ {block.text}\n}}", folder, log))
+                wait_for(machine, folder, READY, 90, {str(block): log})
+            else:
+                said = run(machine, folder, block, log)
+
+
+def run(machine: Machine, folder: str, block: Block, log: Path) -> str:
+    code, said = machine.run(block.text, folder)
+    errors = [one for one in objects(said) if isinstance(one, dict) and "error" in one]
+    where = f"{block}: exit code {code}\n{said}\n{log.read_text()[-3000:] if log.exists() else ''}"
+    assert bool(errors) == (block.mode == "refused"), where
+    assert code == 0, where
+    return said
 
 
 @pytest.fixture(scope="module")
