@@ -167,21 +167,18 @@ class DiskEvictor(Protocol):
 class Artifacts(Protocol):
     """The stores, and the disk cache in front of them."""
 
-    def ask_for_room(self, models: DiskEvictor) -> None:
-        """Have `models` asked when nothing may leave the disk as all of it is loaded."""
-
     async def fetch(
         self,
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        unloads: bool = True,
+        models: DiskEvictor | None = None,
         callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact from disk (DISK) or from the store (MISS), in the version that the
-        store has now. The artifact stays on disk until `release`, one for each fetch. `unloads`:
-        idle models may be unloaded for its room on disk. `callers`: who waits for it, at any time;
-        each has its turn.
+        store has now. The artifact stays on disk until `release`, one for each fetch. `models`:
+        of which idle ones are unloaded when nothing else may leave the disk for it. `callers`: who
+        waits for it, at any time; each has its turn.
 
         Raises ArtifactNotFound, InvalidModel, NoRoom, StoreDenied, StoreUnavailable.
         """

@@ -99,10 +99,6 @@ class ArtifactCache:
     def limit_bytes(self) -> int:
         return self._disk.limit_bytes
 
-    def ask_for_room(self, models: DiskEvictor) -> None:
-        """Have `models` asked when nothing may leave the disk as all of it is loaded."""
-        self._room.models = models
-
     def disk(self) -> DiskUse:
         return self._disk.use()
 
@@ -197,15 +193,15 @@ class ArtifactCache:
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        unloads: bool = True,
+        models: DiskEvictor | None = None,
         is_asked_anew: bool = False,
         callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact, pinned until `release`, and where it was. The version is that which
         the store has now; where the store cannot be asked, the one on disk.
 
-        `unloads`: idle models may be unloaded for its room. `is_asked_anew`: the store is asked
-        even if it has just said that it has no such key. `callers`: as in FairSlots.
+        `models`: as in Artifacts. `is_asked_anew`: the store is asked even if it has just said that
+        it has no such key. `callers`: as in FairSlots.
         Raises ArtifactNotFound, InvalidModel, InvalidRequest, NoRoom, StoreDenied,
         StoreUnavailable, and BackendError for the disk's faults.
         """
@@ -223,7 +219,7 @@ class ArtifactCache:
             if cached is None:
                 self._unfit.raise_known(_question(store, version))
                 async with self._slots.slot(str(key), callers):
-                    found = await self._fetched(key, version, progress, unloads=unloads)
+                    found = await self._fetched(key, version, progress, models)
                 return found, CacheUse.MISS
             progress.done_bytes = progress.total_bytes = cached.note.size_bytes
             self._touch(cached)
@@ -326,7 +322,11 @@ class ArtifactCache:
                 del self._users[key], self._turns[key]
 
     async def _fetched(
-        self, key: ArtifactKey, version: Version, progress: FetchProgress, *, unloads: bool
+        self,
+        key: ArtifactKey,
+        version: Version,
+        progress: FetchProgress,
+        models: DiskEvictor | None,
     ) -> Artifact:
         """Fetch this version, or the one that the store has by then."""
         store, begun = self._store(key), clock.monotonic()
@@ -334,7 +334,7 @@ class ArtifactCache:
         log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
         try:
             what = failed_at(store.location, version.path)
-            with self._room.reservation(what, unloads=unloads) as reservation:
+            with self._room.reservation(what, models) as reservation:
                 cached, version = await self._fetched_unless_changed(
                     key, version, reservation, progress
                 )

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
@@ -55,7 +56,8 @@ class Reservation:
     # `wait(count, error)` runs in a thread when `count` bytes are missing; it returns to retry, or
     # raises
     wait: Callable[[int, NoRoom], None] = field(repr=False, default=_refuse)
-    unloads: bool = True  # idle models may be unloaded for it
+    # unloads idle models for it; None: what is in use stays
+    models: DiskEvictor | None = field(repr=False, default=None)
     size_bytes: int = 0
     ahead_bytes: int = 0  # of these not yet drawn by a writer
     inodes: int = 0
@@ -69,6 +71,10 @@ class Reservation:
     @property
     def written_bytes(self) -> int:
         return self.size_bytes - self.ahead_bytes
+
+    def refresh(self) -> None:
+        """Note the bytes of models that nothing unloads for room."""
+        self.staying_bytes = self.models.bytes_that_stay() if self.models else 0
 
     def take(self, count: int, inodes: int = 0) -> None:
         """Reserve `count` more bytes, and check that `inodes` more files can be made. Bytes

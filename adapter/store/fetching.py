@@ -249,7 +249,7 @@ class Fetch:
     async def _unpack(self) -> None:
         """Unpack the archive, and remove it. After cancellation nothing is written."""
         unpacking = UnpackingProcess()
-        self._reservation.staying_bytes = self._room.staying_bytes()
+        self._reservation.refresh()
         work = asyncio.ensure_future(FETCHED.run_to_end(self._unpack_by, unpacking))
         try:
             await asyncio.shield(work)

@@ -9,15 +9,12 @@ again when those before it have ended. So no two wait for each other.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
+from adapter.control.ports import DiskEvictor
 from adapter.errors import NoRoom
 from adapter.runtime import clock
 from adapter.runtime.threads import CACHE
 from adapter.store.disk import Disk, Reservation
-
-if TYPE_CHECKING:
-    from adapter.control.ports import DiskEvictor
 
 # Nobody reports that a model has no request any more.
 _LOOK_SECONDS = 0.25
@@ -35,7 +32,6 @@ class RoomForFetches:
     """Reserves room for each fetch, in the order in which they began."""
 
     def __init__(self, disk: Disk, seconds: float) -> None:
-        self.models: DiskEvictor | None = None  # unloads idle models; None: what is in use stays
         self._disk = disk
         self._seconds = seconds  # how long one fetch may wait in all
         self._reservations: list[Reservation] = []  # the one that began first comes first
@@ -43,7 +39,7 @@ class RoomForFetches:
         self._unloading = asyncio.Lock()
 
     @contextmanager
-    def reservation(self, what: str, *, unloads: bool = True) -> Iterator[Reservation]:
+    def reservation(self, what: str, models: DiskEvictor | None = None) -> Iterator[Reservation]:
         """Yield the reservation of a fetch, which keeps its place in the order until the end."""
         loop = asyncio.get_running_loop()
         self._disk.on_freed = lambda: loop.call_soon_threadsafe(self._freed.set)
@@ -53,7 +49,7 @@ class RoomForFetches:
                 self._wait(reservation, count, shortage), loop
             ).result()
 
-        reservation = Reservation(what, self._disk, wait, unloads)
+        reservation = Reservation(what, self._disk, wait, models)
         self._reservations.append(reservation)
         try:
             yield reservation
@@ -64,7 +60,7 @@ class RoomForFetches:
         """Reserve `count` bytes ahead of what will be written, in so many files. Raises NoRoom and
         InvalidArtifact as the reservation does.
         """
-        reservation.staying_bytes = self.staying_bytes()
+        reservation.refresh()
         while True:
             try:
                 return await CACHE.run_to_end(
@@ -82,12 +78,13 @@ class RoomForFetches:
 
     async def _wait(self, reservation: Reservation, count: int, shortage: NoRoom) -> None:
         """Return when another try is worth it; raise `shortage` if none is, or BeginsAgain."""
-        known, reservation.staying_bytes = reservation.staying_bytes, self.staying_bytes()
+        known = reservation.staying_bytes
+        reservation.refresh()
         if reservation.is_given_up or count > self._disk.most_for(reservation):
             raise shortage
         if reservation.staying_bytes < known or reservation.short_at < self._disk.freed_count:
             return
-        if reservation.unloads and await self._has_unloaded(count):
+        if reservation.models and await self._has_unloaded(reservation.models, count):
             return
         if reservation.size_bytes and self._is_after_another(reservation):
             raise BeginsAgain(shortage)
@@ -95,17 +92,11 @@ class RoomForFetches:
             raise shortage
         await self._pause(reservation, shortage)
 
-    def staying_bytes(self) -> int:
-        """Return the bytes on disk of models that nothing unloads for room."""
-        return self.models.bytes_that_stay() if self.models else 0
-
-    async def _has_unloaded(self, count: int) -> bool:
+    async def _has_unloaded(self, models: DiskEvictor, count: int) -> bool:
         """Unload one model for `count` more bytes, or wait for that of another fetch."""
-        if self.models is None:
-            return False
         is_first = not self._unloading.locked()
         async with self._unloading:
-            return not is_first or await self.models.unload_one(self._disk.missing(count))
+            return not is_first or await models.unload_one(self._disk.missing(count))
 
     def _is_after_another(self, reservation: Reservation) -> bool:
         earlier = self._reservations[: self._reservations.index(reservation)]
@@ -116,7 +107,7 @@ class RoomForFetches:
         # Whether what is kept stays in use is known once it is handed over.
         if any(each.size_bytes or each.is_cached for each in others):
             return True
-        return reservation.unloads and self.models is not None and self.models.may_unload
+        return reservation.models is not None and reservation.models.may_unload
 
     async def _pause(self, reservation: Reservation, shortage: NoRoom) -> None:
         """Wait until something has left the disk, or for a moment."""

@@ -31,19 +31,16 @@ class FakeArtifacts:
         for path in paths:
             self.versions[path] = "1"
 
-    def ask_for_room(self, models: DiskEvictor) -> None:
-        self.models = models
-
     async def fetch(
         self,
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        unloads: bool = True,
+        models: DiskEvictor | None = None,
         callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         async with self._turns[key]:
-            self.unloads = unloads
+            self.unloads = models is not None
             return await self._fetch(key, progress)
 
     async def _fetch(self, key: ArtifactKey, progress: FetchProgress) -> tuple[Artifact, CacheUse]:

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,11 +49,13 @@ class TryCache:
     def __init__(self, cache: ArtifactCache) -> None:
         self.cache = cache
         self.evicted: list[str] = []
+        self.models: Any = None  # a DiskEvictor
 
     async def fetch(
         self, path: str, progress: FetchProgress | None = None
     ) -> tuple[Artifact, CacheUse]:
-        return await self.cache.fetch(ArtifactKey("", path), progress or FetchProgress())
+        key = ArtifactKey("", path)
+        return await self.cache.fetch(key, progress or FetchProgress(), models=self.models)
 
     async def fetch_and_release(self, path: str) -> CacheUse:
         artifact, use = await self.fetch(path)

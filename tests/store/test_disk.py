@@ -164,7 +164,7 @@ async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_
 
     cache = await open_cache(models, limit_bytes=int(2.5 * _MIB))
     await cache.fetch_and_release("0")
-    cache.cache.ask_for_room(Pinned())
+    cache.models = Pinned()
     with pytest.raises(NoRoom, match=r"2\.0 MiB never leave"):
         await cache.fetch("2")
     assert on_disk(cache) == {"0"}
@@ -396,7 +396,7 @@ async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloade
             return 0
 
     cache, idle = await open_cache(models, limit_bytes=None), Idle()
-    cache.cache.ask_for_room(idle)
+    cache.models = idle
     await cache.fetch_and_release("0")
     await cache.fetch("2")
     free[:] = [Free(RESERVE_BYTES - 3 * _MIB, None)]
@@ -428,7 +428,7 @@ async def test_an_archive_that_will_not_fit_beside_what_others_fill_empties_no_c
             return 0
 
     cache, idle = await open_cache(folder, limit_bytes=500 * _MIB), Idle()
-    cache.cache.ask_for_room(idle)
+    cache.models = idle
     await cache.fetch("a")
     await cache.fetch_and_release("b")
     disk = cache.cache._disk

@@ -80,7 +80,7 @@ async def test_no_set_of_fetches_that_fit_one_by_one_is_refused(
     cache = await open_cache(
         folder, limit_bytes=_LIMIT, concurrency=concurrency, room_seconds=3600, at=at
     )
-    cache.cache.ask_for_room(Callers())
+    cache.models = Callers()
 
     async def use(key: str) -> None:
         for _ in range(random.choice([0, 1, 10])):
@@ -123,10 +123,10 @@ async def test_a_fetch_that_may_unload_nothing_is_refused_at_once_and_no_model_i
     for number in range(2):
         put(folder, str(number), 400 * _KIB, packed=False)
     cache = await open_cache(folder, limit_bytes=_LIMIT, room_seconds=3600)
-    cache.cache.ask_for_room(Loaded())
+    cache.models = Loaded()
     await cache.fetch("0")
     with pytest.raises(NoRoom):
-        await cache.cache.fetch(ArtifactKey("", "1"), FetchProgress(), unloads=False)
+        await cache.cache.fetch(ArtifactKey("", "1"), FetchProgress())
     assert is_empty(cache)
 
 

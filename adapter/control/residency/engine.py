@@ -100,7 +100,6 @@ class Residency:
         self._metrics = metrics
         self._stores = stores
         control.memory.evictor = self.eviction
-        artifacts.ask_for_room(self.eviction)
         metrics.endpoint_loaded.set_function(self.eviction.count)
         metrics.endpoint_waiting.set_function(lambda: self.entries.waiting)
 

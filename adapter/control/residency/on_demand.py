@@ -107,7 +107,10 @@ class OnDemandLoader:
         begun = clock.monotonic()
         try:
             artifact, use = await self._artifacts.fetch(
-                entry.key, progress, unloads=unloads, callers=entry.callers
+                entry.key,
+                progress,
+                models=self._eviction if unloads else None,
+                callers=entry.callers,
             )
         except AdapterError as error:
             self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)

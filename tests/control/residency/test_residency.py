@@ -491,7 +491,7 @@ async def test_a_named_endpoint_has_its_own_store(residence):
 async def test_the_model_that_goes_for_room_on_disk_is_the_least_recently_used(residence):
     for name in "aba":
         await residence.call(name)
-    disk = residence.artifacts.models
+    disk = residence.residency.eviction
     assert await disk.unload_one(1)
     residence.check("a")
     assert await disk.unload_one(1)
@@ -510,13 +510,13 @@ async def test_for_room_on_disk_a_small_model_stays_where_a_large_one_is_enough(
         await residence.call(name)
     entry = residence.residency.entries.get(ModelId("c"))
     entry.artifact = replace(entry.artifact, size_bytes=80)
-    assert await residence.artifacts.models.unload_one(missing)
+    assert await residence.residency.eviction.unload_one(missing)
     assert residence.house.listed() == [name for name in "ac" if name != who]
 
 
 async def test_a_model_in_flight_does_not_go_for_room_on_disk_but_may_later(residence):
     lease = await residence.hold("a")
-    disk = residence.artifacts.models
+    disk = residence.residency.eviction
     assert not await disk.unload_one(1)
     assert (disk.may_unload, disk.bytes_that_stay()) == (True, 0)
     lease.end()
@@ -527,7 +527,7 @@ async def test_a_model_that_waits_for_its_load_may_give_room_on_disk_later(resid
     gate = residence.steps.hold("load a")
     call = residence.house.begin(residence.call("a"))
     await gate.reached.wait()
-    assert residence.artifacts.models.may_unload
+    assert residence.residency.eviction.may_unload
     gate.open()
     await call
 
@@ -561,7 +561,7 @@ async def test_pinned_models_and_those_of_platforms_never_go_for_room_on_disk():
     for name in "ab":
         await residence.call(name)
     residence.control.registry.get(ModelId("b")).is_on_demand = False
-    disk = residence.artifacts.models
+    disk = residence.residency.eviction
     assert not await disk.unload_one(1)
     assert (disk.may_unload, disk.bytes_that_stay()) == (False, 20)
     await residence.close()
