@@ -15,7 +15,6 @@ from urllib.parse import unquote
 
 from adapter.cli.load_checks import check
 from adapter.cli.text import printable, printable_lines
-from adapter.core.measuring import REPORTING
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -37,6 +36,9 @@ from adapter.packages.faults import shown
 from adapter.packages.formats import is_version, layout
 from adapter.packages.inspection import SCHEMA
 from adapter.packages.staging import Packages
+
+# Backends of NVIDIA's that report what their models take.
+_REPORTING = frozenset({"onnxruntime", "tensorrt"})
 
 Origin = Literal["file", "changed", "made", "triton"]
 _ORIGINS: dict[Origin, str] = {
@@ -177,7 +179,7 @@ async def _inspect(
         content_types=package.content_types.types if package.content_types else (),
         backends=tuple(sorted(package.backends)),
         measured_by=_STATISTICS
-        if package.backends and package.backends <= REPORTING
+        if package.backends and package.backends <= _REPORTING
         else _READINGS,
         warnings=(*package.warnings, *warnings),
         models=tuple(_model(folder, part, package) for folder, part in named),

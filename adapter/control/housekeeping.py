@@ -101,7 +101,7 @@ class Housekeeping:
 
     async def _poll_memory(self) -> None:
         now = clock.monotonic()
-        lag = self._memory.lag_seconds
+        lag = self._memory.readings.lag_seconds
         if self._memory.is_busy:
             await self._memory.tick(())
         elif now - self._peaks_at >= max(_PEAK_SECONDS, lag):

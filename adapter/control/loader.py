@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from adapter.control.diagnosis import Diagnosis
 from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, TimeLimits, Triton
 from adapter.control.progress import step
-from adapter.control.reclaim import Reclaim, Unloaded
+from adapter.control.readings import Unloaded
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
 from adapter.core.breaker import EvictionLoopBreaker
@@ -55,8 +54,6 @@ class Loader:
         server: Server | None,
         unloader: Unloader,
         memory: Memory,
-        diagnosis: Diagnosis,
-        reclaim: Reclaim,
         metrics: Metrics,
         limits: TimeLimits,
         threads: LoadThreads,
@@ -64,9 +61,7 @@ class Loader:
         self._triton = triton
         self._server = server
         self._unloader = unloader
-        self._memory = memory
-        self._diagnosis = diagnosis
-        self._reclaim = reclaim
+        self._memory, self._readings = memory, memory.readings
         self._metrics = metrics
         self._limits = limits
         self._threads = threads
@@ -98,12 +93,12 @@ class Loader:
         A load that ran out of memory is undone and, when memory came back, tried once more
         (docs/memory.md), unless Triton is stuck with it. Raises the final error.
         """
-        ended, before = self._memory.ended_unloads, await self._memory.read()
+        ended, before = self._memory.accounts.ended_unloads, await self._readings.read()
         error = await self._try(record, estimate)
         if isinstance(error, OutOfMemory) and record.state is not ModelState.STUCK:
             step(record, WaitsFor.MEMORY)
             await self._unloader.unload(record)
-            if await self._reclaim.is_worth_a_retry(before, ended):
+            if await self._readings.is_worth_a_retry(before, ended):
                 self._metrics.load_retries.inc()
                 log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
                 step(record, WaitsFor.TRITON)
@@ -112,8 +107,8 @@ class Loader:
             raise self._final_error(error, package) from error.__cause__
         process = self._server.pid if self._server else None
         await self._memory.loaded(record.id, package, await self._usage(record))
-        if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
-            raise self._exceeded(record, refusal)
+        if (refusal := self._excess(record)) is not None:
+            raise refusal
         record.instances = await self._instances(record)
         record.used_at = record.used_at or clock.monotonic()
         self._breaker.succeeded(package.content_key)
@@ -145,17 +140,22 @@ class Loader:
         keeps = is_stuck and await self._unloader.may_hold_memory(record)
         await self._memory.not_loaded(record.id, stuck=record.name if keeps else None)
         if undone is not None:
-            await self._reclaim.wait(undone)
+            await self._readings.until_back(undone)
+
+    def _excess(self, record: ModelRecord) -> AdapterError | None:
+        last = self._readings.last
+        refusal = self._memory.limits.excess(record.id, last, clock.monotonic())
+        return None if refusal is None else self._exceeded(record, refusal)
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
         apart = self._memory.accounts.apart(record.id)
-        self._undone[record.id] = Unloaded(held, held, self._memory.last, booked, apart)
+        self._undone[record.id] = Unloaded(held, held, self._readings.last, booked, apart)
         return refusal
 
     async def _usage(self, record: ModelRecord) -> list[GpuBytes]:
         """Return what Triton reports of each model's memory; of an ensemble, of its steps."""
-        if not self._memory.reported.asks(self._triton.lives):
+        if not self._memory.reports.asks(self._triton.lives):
             return []
         placed = record.placement
         names = (*placed.load[:-1], *placed.along) if placed.along else placed.load
@@ -184,7 +184,7 @@ class Loader:
         except (InsufficientMemory, ModelTooLarge) as refusal:
             return refusal.with_traceback(None)  # it has this frame, which would have it
         except AdapterError as error:
-            judged = await self._diagnosis.judged(
+            judged = await self._readings.judged(
                 error, record.id, since=begun, predicted=estimate.needs
             )
             if judged.__cause__ is None:
@@ -270,7 +270,7 @@ class Loader:
         except AdapterError as error:
             if isinstance(error, BackendUnavailable) and not isinstance(error, Overloaded):
                 raise  # Triton is gone, or cannot be reached
-            judged = await self._diagnosis.judged(
+            judged = await self._readings.judged(
                 error, record.id, since=begun, predicted=estimate.needs
             )
             if isinstance(judged, CapacityError):
@@ -302,10 +302,12 @@ class Loader:
         """End a load that exceeds the limit by more than the reserve: if it took still more, the
         kernel might kill other processes for it.
         """
-        last = self._memory.last
+        last = self._readings.last
         if last is None or last.of_models is None:
             return None
-        refusal = self._memory.limit.overrun(record.id, await self._memory.read())
+        refusal = self._memory.limits.overrun(
+            record.id, await self._readings.read(), clock.monotonic()
+        )
         if refusal is None:
             return None
         log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})

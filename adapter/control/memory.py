@@ -1,22 +1,55 @@
-"""Admits loads to memory and measures what models take, by the ledger and the memory reader.
+"""Admits loads to memory, and books what each model takes. How memory works:
 
-Loads and unloads report here when they begin and end. What each model takes is in the accounts
-(core/accounts.py); where readings do not tell models apart, it is the growth of memory from one
-quiet moment to the next.
+Three things say how much memory a model takes. None is enough alone.
+
+- An estimate (core/sizing.py) says it before the load: it was learned from the same package, or is
+  declared, or guessed from the files.
+- The ledger (core/ledger.py) has bytes for each model and device: reserved from its admission on,
+  held once it is loaded, released when Triton has unloaded it.
+- A reading (readings.py) says what is in use. It may be old, it does not know of loads that have
+  only begun, and it tells models apart only where they have processes of their own.
+
+What is free is the limit less the headroom, less the worse of two: what is booked, and what is read
+plus what is reserved.
+
+A load calls, in this order:
+
+    admit        waits for its turn, then decides (core/admission.py) and reserves in one step
+    placed       names the processes by which readings tell the model apart
+    loaded       holds the estimate, and replaces it by a measurement
+    not_loaded   instead of `loaded`: releases what was reserved, once Triton has undone the load
+
+An unload runs within `unloading`: `begin_unload`, then Triton's unload, then `unloaded`.
+
+A model is measured by its own processes, or by what Triton reports of it. Otherwise it is measured
+by the growth of its device between two quiet moments (core/measuring.py). A moment is quiet if no
+load or unload is under way, and the reading is newer than the last change. The account of the model
+(core/accounts.py) says how far that has come: Stage is its state machine. Later growth counts if
+one model alone had requests. The ledger holds the most that a package was ever measured to take.
+
+A refusal makes a platform unload other models. So there is one only if the need is known, nothing
+that may make room is under way, and something could go. All else is tried, and judged afterwards:
+
+- what passes a limit that only the adapter enforces, during or after its load: core/limits.py
+- whether a failure of Triton was a lack of memory: Readings.judged, by core/evidence.py
+- whether a load that ran out of memory is worth another try: Readings.is_worth_a_retry
+
+An unload is answered when its memory was seen free, or after some seconds: Readings.until_back.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
-from adapter.control.limit import Limit
 from adapter.control.ports import Evictor, MemoryReader, Server, TimeLimits
 from adapter.control.progress import Admission
-from adapter.control.sensor import MemorySensor, ReportedMemory
-from adapter.core.accounts import Account, Accounts, MemorySplit, Stage
+from adapter.control.readings import Readings
+from adapter.core.accounts import Account, Accounts, Reports, Stage
 from adapter.core.admission import AdmissionInput, Answer, MeshBooks, decide, waits_its_turn
 from adapter.core.ledger import Ledger
+from adapter.core.limits import Limits
 from adapter.core.measuring import GpuBytes, Measured
 from adapter.core.memory import Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package, TritonName
@@ -28,11 +61,10 @@ from adapter.errors import CapacityError, InsufficientMemory
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
+log = logging.getLogger(__name__)
+
 # How often a load that waits polls memory when no operation reports a change.
 _POLL_SECONDS = 0.25
-# Loads that have taken nothing for so long are no longer waited for.
-_STILL_SECONDS = 1.5
-_STILL_SHARE_OF_ALONE = 0.5  # where no reading tells processes apart
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 
 
@@ -45,8 +77,7 @@ class Memory:
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
     a process runs below Triton that belongs to no model.
-    `samples`: the recent samples, each with its clock.monotonic(). `relearned`: models with new
-    figures; its reader clears it. `is_paused`: no load is admitted.
+    `relearned`: models with new figures; its reader clears it. `is_paused`: no load is admitted.
     """
 
     def __init__(
@@ -63,11 +94,10 @@ class Memory:
     ) -> None:
         self.ledger = ledger
         self.sizes = sizes
-        self._sensor = MemorySensor(reader, ledger, is_shared)
-        self.samples = self._sensor.samples
-        self.ended_unloads, self.is_paused = 0, False
-        # when Triton was asked for each unload under way; None while requests are waited for
-        self.unloads: dict[ModelId, float | None] = {}
+        self.accounts = Accounts()
+        books = (ledger, self.accounts, metrics, limits)
+        self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
+        self.is_paused = False
         self._undone: set[ModelId] = set()  # failed loads that Triton still has
         self.relearned: set[ModelId] = set()
         self._metrics, self._limits = metrics, limits
@@ -75,64 +105,23 @@ class Memory:
         self._first: tuple[ModelId, ...] = ()  # the load that has the lock
         self._changed = asyncio.Event()
         self._operations = 0
-        self.accounts = Accounts()
-        self.reported = ReportedMemory(ledger, sizes)
+        self.reports = Reports(ledger, sizes)
         self.mesh = MeshBooks()
-        self.limit = Limit(ledger, sizes, self.accounts, self.mesh)
-        self._requests, self._server = requests, server
+        self.limits = Limits(ledger, sizes, self.accounts, self.mesh)
+        self._requests = requests
         self.evictor: Evictor | None = None
         self._is_behind = False  # a load ended, and something else was still going on
         self._audited_at = -math.inf  # when the ledger was last held against a reading
         self._measurements: set[asyncio.Task[None]] = set()
 
-    async def read(self) -> MemoryReading | None:
-        reading = await self._sensor.read()
-        if reading is not None and reading.of_models is not None and self.accounts.are_apart:
-            self.ledger.settle_baseline(reading.shared)
-        if reading is not None and self.accounts.loads:
-            await self._watch(reading)
-        return reading
-
-    async def _watch(self, reading: MemoryReading) -> None:
-        """Note which loads stand still. One imports and reads files before it takes memory of a
-        GPU: where readings do not tell processes apart, the host memory of these counts as well.
-        """
-        shared, seconds = total(reading.shared.used), _STILL_SECONDS
-        if (of_models := reading.of_models) is None:
-            resident = await self._server.resident_bytes() if self._server else {}
-            shared, of_models = shared + resident.get("", 0), resident
-            seconds = max(seconds, self._limits.alone * _STILL_SHARE_OF_ALONE)
-        self.accounts.watch(
-            MemorySplit(shared, of_models),
-            clock.monotonic(),
-            seconds + reading.lag_seconds,
-            unloads=bool(self.unloads),
-        )
-
-    @property
-    def last(self) -> MemoryReading | None:
-        return self._sensor.last
-
-    @property
-    def lag_seconds(self) -> float:
-        return self._sensor.lag_seconds
-
     @property
     def is_busy(self) -> bool:
-        return bool(self.accounts.loads or self.unloads)
+        return bool(self.accounts.loads or self.accounts.unloads)
 
     @property
     def is_audited(self) -> bool:
         """Return whether unaccounted memory was measured after the last load or unload."""
-        return self._audited_at >= self._sensor.changed_at
-
-    def disturbed(self) -> None:
-        """Discard what earlier readings say: their Triton has ended."""
-        self._sensor.changed()
-
-    @property
-    def loads(self) -> int:
-        return len(self.accounts.loads)  # under way, or being measured
+        return self._audited_at >= self.readings.changed_at
 
     def is_measured(self, model_id: ModelId) -> bool:
         """Return whether what the ledger holds is final, except for growth under traffic."""
@@ -149,7 +138,7 @@ class Memory:
         told, evicts, begun, short_since = Admission(record), terms.evicts, clock.monotonic(), 0.0
         async with self._turn(record):
             while True:
-                reading = await self.read()
+                reading = await self.readings.read()
                 now = clock.monotonic()
                 books = self.ledger.snapshot().devices
                 estimate = self.sizes.estimate(package, {d: b.index for d, b in books.items()})
@@ -182,13 +171,15 @@ class Memory:
         return estimate
 
     def _awaited(self) -> tuple[ModelId, ...]:
-        return (*(each.model_id for each in self.accounts.moving), *self.unloads, *self._undone)
+        loads = (each.model_id for each in self.accounts.moving)
+        return (*loads, *self.accounts.unloads, *self._undone)
 
     def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
         self._begin(reading, unloads=0)
         self.ledger.reserve(account.model_id, account.estimate.needs)
         self.accounts.add(account)
-        self.limit.tries(account.package_key, account.estimate)
+        if self.limits.is_below(account.estimate):  # it seems too large, and is tried only once
+            self.limits.oversize.tried(account.package_key)
 
     async def until_left(
         self, size_bytes: int, is_to_come: Callable[[], bool], seconds: float
@@ -198,7 +189,7 @@ class Memory:
         """
         deadline = clock.monotonic() + seconds
         while is_to_come() and clock.monotonic() < deadline:
-            left = self.ledger.snapshot().left(await self.read())
+            left = self.ledger.snapshot().left(await self.readings.read())
             if total(left) >= size_bytes and all(count >= 0 for count in left.values()):
                 return
             await self._wait_for_change()
@@ -219,22 +210,23 @@ class Memory:
         each model of the package: where it does, that is held at once.
         """
         account = self.accounts.models[model_id]
-        self.reported.came(account, package, usage)
+        self.reports.came(account, package, usage)
         held = self.ledger.settle(model_id, None)
-        self._sensor.changed()
+        self.readings.changed()
         if not account.is_guessed:
-            self._sensor.must_show(held, account.begun)
+            self.readings.must_show(held, account.begun)
         known = account.basis is Basis.LEARNED and self.sizes.is_exact(account.package_key)
         # models that readings do not tell apart are measured at the next quiet moment
-        told_apart = self.last is not None and self.last.of_models is not None
-        reading = await self.read() if told_apart else self.last
+        last = self.readings.last
+        told_apart = last is not None and last.of_models is not None
+        reading = await self.readings.read() if told_apart else last
         measured = self.accounts.loaded(account, reading, known=known)
         if measured is not None:
             self._learn(measured, account.estimate)
-        task = asyncio.create_task(self._measure(account, self.lag_seconds))
+        task = asyncio.create_task(self._measure(account, self.readings.lag_seconds))
         self._measurements.add(task)
         task.add_done_callback(self._measurements.discard)
-        if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
+        if self.readings.lag_seconds == 0 or self.limits.is_below_the_device(reading):
             await task
 
     def undoing(self, model_id: ModelId) -> None:
@@ -248,7 +240,7 @@ class Memory:
         Triton still works on it under this name, and its bytes stay booked until `freed`.
         """
         self.accounts.disturbed()
-        self._sensor.changed()
+        self.readings.changed()
         try:
             await self._catch_up(model_id)
         finally:
@@ -262,7 +254,7 @@ class Memory:
     def freed(self, name: TritonName) -> None:
         """Note that Triton has ended a load that was stuck under this name."""
         self.ledger.release(_of_stuck(name))
-        self._sensor.changed()
+        self.readings.changed()
         self._changed.set()
 
     # -- unloads ----------------------------------------------------------------------------
@@ -270,22 +262,22 @@ class Memory:
     @asynccontextmanager
     async def unloading(self, model_id: ModelId) -> AsyncIterator[None]:
         """Mark an unload as in progress: loads that do not fit wait for it for a moment."""
-        self.unloads[model_id] = None
+        self.accounts.unloads[model_id] = None
         try:
             yield
             await self._catch_up(model_id)
         finally:
-            del self.unloads[model_id]
-            self.ended_unloads += 1
+            del self.accounts.unloads[model_id]
+            self.accounts.ended_unloads += 1
             self._changed.set()
 
     async def begin_unload(self) -> MemoryReading | None:
         """Note that Triton is about to be asked. To be called within `unloading`."""
-        reading = await self.read()
+        reading = await self.readings.read()
         self._begin(reading, unloads=1)
         # an unload that still drains asks later: too early a time only clears a reader too soon
-        now = clock.monotonic()
-        self.unloads = {model_id: at or now for model_id, at in self.unloads.items()}
+        unloads, now = self.accounts.unloads, clock.monotonic()
+        unloads.update({model_id: at or now for model_id, at in unloads.items()})
         return reading
 
     def exchange(self, model_id: ModelId, other: ModelId) -> None:
@@ -299,10 +291,11 @@ class Memory:
         """Note that Triton has unloaded the model; return the bytes that it held."""
         held, account = self.ledger.of(model_id), self.accounts.models.get(model_id)
         self.accounts.released(model_id, held)
-        self._sensor.changed()
-        since = self.unloads.get(model_id)  # None when the model vanished at an unknown time
+        self.readings.changed()
+        # None when the model vanished at an unknown time
+        since = self.accounts.unloads.get(model_id)
         if since is not None and account is not None and not account.is_guessed:
-            self._sensor.must_show(held, since)
+            self.readings.must_show(held, since)
         self._forget(model_id)
         self._changed.set()
         return held
@@ -322,15 +315,16 @@ class Memory:
         """
         is_due = bool(active) or self.is_busy or self.accounts.are_unread or not self.is_audited
         operations, now = self._operations, clock.monotonic()
-        reading = await self.read() if is_due else None
+        reading = await self.readings.read() if is_due else None
         if reading is not None and operations == self._operations:
-            settled = None if self.is_busy else self._sensor.settled(reading)
+            settled = None if self.is_busy else self.readings.settled(reading)
             if settled is not None and not self._undone:
                 self.ledger.audit(settled)
                 self._audited_at = now
             baseline = self.ledger.snapshot().baseline
+            expected = {each.model_id: each.estimate for each in self.accounts.loads}
             for measured in self.accounts.tick(reading, settled, active, baseline):
-                self._learn(measured, self._estimate_of(measured.model_id))
+                self._learn(measured, expected.get(measured.model_id))
 
     def adopt(self, model_id: ModelId, held: Bytes) -> None:
         """Add a model of an earlier run that Triton still serves."""
@@ -340,7 +334,7 @@ class Memory:
 
     async def rebase(self) -> None:
         """Attribute what is used beyond what models hold to Triton itself, which has started."""
-        settled = self._sensor.settled(await self.read())
+        settled = self.readings.settled(await self.readings.read())
         self.ledger.rebase(settled)
         if settled is not None and not self.is_busy:
             self.ledger.started(settled)
@@ -353,8 +347,8 @@ class Memory:
         If no other is in progress, this is a quiet moment, and the next measurement starts from
         `reading`; nothing is measured if the reading is not recent enough.
         """
-        if not self.accounts.moving and len(self.unloads) == unloads:
-            settled = self._sensor.settled(reading)
+        if not self.accounts.moving and len(self.accounts.unloads) == unloads:
+            settled = self.readings.settled(reading)
             if self.ledger.snapshot().models == 0:
                 self.ledger.rebase(settled and settled.shared)
             _, ended = self._requests()
@@ -376,19 +370,21 @@ class Memory:
             raise Paused
         return AdmissionInput(
             book=self.ledger.snapshot(),
-            reading=self.limit.less_reserved(reading),
+            reading=self.limits.less_reserved(reading),
             loads=len(loads),
             unknown_loads=sum(not (e.is_told or e.estimate.basis in KNOWN) for e in loads),
-            unloads=len(self.unloads) + len(self._undone),
-            is_settling=self._sensor.is_settling(reading),
+            unloads=len(self.accounts.unloads) + len(self._undone),
+            is_settling=self.readings.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
-            may_be_wrong=self.limit.may_try(package.content_key),
-            proven=self.limit.proven(package.content_key, reading),
+            may_be_wrong=self.limits.oversize.may_try(package.content_key),
+            proven=self.limits.oversize.proven(
+                package.content_key, self.ledger.snapshot(), reading, clock.monotonic()
+            ),
             can_evict=can_evict,
             is_planned=is_planned,
             processes=package.processes,
-            is_told=self.reported.is_due(package),
+            is_told=self.reports.is_due(package),
         )
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:
@@ -435,10 +431,10 @@ class Memory:
             return  # unloaded meanwhile, and maybe being loaded again
         self._is_behind = True
         try:
-            if account.model_id not in self.unloads:
+            if account.model_id not in self.accounts.unloads:
                 await self._catch_up(account.model_id)
         finally:
-            self.accounts.load_ended(account, self.last)
+            self.accounts.load_ended(account, self.readings.last)
             self._changed.set()
 
     async def _catch_up(self, model_id: ModelId) -> None:
@@ -446,25 +442,29 @@ class Memory:
         last of them measures at its own end.
         """
         expected = {each.model_id: each.estimate for each in self.accounts.moving}
-        if not self._is_behind or not expected.keys() | self.unloads.keys() <= {model_id}:
+        if not self._is_behind or not expected.keys() | self.accounts.unloads.keys() <= {model_id}:
             return
-        operations, reading = self._operations, await self.read()
+        operations, reading = self._operations, await self.readings.read()
         if operations == self._operations:
             self._is_behind = False
             requests, _ = self._requests()
-            settled = self._sensor.settled(reading)
+            settled = self.readings.settled(reading)
             for measured in self.accounts.close(settled, requests):
-                if self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
+                if self.readings.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     continue
                 account = self.accounts.models[measured.model_id]
                 if account.reported is None:
                     self._learn(measured, expected.get(measured.model_id))
-                elif (larger := self.reported.larger(account, measured.bytes, settled)) is not None:
-                    self._learn(self.accounts.measured(measured.model_id, larger), None)
+                else:
+                    self._compare(account, measured.bytes, settled)
 
-    def _estimate_of(self, model_id: ModelId) -> Estimate | None:
-        """Return the estimate of a load that is under way, or being measured; else None."""
-        return next((a.estimate for a in self.accounts.loads if a.model_id == model_id), None)
+    def _compare(self, account: Account, seen: Bytes, settled: MemoryReading | None) -> None:
+        """Hold what a reading shows where that is more than Triton's report."""
+        if self.reports.is_news(account, seen):
+            read = {"reported_bytes": total(account.reported or {}), "read_bytes": total(seen)}
+            log.warning("memory.report_differs", extra={"model_id": account.model_id, **read})
+        if (larger := self.reports.larger(account, seen, settled)) is not None:
+            self._learn(self.accounts.measured(account.model_id, larger), None)
 
     def _learn(self, measured: Measured, expected: Estimate | None) -> None:
         """Hold the most that the package was ever measured to take: it may grow to that again.
@@ -476,7 +476,7 @@ class Memory:
             if expected.basis is not Basis.DEFAULT:
                 ratio = total(expected.needs) / max(1, total(measured.bytes))
                 self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
-            if self.limit.is_below(expected):
+            if self.limits.is_below(expected):
                 self.sizes.forget(key)
         self.sizes.saw_baseline(self.ledger.snapshot().baseline)
         is_reported = self.accounts.models[model_id].reported == measured.bytes

@@ -13,7 +13,6 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from adapter.control.diagnosis import Diagnosis
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
@@ -23,7 +22,7 @@ from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
 from adapter.control.progress import step
-from adapter.control.reclaim import Reclaim, Unloaded
+from adapter.control.readings import Unloaded
 from adapter.control.reconciler import Reconciler
 from adapter.control.recovery import Recovery
 from adapter.control.recycling import Recycling
@@ -84,8 +83,6 @@ class ModelControl:
         orphans = OrphanProcesses(registry, server, metrics)
         books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
         self.memory = Memory(*books, server=server, requests=self.leases.counts, is_shared=shared)
-        self.diagnosis = Diagnosis(self.memory)
-        self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages, self._limits, self.load_limit = packages, limits, LoadLimit(limits.load)
         self.load_threads = LoadThreads(registry, self.memory, load_threads, self.load_limit)
         outside, lose = (registry, triton, server, limits, orphans), self.leases.lose
@@ -111,8 +108,6 @@ class ModelControl:
             server=server,
             unloader=self._unloader,
             memory=self.memory,
-            diagnosis=self.diagnosis,
-            reclaim=self._reclaim,
             metrics=metrics,
             limits=self._limits,
             threads=self.load_threads,
@@ -142,7 +137,6 @@ class ModelControl:
             start=self.operations.start,
             triton_status=self.triton_status,
             history=self.operations.history,
-            diagnosis=self.diagnosis,
             load_threads=load_threads,
         )
 
@@ -474,8 +468,10 @@ class ModelControl:
                 held = self.memory.unloaded(model_id)
                 self.registry.apply(record, ModelEvent.UNLOADED)
                 if is_dead:
-                    await self.memory.read()  # what its processes left was free only after `before`
-                await self._reclaim.wait(Unloaded(held, taken, before, booked, apart))
+                    await (
+                        self.memory.readings.read()
+                    )  # what its processes left was free only after `before`
+                await self.memory.readings.until_back(Unloaded(held, taken, before, booked, apart))
             return held
 
     async def _remove(self, record: ModelRecord) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
 from adapter.control.recovery import Recovery
@@ -56,7 +55,6 @@ class Reconciler:
         start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         triton_status: TritonStatus,
         history: History,
-        diagnosis: Diagnosis,
         load_threads: int,
     ) -> None:
         self._registry = registry
@@ -70,7 +68,6 @@ class Reconciler:
         self._start = start
         self._triton_status = triton_status
         self._history = history
-        self._diagnosis = diagnosis
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
         self._reconciling: asyncio.Task[None] | None = None
@@ -188,7 +185,7 @@ class Reconciler:
     async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
         """Return the error for the caller of an inference that failed with `error`."""
         await self._confirm_death(error, model_id)
-        judged = await self._diagnosis.judged(error, model_id)
+        judged = await self._memory.readings.judged(error, model_id)
         if isinstance(judged, CapacityError | StubDied):
             self._history.failed("infer", model_id, judged)
         record = self._registry.get(model_id)

@@ -9,11 +9,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from adapter.core.measuring import Growth, Measured, Window
-from adapter.core.memory import HOST, NO_BYTES, Bytes, MemoryReading, minus, most_of, plus, total
-from adapter.core.model import ModelId
+from adapter.core.ledger import UNSEEN, Ledger
+from adapter.core.measuring import GpuBytes, Growth, Measured, Window, differs, on_devices
+from adapter.core.memory import (
+    HOST,
+    NO_BYTES,
+    Bytes,
+    Device,
+    MemoryReading,
+    minus,
+    most_of,
+    plus,
+    total,
+)
+from adapter.core.model import ModelId, Package
 from adapter.core.names import exchange
-from adapter.core.sizing import KNOWN, Basis, Estimate
+from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes, remember
 from adapter.core.state import IllegalTransition
 
 # Growth below this is noise.
@@ -141,6 +152,9 @@ class Accounts:
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
         self._level = _Level()  # of what readings do not tell apart
+        # when Triton was asked for each unload under way; None while requests are waited for
+        self.unloads: dict[ModelId, float | None] = {}
+        self.ended_unloads = 0
 
     def add(self, account: Account) -> None:
         self.models[account.model_id] = account
@@ -404,3 +418,68 @@ class Accounts:
             if not account.is_apart:
                 self._growth.measured(model_id, taken)
         return Measured(model_id, account.package_key, taken, exact)
+
+
+class Reports:
+    """What Triton reports of models: which backends report, and whether it is believed.
+
+    The first load on a GPU makes a CUDA context of tritonserver, which is not reported and which no
+    unload gives back.
+    """
+
+    def __init__(self, ledger: Ledger, sizes: Sizes) -> None:
+        self._ledger = ledger
+        self._sizes = sizes
+        self._backends: set[str] = set()  # that report
+        self._warm: set[Device] = set()  # with a CUDA context of tritonserver
+        self._told: dict[str, None] = {}  # packages whose reports differ
+        self._lives = -1  # of the Triton that was last asked
+
+    def is_due(self, package: Package) -> bool:
+        """Return whether Triton will report what the package takes once it is loaded."""
+        return bool(package.backends) and self._backends.issuperset(package.backends)
+
+    def asks(self, lives: int) -> bool:
+        """Return whether Triton, which became live so often, is to be asked about a load: there is
+        a device that it may report of.
+        """
+        if lives != self._lives:
+            self._lives = lives
+            self._warm.clear()
+        books = self._ledger.snapshot().devices
+        return any(d == UNSEEN or book.index is not None for d, book in books.items())
+
+    def came(self, account: Account, package: Package, usage: Collection[GpuBytes]) -> None:
+        """Note what Triton has reported of each model of a package that was loaded."""
+        if not usage:
+            return
+        account.reported = on_devices(usage, self._ledger.snapshot().devices)
+        if account.reported is None:
+            self._backends.difference_update(package.backends)
+            return
+        self._backends.update(package.backends)
+        account.is_first = not self._warm.issuperset(account.reported)
+        self._warm.update(account.reported)
+
+    def larger(self, account: Account, seen: Bytes, reading: MemoryReading | None) -> Bytes | None:
+        """Return what counts in place of a report, where the load was alone and the reading shows
+        more. What the first load on a GPU took beyond its report is Triton's own.
+        """
+        reported = account.reported or {}
+        if account.is_first:
+            account.is_first = False
+            self._ledger.rebase(reading)
+            self._sizes.saw_baseline(self._ledger.snapshot().baseline)
+            return None
+        larger = most_of(reported, seen)
+        return larger if differs(reported, seen) and larger != reported else None
+
+    def is_news(self, account: Account, seen: Bytes) -> bool:
+        """Return True the first time that the report of a package differs from what is seen, unless
+        the load made a CUDA context.
+        """
+        if account.is_first or not differs(account.reported or {}, seen):
+            return False
+        is_news = account.package_key not in self._told
+        remember(self._told, account.package_key, None)
+        return is_news

@@ -1,5 +1,5 @@
-"""Attributes observed memory growth to the models that were loaded in the same window, and judges
-what Triton reports of the GPU memory that its models take.
+"""Attributes observed memory growth to the models that were loaded in the same window, and compares
+it with what Triton reports of the GPU memory that its models take.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,10 +10,6 @@ from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import ModelId
 from adapter.core.names import exchange
-from adapter.core.sizing import remember
-
-# Backends of NVIDIA's that report what their models take.
-REPORTING = frozenset({"onnxruntime", "tensorrt"})
 
 # Bytes of one model by CUDA's number of the GPU.
 GpuBytes = Mapping[int, int]
@@ -204,44 +200,6 @@ def differs(reported: Bytes, seen: Bytes) -> bool:
         if apart > _NOISE_BYTES and apart * _DIFFERS_SHARE > max(one, other):
             return True
     return False
-
-
-class Reports:
-    """Remembers which backends report, and on which GPUs tritonserver has a CUDA context. The first
-    load on a GPU makes one, which is not reported and which no unload gives back.
-    """
-
-    def __init__(self) -> None:
-        self._backends: set[str] = set()
-        self._warm: set[Device] = set()
-        self._told: dict[str, None] = {}  # packages whose reports differ
-
-    def are_due(self, backends: Collection[str]) -> bool:
-        """Return whether a model of these backends will be reported once it is loaded."""
-        return bool(backends) and self._backends.issuperset(backends)
-
-    def came(self, backends: Collection[str], *, is_reported: bool) -> None:
-        """Note whether a model of these backends, which was loaded, is reported."""
-        if is_reported:
-            self._backends.update(backends)
-        else:
-            self._backends.difference_update(backends)
-
-    def restarted(self) -> None:
-        """Note that Triton is another one, which has no CUDA context yet."""
-        self._warm.clear()
-
-    def is_first(self, reported: Bytes) -> bool:
-        """Note a load on these devices; return whether it was the first on one of them."""
-        is_first = not self._warm.issuperset(reported)
-        self._warm.update(reported)
-        return is_first
-
-    def is_news(self, package_key: str) -> bool:
-        """Return True the first time that the report of this package differs from a reading."""
-        is_news = package_key not in self._told
-        remember(self._told, package_key, None)
-        return is_news
 
 
 def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:

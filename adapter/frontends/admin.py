@@ -90,9 +90,9 @@ class Probes:
         """Reuse a recent sample: reading memory visits all processes, and loads and unloads do so
         each half second.
         """
-        samples = self._control.memory.samples
+        samples = self._control.memory.readings.samples
         if not samples or clock.monotonic() - samples[-1][0] > _FRESH_SECONDS:
-            await self._control.memory.read()
+            await self._control.memory.readings.read()
         body, content_type = self._metrics.page(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         response = web.Response(body=body, headers=headers)

@@ -87,7 +87,7 @@ class DebugState:
 
     async def parts(self, query: Query) -> AsyncIterator[str]:
         """Yield the state as pieces of JSON; others have their turn between them."""
-        reading = await self._control.memory.read()
+        reading = await self._control.memory.readings.read()
         look = await self._look(query)
         shown = look.first(query.most, is_reversed=query.is_reversed)
         head = json.dumps(self._head(query, look, shown, reading))

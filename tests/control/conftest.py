@@ -7,7 +7,7 @@ from adapter.control import (
     load_limit,
     loader,
     memory,
-    reclaim,
+    readings,
     recovery,
     unloader,
 )
@@ -17,12 +17,12 @@ from adapter.runtime import fair_slots
 _TENTHS = [
     *((housekeeping, name) for name in ("_TICK_SECONDS", "_PEAK_SECONDS", "_RECONCILE_SECONDS")),
     *((loader, name) for name in ("_POLL_SECONDS", "_FIRST_POLL_SECONDS")),
-    *((module, "_POLL_SECONDS") for module in (memory, reclaim)),
+    *((module, "_POLL_SECONDS") for module in (memory, readings)),
     *((module, "_LOOK_SECONDS") for module in (eviction, updater, recovery)),
     (fair_slots, "_TICK_SECONDS"),
     (load_limit, "_UNDO_SECONDS"),
     (load_limit, "_POLL_SECONDS"),
-    (memory, "_STILL_SECONDS"),
+    (readings, "_STILL_SECONDS"),
     *((unloader, name) for name in ("_LATE_SECONDS", "_END_FIRST_SECONDS", "_GRACE_SECONDS")),
     (reaper, "_SECONDS"),
 ]

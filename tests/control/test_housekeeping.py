@@ -102,10 +102,10 @@ async def test_memory_is_looked_at_all_the_time_while_an_operation_runs(house):
     gate = house.steps.hold("load n")
     load = house.begin(house.load("n"))
     await gate.reached.wait()
-    begun = len(house.control.memory.samples)
+    begun = len(house.control.memory.readings.samples)
     await passed(house, "read")
     await passed(house, "read")
-    assert len(house.control.memory.samples) - begun >= 1
+    assert len(house.control.memory.readings.samples) - begun >= 1
     gate.open()
     await load
 

@@ -214,12 +214,12 @@ async def test_a_load_beside_one_that_grew_is_not_ended(apart):
     gate, task = await begin_load(apart, "n")
     apart.loading["n"] = 10 * MIB
     apart.sizes["m"] = 1100 * MIB
-    seen = len(apart.control.memory.samples)
+    seen = len(apart.control.memory.readings.samples)
     for _ in range(200):
-        if len(apart.control.memory.samples) > seen + 2:
+        if len(apart.control.memory.readings.samples) > seen + 2:
             break
         await asyncio.sleep(0.02)
-    assert len(apart.control.memory.samples) > seen + 2
+    assert len(apart.control.memory.readings.samples) > seen + 2
     assert apart.server.ended == []
     gate.open()
     await task

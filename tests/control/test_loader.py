@@ -346,7 +346,7 @@ async def test_a_load_that_is_given_up_while_memory_is_low_is_out_of_memory_and_
     await house.load("n")
     task = await stick(house, "m")
     house.others = 780 * MIB
-    await house.control.memory.read()
+    await house.control.memory.readings.read()
     await house.unload("n")
     with pytest.raises(OutOfMemory):
         await asyncio.wait_for(task, 5)

@@ -25,8 +25,8 @@ from tests.fakes.house import House
 @pytest.mark.parametrize(("seconds_ago", "looks"), [(-60, []), (3, ["read"])])
 async def test_a_scrape_looks_at_memory_unless_that_was_done_just_now(seconds_ago, looks):
     house = await House(limit=1000).open()
-    at, seen = house.control.memory.samples.pop()
-    house.control.memory.samples.append((at - seconds_ago, seen))
+    at, seen = house.control.memory.readings.samples.pop()
+    house.control.memory.readings.samples.append((at - seconds_ago, seen))
 
     async with admin_of(house) as client:
         assert (await client.get("/metrics")).status == 200

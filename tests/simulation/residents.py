@@ -205,7 +205,7 @@ class Residents:
                 call.begun - _LONG_SECONDS, "publish", key=call.model_id
             )
         is_late = self._has_waited(call, error)  # whatever it waited for
-        is_freed = self._freed_at >= call.begun or self._endpoint.control.memory.unloads
+        is_freed = self._freed_at >= call.begun or self._endpoint.control.memory.accounts.unloads
         if is_late and is_freed:
             return True  # it lacked room, and waits for its turn, or for memory to come back
         return not self._surely_fits(call.model_id, lambda s: is_late or self._stays(s.model_id))

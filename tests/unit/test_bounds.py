@@ -4,8 +4,8 @@ import pytest
 
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.evidence import Suspicion
+from adapter.core.limits import Oversize
 from adapter.core.memory import HOST
-from adapter.core.overrun import Oversize
 from adapter.errors import OutOfMemory
 from adapter.http2.headers import HeaderBlockCache
 from adapter.telemetry.log import ids_of_headers

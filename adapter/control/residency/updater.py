@@ -162,7 +162,7 @@ class Updater:
     def _may_fit(self, model_id: ModelId) -> bool:
         """Return whether a model of the same size fits into what is free."""
         memory = self._control.memory
-        free = memory.ledger.snapshot().free(memory.last)
+        free = memory.ledger.snapshot().free(memory.readings.last)
         return all(
             count <= free.get(device, count) for device, count in memory.ledger.of(model_id).items()
         )

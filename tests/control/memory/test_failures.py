@@ -30,21 +30,21 @@ async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(house):
 
 async def test_figures_that_the_failure_itself_named_are_kept(house):
     failure = OutOfMemory("full", figures=MemoryFigures(7, 8, 9, "GPU-1"))
-    found = await house.control.diagnosis.judged(failure, M)
+    found = await house.control.memory.readings.judged(failure, M)
     assert found.figures == MemoryFigures(7, 8, 9, "GPU-1")
 
 
 async def test_a_failure_that_says_zero_bytes_are_free_is_believed(house):
     failure = OutOfMemory("full", figures=MemoryFigures(free_bytes=0))
-    found = await house.control.diagnosis.judged(failure, M)
+    found = await house.control.memory.readings.judged(failure, M)
     assert found.figures == MemoryFigures(None, 0, 1000 * MIB, HOST)
 
 
 async def test_where_nothing_is_known_the_figures_say_so():
     house = await House().open()
-    found = await house.control.diagnosis.judged(OutOfMemory("full"), M)
+    found = await house.control.memory.readings.judged(OutOfMemory("full"), M)
     assert found.figures == MemoryFigures()
-    assert await house.control.memory.read() is None
+    assert await house.control.memory.readings.read() is None
     await house.close()
 
 

@@ -1,7 +1,7 @@
 """Faults of admission, the ledger and what failures are taken for."""
 
-from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
+from adapter.control.readings import Readings
 from adapter.core.accounts import Accounts
 from adapter.core.evidence import Suspicion
 from adapter.core.ledger import DeviceBook, Ledger
@@ -29,7 +29,7 @@ MEMORY = [
         "507 while an unload is under way, and the platform unloads one more",
         Memory,
         "_inputs",
-        "unloads=len(self.unloads)",
+        "unloads=len(self.accounts.unloads)",
         "unloads=0",
     ),
     Fault(
@@ -107,7 +107,7 @@ MEMORY = [
     Fault(
         "each failure that may be of memory is taken for one",
         "507 for a process that died of something else",
-        Diagnosis,
+        Readings,
         "judged",
         "judged = corroborated(error, view, MemoryFigures())",
         "judged = corroborated(error, type(view).LOW, MemoryFigures())",

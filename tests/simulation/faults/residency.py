@@ -5,7 +5,7 @@ from adapter.control.residency.engine import Residency
 from adapter.control.residency.entries import Entries
 from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
-from adapter.core.overrun import Oversize
+from adapter.core.limits import Oversize
 from adapter.store.cache import ArtifactCache
 from adapter.store.disk import Disk
 from adapter.store.fetching import Fetch

@@ -2,11 +2,15 @@
 
 import pytest
 
-from adapter.core.ledger import UNSEEN, DeviceBook
-from adapter.core.measuring import Reports, differs, on_devices
-from adapter.core.memory import HOST, Device
+from adapter.core.accounts import Account, Reports
+from adapter.core.ledger import UNSEEN, DeviceBook, Ledger
+from adapter.core.measuring import GpuBytes, differs, on_devices
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from adapter.core.model import ModelId, Package
+from adapter.core.sizing import Basis, Estimate, Sizes
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
+M = ModelId("m")
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 
 
@@ -55,26 +59,45 @@ def test_a_tenth_more_or_less_is_a_difference_and_noise_is_none(reported, seen, 
     assert differs(reported, seen) is expected
 
 
-def test_a_backend_reports_from_its_first_report_until_it_is_silent():
-    reports = Reports()
-    assert not reports.are_due({"onnxruntime"})
-    reports.came({"onnxruntime"}, is_reported=True)
-    assert reports.are_due({"onnxruntime"})
-    assert not reports.are_due({"onnxruntime", "python"})
-    assert not reports.are_due(())
-    reports.came({"onnxruntime"}, is_reported=False)
-    assert not reports.are_due({"onnxruntime"})
+def package(*backends: str) -> Package:
+    return Package("", (), 0, None, "key", frozenset(backends))
 
 
-def test_the_first_load_on_a_gpu_is_first_once_in_the_life_of_triton():
-    reports = Reports()
-    assert reports.is_first({ONE: 1})
-    assert not reports.is_first({ONE: 1})
-    assert reports.is_first({ONE: 1, TWO: 1})
-    reports.restarted()
-    assert reports.is_first({ONE: 1})
+def loaded(reports: Reports, key: str, *usage: GpuBytes, backends: str = "onnxruntime") -> Account:
+    """The account of a model that was loaded with what Triton reports of it."""
+    account = Account(M, key, Estimate({}, Basis.DEFAULT))
+    reports.came(account, package(backends), usage)
+    return account
 
 
-def test_a_package_is_news_once():
-    reports = Reports()
-    assert [reports.is_news(key) for key in "aba"] == [True, True, False]
+@pytest.fixture
+def reports() -> Reports:
+    ledger = Ledger(None, lambda _: 0)
+    gpus = {ONE: DeviceReading(GIB, 0, 0), TWO: DeviceReading(GIB, 0, 1)}
+    ledger.open(MemoryReading(gpus, "nvml"))
+    return Reports(ledger, Sizes())
+
+
+def test_a_backend_reports_from_its_first_report_until_it_is_silent(reports):
+    assert not reports.is_due(package("onnxruntime"))
+    loaded(reports, "a", {0: 5})
+    assert reports.is_due(package("onnxruntime"))
+    assert not reports.is_due(package("onnxruntime", "python"))
+    assert not reports.is_due(package())
+    loaded(reports, "a", {})
+    assert not reports.is_due(package("onnxruntime"))
+
+
+def test_the_first_load_on_a_gpu_is_first_once_in_the_life_of_triton(reports):
+    assert reports.asks(1)
+    assert loaded(reports, "a", {0: 1}).is_first
+    assert not loaded(reports, "b", {0: 1}).is_first
+    assert loaded(reports, "c", {0: 1, 1: 1}).is_first
+    assert reports.asks(2)
+    assert loaded(reports, "d", {0: 1}).is_first
+
+
+def test_a_package_is_news_once(reports):
+    loaded(reports, "first", {0: 1})
+    accounts = [loaded(reports, key, {0: 1}) for key in "aba"]
+    assert [reports.is_news(each, {ONE: GIB}) for each in accounts] == [True, True, False]

@@ -1,9 +1,9 @@
 """What passed a limit, and how long that is believed of a package."""
 
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
+from adapter.core.limits import Oversize, exceeded, refusal
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
-from adapter.core.overrun import Oversize, exceeded, refusal
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 from tests.cases import rows
 
