@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from tests.frontends.http import test_both_paths as ways
+from tests.frontends.http import test_head_readings as heads
 from tests.frontends.http import test_listener_fuzz as fuzz
 from tests.frontends.http import test_readings as readings
 from tests.frontends.http.readings import Streams
@@ -38,6 +39,10 @@ def play_seeds(
 def test_anything_sent_to_the_http_listener(seconds, seed):
     test = fuzz.test_whatever_comes_is_answered_or_closed_and_nothing_of_it_stays
     play_until(seconds / 3, seed, (test,))
+
+
+def test_of_a_million_heads_none_is_read_otherwise_by_h11(seed):
+    sys.stdout.write(f"{dict(heads.compare(random.Random(seed), 1_000_000))}\n")
 
 
 def test_where_a_request_ends_has_one_reading(seconds, seed):

@@ -16,7 +16,8 @@ from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.bodies import Arrival, Limits
 from adapter.frontends.http.application import HEAD_BYTES, Application, Handler, error_boundary
 from adapter.frontends.http.fast_path import FastPath, Inference
-from adapter.frontends.http.head import END, Head, Heads
+from adapter.frontends.http.head import Head, Heads
+from adapter.frontends.http.head_scanner import END
 from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.
@@ -254,7 +255,7 @@ class Connection(asyncio.Protocol):
                 self._refuse_long_head()
                 return
             head = self._server.heads.read(raw)
-        if head.length is None:
+        if head.length < 0:
             self._serve_for_good(raw + behind)
         else:
             self._begin(head, raw, behind)
@@ -277,7 +278,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
-        length, self.ahead = head.length or 0, b""
+        length, self.ahead = head.length, b""
         left = length - len(body)
         if left < 0:
             left, behind, body = 0, body[length:], body[:length]

@@ -22,8 +22,6 @@ class Attempt(Protocol):
     was_found: bool
     was_sent: bool
 
-    @property
-    def model_id(self) -> ModelId: ...
     def authorization(self) -> str:
         """Return that header of the request."""
 
@@ -43,7 +41,7 @@ class Contract(Protocol):
     def answer_line(self) -> bytes:
         """Return what the head of this answer has beside the lines of all such answers."""
 
-    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
+    def refusal(self, error: AdapterError | None, model_id: ModelId, attempt: Attempt) -> Refusal:
         """Return the answer for an error; None is a bug."""
 
     async def frees_memory(self, error: CapacityError) -> bool: ...
@@ -88,8 +86,8 @@ class ContainerContract:
     def answer_line(self) -> bytes:
         return b""
 
-    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
-        return INTERNAL_FAILURE if error is None else own_refusal(error, attempt.model_id)
+    def refusal(self, error: AdapterError | None, model_id: ModelId, _: Attempt) -> Refusal:
+        return INTERNAL_FAILURE if error is None else own_refusal(error, model_id)
 
     async def frees_memory(self, _: CapacityError) -> bool:
         return False

@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
-from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
 from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection, error_boundary
 from adapter.frontends.http.content_types import explained
-from adapter.frontends.http.head import Head, Plain, headers_of
+from adapter.frontends.http.head import Head, headers_of
 from adapter.frontends.http.instrumentation import (
     Clock,
     Instrumentation,
@@ -30,6 +30,9 @@ from adapter.frontends.http.instrumentation import (
 from adapter.frontends.http.streamed_answer import JOINED_BYTES, StreamedAnswer
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget, Holding
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.contracts import Contract
 
 # Bodies up to this size are gathered; others are passed on.
 GATHERED_BYTES = 256 * 2**10
@@ -78,7 +81,7 @@ class Inference:
         self._path = path
         self._stage = _NONE
         self._head: Head
-        self._plain: Plain
+        self._contract: Contract
         self._upstream: Upstream | None = None
         self._lease: Lease | None = None
         self._holding: Holding | None = None
@@ -94,10 +97,10 @@ class Inference:
 
     def begin(self, head: Head, raw: bytes, body: bytes) -> bool:
         """Take the request, of whose body some is there; False: it is not for here."""
-        plain, length = head.plain, head.length
-        if plain is None or length is None or not self._path.accepts_requests:
+        contract, length = head.contract, head.length
+        if contract is None or not self._path.accepts_requests:
             return False
-        self._head, self._plain, self._raw = head, plain, raw
+        self._head, self._contract, self._raw = head, contract, raw
         self._begun = clock.monotonic()
         self._waited: float | None = None
         self._callers, self._status = 0.0, 0
@@ -105,7 +108,7 @@ class Inference:
         self._check = None
         self._is_blocked = self.was_found = self.was_sent = False
         self._stage = _GATHERING
-        plain.served.in_flight.count += 1
+        head.operation.served.in_flight.count += 1
         is_taken = self._serve(body) if self._is_whole else self._begin_body(body, length)
         if not is_taken:
             self._over()
@@ -150,7 +153,7 @@ class Inference:
 
     def _begin_body(self, body: bytes, length: int) -> bool:
         is_large = length > GATHERED_BYTES
-        if not self._plain.contract.sends_again:
+        if not self._contract.sends_again:
             try:
                 if (lease := self._find_lease()) is None:
                     return False
@@ -177,16 +180,15 @@ class Inference:
             self._client.serve_by_application(self._raw + body)
 
     def _serve(self, body: bytes) -> bool:
-        """With the whole body. A connection to Triton that is idle is taken here, for less."""
         dataplane = self._path.dataplane
-        if self._plain.contract.sends_again and not self.was_sent:
+        if self._contract.sends_again and not self.was_sent:
             self._body = body
         try:
             if (lease := self._find_lease()) is None:
                 return False
             self._lease = lease
             lease.begin(self._begun)
-            dataplane.check(body, self._plain.json_bytes)
+            dataplane.check(body, self._head.json_bytes)
         except AdapterError as error:
             return self._refuse_at_once(error)
         if (upstream := dataplane.idle()) is None:
@@ -199,7 +201,7 @@ class Inference:
         self._lease = lease
         lease.begin()
         lease.arrives(lambda: self._client.refuse("the model is being unloaded"))
-        self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
+        self._check = self._path.dataplane.checking(self._head.json_bytes, length)
         self._hold(body)
         self._to_triton(body)
 
@@ -217,14 +219,14 @@ class Inference:
 
     def _find_lease(self) -> Lease | None:
         """None where it is aiohttp that answers. Raises what it would answer at once."""
-        plain = self._plain
-        lease = plain.contract.lease(plain.model_id, is_typed=plain.is_typed)
+        head = self._head
+        lease = self._contract.lease(head.model_id, is_typed=head.is_typed)
         self.was_found = lease is not None
         return lease
 
     async def _connect(self) -> None:
         try:
-            upstream = await self._path.dataplane.connected(self._plain.model_id)
+            upstream = await self._path.dataplane.connected(self._head.model_id)
         except AdapterError as error:
             self.failed(error)
         except Exception as error:  # noqa: BLE001 - a bug
@@ -271,7 +273,7 @@ class Inference:
     def answered_whole(self, body: bytes) -> None:
         try:
             assert self._upstream is not None  # noqa: S101 - it tells this
-            headers, contract = self._upstream.headers, self._plain.contract
+            headers, contract = self._upstream.headers, self._contract
             if contract.renames:
                 headers, body = contract.renamed(headers, body)
             head = self._begin_answer(headers, len(body))
@@ -291,7 +293,7 @@ class Inference:
     @error_boundary
     def answered(self) -> None:
         assert self._upstream is not None  # noqa: S101 - it tells this
-        if not self._plain.contract.renames:  # else it is gathered first
+        if not self._contract.renames:  # else it is gathered first
             length = self._upstream.length
             head = self._begin_answer(self._upstream.headers, length)
             self._answer = StreamedAnswer(self._client, self._path.budget, head, length)
@@ -303,14 +305,14 @@ class Inference:
         self._waited = None if self.was_sent else self._heard - self._asked
         self._stage = _ANSWERING
         self._is_last = not (self._is_whole and self._path.accepts_requests)
-        plain, lines = self._plain, self._path.clock
-        if plain.answered is not headers or plain.length != length:  # else Triton says it again
-            plain.answered, plain.length = headers, length
+        operation, lines = self._head.operation, self._path.clock
+        if operation.answered is not headers or operation.length != length:
+            operation.answered, operation.length = headers, length
             frame = _CHUNKED if length is None else b"Content-Length: %d\r\n" % length
-            fields = given_back(headers, is_v2=plain.target.frontend == "v2")
-            plain.answer = begin_of_head(_OK, fields) + plain.echoed + frame
+            fields = given_back(headers, is_v2=operation.is_v2)
+            operation.answer = begin_of_head(_OK, fields) + frame
         end = lines.last if self._is_last else lines.line
-        return plain.answer + plain.contract.answer_line() + end
+        return operation.answer + self._head.echoed + self._contract.answer_line() + end
 
     @error_boundary
     def received(self, piece: bytes) -> None:
@@ -388,13 +390,13 @@ class Inference:
         return True
 
     async def _judge(self, error: AdapterError) -> None:
-        plain, body = self._plain, self._body
+        head, body = self._head, self._body
         try:
-            judged = await self._path.control.judged(error, plain.model_id)
+            judged = await self._path.control.judged(error, head.model_id)
             if (
                 body is not None
                 and isinstance(judged, CapacityError)
-                and await plain.contract.frees_memory(judged)
+                and await self._contract.frees_memory(judged)
             ):
                 self._again(body)
             else:
@@ -408,12 +410,12 @@ class Inference:
         self._serve_or_pass(body)
 
     def _refuse(self, error: AdapterError) -> None:
-        self._task, plain, instrumentation = None, self._plain, self._path.instrumentation
-        if plain.is_typed and isinstance(error, NotJson):
+        self._task, head, instrumentation = None, self._head, self._path.instrumentation
+        if head.is_typed and isinstance(error, NotJson):
             error = explained(error, self._request()[2], None)
         refusal, kind = (
-            plain.contract.refusal(error, self),
-            (plain.target.operation, plain.model_id),
+            self._contract.refusal(error, head.model_id, self),
+            (head.operation.name, head.model_id),
         )
         instrumentation.refused(error, self._request, *kind, more=refusal.logged)
         self._say(refusal)
@@ -423,10 +425,6 @@ class Inference:
     def _request(self) -> tuple[str, str, Mapping[str, str]]:
         return ("POST", *headers_of(self._raw))
 
-    @property
-    def model_id(self) -> ModelId:
-        return self._plain.model_id
-
     def authorization(self) -> str:
         return self._request()[2].get("Authorization", "")
 
@@ -434,8 +432,7 @@ class Inference:
         self._status = refusal.status
         may_go_on = self._is_whole or self._stage is _SKIPPING
         is_last = not (may_go_on and self._path.accepts_requests)
-        plain = self._plain
-        echoed = b"" if plain.contract.sends_again else plain.echoed
+        echoed = b"" if self._contract.sends_again else self._head.echoed
         clock = self._path.clock
         self._client.transport.write(refusal_answer(refusal, clock, echoed=echoed, is_last=is_last))
         if is_last or self._is_whole:
@@ -445,7 +442,7 @@ class Inference:
         """An error that nobody expected: 500, or where an answer has begun its end."""
         instrumentation, request, model_id = self._path.instrumentation, ("", ""), None
         if self._stage is not _NONE:
-            request, model_id = ("POST", headers_of(self._raw)[0]), self._plain.model_id
+            request, model_id = ("POST", headers_of(self._raw)[0]), self._head.model_id
         instrumentation.bug(error, request, model_id)
         try:
             upstream = self._upstream
@@ -456,7 +453,7 @@ class Inference:
             if self._stage is _NONE or self._status:
                 self._client.abort()
             else:
-                self._say(self._plain.contract.refusal(None, self))
+                self._say(self._contract.refusal(None, self._head.model_id, self))
         except Exception as another:  # noqa: BLE001 - it is logged, and the caller cut off
             instrumentation.bug(another, request, model_id)
             self._client.abort()
@@ -491,10 +488,10 @@ class Inference:
         self._client.answered(is_last=is_last)
 
     def _over(self) -> None:
-        plain, status, self._stage = self._plain, self._status, _NONE
+        head, status, self._stage = self._head, self._status, _NONE
         self._body = None
-        served = plain.served
+        served = head.operation.served
         served.in_flight.count -= 1
         if status:
             seconds = clock.monotonic() - self._begun
-            served.count(status, seconds, self._waited, self._callers, plain.model_id, is_fast=True)
+            served.count(status, seconds, self._waited, self._callers, head.model_id, is_fast=True)

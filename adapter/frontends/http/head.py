@@ -1,46 +1,35 @@
-"""The head of a request, read by httptools: where its body ends, and whether it is plain.
+"""The head of a request: where its body ends, and whether it is plain.
 
 Plain is an inference about which nothing is special, so that it can go to Triton without more of
-HTTP being understood than is here. Whatever two parsers might read differently is not plain.
+HTTP being understood than is here.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from types import SimpleNamespace
-from typing import TypeAlias
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
 
 from adapter.core.calls import RawHeaders, has_long_line
-from adapter.core.model import ModelId
+from adapter.core.model import MAX_MODEL_ID_BYTES, ModelId
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.endpoint.call import EndpointCall, EndpointCalls
-from adapter.frontends.http.inference import Target, target_of
+from adapter.frontends.http.endpoint.call import EndpointCalls
+from adapter.frontends.http.head_scanner import Scanned, scan
 from adapter.frontends.http.instrumentation import ECHOED, FORWARDED
 from adapter.frontends.routes import INVOKE_ENDPOINT
 from adapter.telemetry.traffic import Served
 
-END = b"\r\n\r\n"
-
-Fields: TypeAlias = dict[bytes, bytes]
-
-# Of how many heads what they say is kept, and of how long ones.
+# How many heads are kept as they came, and how long ones.
 _KNOWN, _KNOWN_BYTES = 256, 2 * 2**10
 
-# Values of Host of which it is kept whether they are ours.
-_HOSTS = 64
-
-# As aiohttp has it.
-_HEADERS = 128
-
-_DIGITS, _PERCENT = re.compile(rb"[0-9]{1,15}"), ord("%")
+_MODELS, _INVOKE, _INVOCATIONS = b"/models/", b"/invoke", b"/invocations"
+_V2_MODELS, _INFER, _VERSIONS = b"/v2/models/", b"/infer", b"/versions/"
+_ENDPOINTS = b"/endpoints/"
+# In a name they begin something else, or are written differently elsewhere.
+_NOT_IN_NAMES = (b"/", b"%", b"?", b"#")
+_MOST_DIGITS = 15
 _HEADER_LENGTH = b"inference-header-content-length"
 _FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", _HEADER_LENGTH})
 _NEVER_PLAIN = frozenset(
@@ -54,67 +43,47 @@ _FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
 _ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
 
 
-# Lines that differ from request to request, as clients spell them: to ignore the case takes twice
-# as long. Each is one line of printable characters, so that the head is read the same without it.
-_TRACE = rb"[Tt]race(?:parent|state):[\t\x20-\x7e]*(?=\r\n[^\t ])"
-_SIGNING = (
-    rb"(?:[Xx]-[Aa]mz-(?:[Dd]ate|[Ss]ecurity-[Tt]oken|[Cc]ontent-[Ss][Hh][Aa]256)"
-    rb"|[Aa]uthorization|amz-sdk-(?:invocation-id|request)|[Xx]-[Aa]mzn-[Tt]race-[Ii]d)"
-    rb":[\t\x20-\x7e]*(?=\r\n[^\t ])"
-)
-# Triton is told those of a trace; by V2 all of them, but to nothing in SageMaker's contract, nor to
-# an endpoint without keys, do the others say anything.
-_BEGIN_OF_V2 = b"POST /v2/"
-_DIFFERING_IN_V2 = re.compile(rb"\r\n(%b|%b)" % (_TRACE, _SIGNING))
-_DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
-
-
-def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a head as a client says it again and again, and the lines for Triton that it had
-    besides.
-    """
-    differing = _DIFFERING_IN_V2 if raw.startswith(_BEGIN_OF_V2) else _DIFFERING
-    parts = differing.split(raw)
-    return b"".join(parts[::2]), [line for line in parts[1::2] if line]
-
-
-@dataclass(slots=True)
-class Plain:
-    """`echoed` are header lines of the answer. `json_bytes`: how much of the body is JSON, None for
-    all. `is_typed`: it is not plain for a model that opted into content types. `answer`: how the
+class Operation:
+    """What all plain requests of one operation share. `is_v2`: it is one of V2's. `answer`: how an
     answer begins where Triton's headers are those it `answered` and its body has that `length`.
     """
 
-    target: Target
-    model_id: ModelId
-    served: Served
-    echoed: bytes
-    json_bytes: int | None
-    contract: Contract
-    is_typed: bool = False
     answered: RawHeaders | None = None
     length: int | None = None
-    answer: bytes = b""
+    answer = b""
+
+    def __init__(self, frontend: str, name: str, served: Served) -> None:
+        self.name = name
+        self.is_v2 = frontend == "v2"
+        self.served = served
 
 
-@dataclass(slots=True)
 class Head:
-    """A parsed head. `length` of the body is None if only aiohttp can tell where it ends.
-    `upstream_head` goes to Triton if the request is plain.
+    """A head that was read. `length` of the body is -1 if only aiohttp can tell where it ends.
+
+    Of one that is plain: `contract`, None in any other; `upstream_head` goes to Triton; `echoed`
+    are header lines of the answer; `json_bytes` of the body are JSON, None for all; `is_typed`: it
+    is not plain for a model that opted into content types.
     """
 
-    length: int | None
-    plain: Plain | None = None
-    upstream_head: bytes = b""
+    operation: Operation
+    model_id: ModelId
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.contract: Contract | None = None
+        self.upstream_head = self.echoed = b""
+        self.json_bytes: int | None = None
+        self.is_typed = False
 
 
-_UNKNOWN = Head(None)
+_UNKNOWN = Head(-1)
 
 
 class Heads:
-    """Reads heads. Those that came before are found by their bytes: callers say the same again and
-    again. `host` is Triton's; without it nothing is plain. `known`: the same dict for ever.
-    `invokes`: SageMaker's invocations are inferences.
+    """Reads heads. `host` is Triton's; without it nothing is plain. `invokes`: SageMaker's
+    invocations are inferences. `known`: the same dict for ever, of heads as they came; callers say
+    the same again and again.
     """
 
     def __init__(
@@ -129,112 +98,147 @@ class Heads:
         invokes: bool = True,
     ) -> None:
         self.host = ""
+        self.known: dict[bytes, Head] = {}
         self._calls = calls
         self._invokes = invokes
-        self._served = served
         self._contracts = contracts
         self._default_model = default_model
         self._max_body = max_body_bytes
-        self.known: dict[bytes, Head] = {}
-        self._knows_host = lru_cache(_HOSTS)(lambda host: sites.knows_host(host.decode("latin-1")))
+        self._sites = sites
+        self._host = b""  # the last one that is ours
+        self._invoke = _operation(served, "sagemaker", "invoke")
+        self._infer = _operation(served, "v2", "infer")
+        self._invocations = _operation(served, "sagemaker", "invocations")
+        self._endpoint = _operation(served, INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation)
 
     def read(self, raw: bytes) -> Head:
-        """`raw` ends with the empty line."""
-        if (head := self.known.get(raw)) is not None:
-            return head
-        same, lines = without_differing(raw)
-        if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
-            return self._read(raw)  # one twice
-        head = self.known.get(same)
-        if head is None:
-            head = self._read(same)
-            if self.host and len(same) <= _KNOWN_BYTES:
-                if len(self.known) == _KNOWN:
-                    self.known.clear()
-                self.known[same] = head
-        if lines and head.plain is not None:
-            upstream_head = b"\r\n".join([head.upstream_head[: -len(END)], *lines, END[2:]])
-            is_plain = not has_long_line(upstream_head)
-            return Head(head.length, head.plain, upstream_head) if is_plain else Head(head.length)
+        """Read a head; it ends with the empty line."""
+        scanned = scan(raw)
+        if scanned is None:
+            head = _UNKNOWN
+        else:
+            head = Head(scanned.length)
+            if scanned.method == b"POST" and self.host and 0 < scanned.length <= self._max_body:
+                self._read_plain(head, scanned)
+        if self.host and len(raw) <= _KNOWN_BYTES:
+            if len(self.known) == _KNOWN:
+                self.known.clear()
+            self.known[raw] = head
         return head
 
-    def _read(self, raw: bytes) -> Head:
-        parsed = _parsed(raw)
-        if parsed is None:
-            return _UNKNOWN
-        method, target, headers = parsed
-        fields = {name.lower(): value for name, value in headers.items()}
-        length = fields.get(b"content-length", b"0")
+    def _read_plain(self, head: Head, scanned: Scanned) -> None:
+        fields = scanned.fields
         if (
-            not raw.startswith(b"%b %b HTTP/1.1\r\n" % (method, target))
-            or raw.count(b"\n") != len(fields) + 2  # one twice, or on more than one line
-            or len(fields) > _HEADERS
-            or b"transfer-encoding" in fields
-            or b"upgrade" in fields
-            or not _DIGITS.fullmatch(length)
-        ):
-            return _UNKNOWN
-        size = int(length)
-        is_plain = method == b"POST" and self.host and 0 < size <= self._max_body
-        return self._plain(target, headers, fields, size) if is_plain else Head(size)
-
-    def _plain(self, target: bytes, headers: Fields, fields: Fields, size: int) -> Head:
-        """`fields`: the headers by their names in lower case."""
-        call = None if self._calls is None else self._calls.read(target, fields)
-        asked = None if _PERCENT in target else _asked(target, call)
-        if (
-            asked is None
-            or (model_id := asked.model_id or self._default_model) is None
-            or asked.operation.startswith("generate")
-            or not (self._invokes or asked.frontend == "v2")
-            or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
+            fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
             or not _NEVER_PLAIN.isdisjoint(fields)
-            or b"host" not in fields
-            or not self._knows_host(fields[b"host"])
+            or not self._knows_host(fields.get(b"host"))
         ):
-            return Head(size)
-        if asked.frontend == "v2":
-            prefix = fields.get(_HEADER_LENGTH)
-            sent = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
-        else:
-            prefix = _prefix(fields.get(b"content-type", b""), size)
-            sent = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
-            if call is not None and call.renames:  # the answer must not come compressed
-                sent = [pair for pair in sent if pair[0] != b"Accept-Encoding"]
-        if prefix is not None and _DIGITS.fullmatch(prefix) is None:
-            return Head(size)
-        path = f"/v2/models/{call.name if call else model_id}{asked.path or '/infer'}"
-        upstream_head = self._upstream_head(path, sent, prefix, size)
-        if has_long_line(upstream_head):
-            return Head(size)
-        json_bytes = None if prefix is None else int(prefix)
-        served = self._served(asked.frontend, asked.operation)
-        is_v2 = asked.frontend == "v2"
-        echoed = call.lines.encode() if call else _echoed(fields)
-        contract = call or (self._contracts.v2 if is_v2 else self._contracts.sagemaker)
-        typed = not is_v2 and _is_typed(fields)
-        plain = Plain(asked, model_id, served, echoed, json_bytes, contract, typed)
-        return Head(size, plain, upstream_head)
+            return
+        target = scanned.target
+        if target.startswith(_V2_MODELS):
+            self._read_infer(head, target[len(_V2_MODELS) : -len(_INFER)], scanned)
+        elif not self._invokes:
+            return
+        elif target.startswith(_MODELS) and target.endswith(_INVOKE):
+            name = target[len(_MODELS) : -len(_INVOKE)]
+            if _is_name(name):
+                self._read_invoke(head, self._invoke, ModelId(name.decode()), scanned)
+        elif target == _INVOCATIONS and self._default_model is not None:
+            self._read_invoke(head, self._invocations, self._default_model, scanned)
+        elif target.startswith(_ENDPOINTS) and self._calls is not None:
+            self._read_call(head, self._calls, scanned)
 
-    def _upstream_head(
-        self, path: str, sent: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
-    ) -> bytes:
-        """As `head_of` of dataplane/http.py writes it."""
-        lines = [f"POST {path} HTTP/1.1\r\nHost: {self.host}".encode()]
-        lines += [b"%b: %b" % pair for pair in sent]
-        if prefix is None:
-            lines.append(b"Content-Type: application/json")
-        else:
-            lines.append(b"Content-Type: application/octet-stream")
-            lines.append(b"Inference-Header-Content-Length: " + prefix)
-        lines.append(b"Content-Length: %d%b" % (size, END))
-        return b"\r\n".join(lines)
+    def _knows_host(self, host: bytes | None) -> bool:
+        if host is None:
+            return False
+        if host != self._host:
+            if not self._sites.knows_host(host.decode("latin-1")):
+                return False
+            self._host = host
+        return True
+
+    def _read_infer(self, head: Head, path: bytes, scanned: Scanned) -> None:
+        name, is_versioned, version = path.partition(_VERSIONS)
+        if not (scanned.target.endswith(_INFER) and _is_name(name)):
+            return
+        if is_versioned and not version.isdigit():
+            return
+        sent = [
+            b"%b: %b\r\n" % (spelled, value)
+            for spelled, (key, value) in zip(scanned.names, scanned.fields.items(), strict=True)
+            if key not in _FRAME
+        ]
+        head.operation, head.model_id = self._infer, ModelId(name.decode())
+        prefix = scanned.fields.get(_HEADER_LENGTH)
+        if self._is_framed(head, scanned.target, sent, prefix):
+            head.echoed = _echoed(scanned.fields)
+            head.contract = self._contracts.v2
+
+    def _read_invoke(
+        self, head: Head, operation: Operation, model_id: ModelId, scanned: Scanned
+    ) -> None:
+        head.operation, head.model_id = operation, model_id
+        sent = [b"%b: %b\r\n" % pair for pair in _forwarded(scanned.fields)]
+        if self._is_invocation(head, model_id, sent, scanned):
+            head.echoed = _echoed(scanned.fields)
+            head.contract = self._contracts.sagemaker
+
+    def _read_call(self, head: Head, calls: EndpointCalls, scanned: Scanned) -> None:
+        call = calls.read(scanned.target, scanned.fields)
+        if call is None:
+            return
+        head.operation, head.model_id = self._endpoint, call.model_id
+        sent = [
+            b"%b: %b\r\n" % pair
+            for pair in _forwarded(scanned.fields)
+            if not (call.renames and pair[0] == b"Accept-Encoding")  # it must not come compressed
+        ]
+        if self._is_invocation(head, call.name, sent, scanned):
+            head.echoed = call.lines
+            head.contract = call
+
+    def _is_invocation(self, head: Head, name: str, sent: list[bytes], scanned: Scanned) -> bool:
+        fields = scanned.fields
+        kind = fields.get(b"content-type", b"")
+        head.is_typed = is_typed(
+            kind.decode("latin-1"), fields.get(b"accept", b"").decode("latin-1")
+        )
+        target = f"/v2/models/{name}/infer".encode()
+        return self._is_framed(head, target, sent, _prefix(kind, scanned.length))
+
+    def _is_framed(
+        self, head: Head, target: bytes, sent: list[bytes], prefix: bytes | None
+    ) -> bool:
+        """Write the head for Triton as `head_of` of dataplane/http.py does; return False if it may
+        not be read there. `prefix`: how much of the body is JSON.
+        """
+        kind = b"Content-Type: application/json\r\n"
+        if prefix is not None:
+            if not prefix.isdigit() or len(prefix) > _MOST_DIGITS:
+                return False
+            head.json_bytes = int(prefix)
+            kind = (
+                b"Content-Type: application/octet-stream\r\n"
+                b"Inference-Header-Content-Length: %b\r\n" % prefix
+            )
+        first = b"POST %b HTTP/1.1\r\nHost: %b\r\n" % (target, self.host.encode())
+        end = b"Content-Length: %d\r\n\r\n" % head.length
+        head.upstream_head = b"".join((first, *sent, kind, end))
+        return not has_long_line(head.upstream_head)
 
 
-def _asked(target: bytes, call: EndpointCall | None) -> Target | None:
-    if call is None:
-        return target_of(target)
-    return Target(INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation, call.model_id)
+def _operation(served: Callable[[str, str], Served], frontend: str, name: str) -> Operation:
+    return Operation(frontend, name, served(frontend, name))
+
+
+def _is_name(name: bytes) -> bool:
+    """Return whether it is a model's name, as it stands."""
+    is_long = not 0 < len(name) <= MAX_MODEL_ID_BYTES
+    return not is_long and not any(each in name for each in _NOT_IN_NAMES)
+
+
+def _forwarded(fields: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
 
 
 def _prefix(kind: bytes, size: int) -> bytes | None:
@@ -248,11 +252,6 @@ def _prefix(kind: bytes, size: int) -> bytes | None:
     return None if found is None else b"%d" % found
 
 
-def _is_typed(fields: Fields) -> bool:
-    kind, accept = fields.get(b"content-type", b""), fields.get(b"accept", b"")
-    return is_typed(kind.decode("latin-1"), accept.decode("latin-1"))
-
-
 def _echoed(fields: dict[bytes, bytes]) -> bytes:
     found = [(name, fields[key]) for key, name in _ECHOED.items() if key in fields]
     return b"".join(
@@ -262,29 +261,11 @@ def _echoed(fields: dict[bytes, bytes]) -> bytes:
     )
 
 
-def _parsed(raw: bytes) -> tuple[bytes, bytes, Fields] | None:
-    """Method, target and headers, of which the last one counts where there are more of one name;
-    None for what is no whole head. The parser calls no Python: it tells each header to a dict.
-    """
-    target: list[bytes] = []
-    headers: Fields = {}
-    missing = [b"the empty line"]
-    sent = SimpleNamespace(
-        on_url=target.append, on_header=headers.__setitem__, on_headers_complete=missing.clear
-    )
-    parser = HttpRequestParser(sent)
-    try:
-        parser.feed_data(raw)
-    except (HttpParserError, HttpParserUpgrade):
-        return None
-    return None if missing else (parser.get_method(), b"".join(target), headers)
-
-
 def headers_of(raw: bytes) -> tuple[str, CIMultiDict[str]]:
     """Target and headers of a head that was read before, for the log."""
-    parsed = _parsed(raw)
-    assert parsed is not None  # noqa: S101 - it was read before
-    _, target, headers = parsed
-    return target.decode("utf-8", "surrogateescape"), CIMultiDict(
-        (name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in headers.items()
+    scanned = scan(raw)
+    assert scanned is not None  # noqa: S101 - it was read before
+    return scanned.target.decode(), CIMultiDict(
+        (name.decode(), value.decode("utf-8", "surrogateescape"))
+        for name, value in zip(scanned.names, scanned.fields.values(), strict=True)
     )

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from functools import lru_cache
 
 from aiohttp import HttpVersion11, web
 
@@ -42,8 +41,6 @@ _EVENT_END = b"\n\n"
 _INFER, _GENERATE_STREAM = "infer", "generate_stream"
 # Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
 _SEVERAL_ANSWERS = b'{"error":"generate expects'
-# Of longer targets it is not kept what they mean.
-_SHORT_TARGET = 512
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
 
@@ -66,10 +63,6 @@ def target_of(raw: bytes) -> Target | None:
     """Return the inference that a POST of this path is, but for those of the endpoint; None for
     what is none, or is one of no model that there can be.
     """
-    return (_short_target_of if len(raw) <= _SHORT_TARGET else _target_of)(raw)
-
-
-def _target_of(raw: bytes) -> Target | None:
     try:
         match = find(bare(path_segments(raw.decode())))
         route = None if match is None else match.methods.get("POST")
@@ -78,9 +71,6 @@ def _target_of(raw: bytes) -> Target | None:
         return None if route.contract == "endpoint" else of_match(match, route)
     except (AdapterError, UnicodeDecodeError):
         return None
-
-
-_short_target_of = lru_cache(512)(_target_of)
 
 
 def of_match(match: Match, route: Route) -> Target:

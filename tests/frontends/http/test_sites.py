@@ -115,10 +115,10 @@ def test_loopback_has_these_addresses(address):
 
 @pytest.mark.parametrize("field", ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"])
 def test_what_says_where_it_is_from_is_not_plain(field):
-    assert heads().read(head(FAST, LENGTH, field)).plain is None
+    assert heads().read(head(FAST, LENGTH, field)).contract is None
 
 
 def test_only_a_known_host_is_plain():
     known = heads(sites=LOOPBACK)
-    assert known.read(head(FAST, LENGTH)).plain is not None
-    assert known.read(head(FAST, LENGTH).replace(b"localhost", b"evil.example")).plain is None
+    assert known.read(head(FAST, LENGTH)).contract is not None
+    assert known.read(head(FAST, LENGTH).replace(b"localhost", b"evil.example")).contract is None

@@ -44,7 +44,8 @@ class EndpointCall:
         self.model_id = model_id
         self.name = triton_name(model_id)
         self.renames = str(self.name) != str(model_id)
-        self.lines = f"{VARIANT_HEADER}: {members.variant}\r\n{CACHE}: {CacheUse.HIT.value}\r\n"
+        variant, use = members.variant, CacheUse.HIT.value
+        self.lines = f"{VARIANT_HEADER}: {variant}\r\n{CACHE}: {use}\r\n".encode()
         self._residency = residency
         self._members = members
         self._key = key
@@ -71,14 +72,14 @@ class EndpointCall:
     def answer_line(self) -> bytes:
         return new_request_id_line()
 
-    def refusal(self, error: AdapterError | None, attempt: Attempt) -> Refusal:
+    def refusal(self, error: AdapterError | None, model_id: ModelId, attempt: Attempt) -> Refusal:
         call_info = CallInfo(
             new_request_id(),
             self._members.endpoint,
             self._members.variant,
             cache=CacheUse.HIT if attempt.was_found else CacheUse.MISS,
             was_sent=attempt.was_sent,
-            model_id=self.model_id,
+            model_id=model_id,
             authorization=attempt.authorization,
         )
         found = failure(call_info) if error is None else refusal_of(error, call_info)

@@ -1,0 +1,64 @@
+"""Reads the head of a request, strictly: what two parsers might read differently is not read here.
+
+Nothing is remembered from head to head. RFC 9112 allows more: another method, a line that goes on,
+a bare line feed, a field that comes twice. Such a head is for aiohttp to judge.
+"""
+
+END = b"\r\n\r\n"
+
+# As many fields as aiohttp takes, and as many digits of a length.
+_MOST_FIELDS, _MOST_DIGITS = 128, 15
+_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
+# What lines are of.
+_TEXT = b"\t " + bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
+_TOKEN = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"  # in lower case
+
+
+class Scanned:
+    """A head: `fields` are its values by their names in lower case; `names` as they were sent.
+    `length` is that of the body.
+    """
+
+    method: bytes
+    target: bytes
+    fields: dict[bytes, bytes]
+    names: list[bytes]
+    length: int
+
+
+def scan(raw: bytes) -> Scanned | None:
+    """Read a head, which ends with the only empty line in it; None unless it has one reading."""
+    lines = raw.split(b"\r\n")
+    count = len(lines) - 1
+    # no control character, and no CR or LF alone
+    if count > _MOST_FIELDS + 2 or raw.translate(None, _TEXT) != b"\r\n" * count:
+        return None
+    method, _, rest = lines[0].partition(b" ")
+    target, _, version = rest.partition(b" ")
+    if version != b"HTTP/1.1" or method not in _METHODS:
+        return None
+    if target[:1] != b"/" or b"\t" in target or not target.isascii():
+        return None
+    fields: dict[bytes, bytes] = {}
+    names = []
+    for at in range(1, count - 1):
+        name, colon, value = lines[at].partition(b":")
+        key = name.lower()
+        if not colon or key in fields or not (key.replace(b"-", b"").isalnum() or _is_token(key)):
+            return None
+        fields[key] = value.strip(b" \t")
+        names.append(name)
+    length = fields.get(b"content-length", b"0")
+    if b"transfer-encoding" in fields or b"upgrade" in fields:
+        return None
+    if len(length) > _MOST_DIGITS or not length.isdigit():
+        return None
+    head = Scanned()
+    head.method, head.target, head.fields, head.names = method, target, fields, names
+    head.length = int(length)
+    return head
+
+
+def _is_token(name: bytes) -> bool:
+    """Slow: the table of what to delete is made for each call."""
+    return name != b"" and not name.translate(None, _TOKEN)
