@@ -469,6 +469,16 @@ def drawing(arrows: list[str]) -> str:
     return f"```mermaid\nstateDiagram-v2\n{lines}```\n\n"
 
 
+_CALLS = {
+    residency.ResidencyState.ABSENT: "begins the fetch",
+    residency.ResidencyState.FETCHING: "waits",
+    residency.ResidencyState.ON_DISK: "waits for room, or for the model's turn",
+    residency.ResidencyState.LOADING: "waits",
+    residency.ResidencyState.RESIDENT: "is answered: `hit`",
+    residency.ResidencyState.UNLOADING: "waits, and loads the model again",
+}
+
+
 def states_page() -> str:
     model = [
         f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
@@ -513,6 +523,7 @@ def states_page() -> str:
         "disk cache, where a fetch finds them. While it is LOADING, RESIDENT or UNLOADING, the "
         "model also has the states above.\n\n"
         + drawing(on_demand)
+        + table(["state", "a call"], [[one.name, _CALLS[one]] for one in residency.ResidencyState])
         + "\n## The memory of a model\n\n"
         "From `adapter/core/accounts.py`: how well the size of a model is known. A model of an "
         "earlier run begins as SETTLED, with its learned size.\n\n"

@@ -352,8 +352,8 @@ class Settings(Rules):
     start_timeout_seconds: Seconds = Group.TIME.setting(120.0, "how long Triton may take to start")
     drain_timeout_seconds: Seconds = Group.TIME.setting(
         18.0,
-        "how long requests in flight may continue after SIGTERM; an embedded Triton may take 5 s "
-        "more, and SageMaker sends SIGKILL after 30",
+        "how long requests in flight may continue after SIGTERM; an embedded Triton then gets 4 s "
+        "to end, and SageMaker sends SIGKILL after 30",
     )
     drain_min_seconds: AnySeconds = Group.TIME.setting(
         0.0,

@@ -135,9 +135,8 @@ def fires(case: str) -> set[str]:
 
 
 def listed() -> tuple[dict[str, list[str]], set[str]]:
-    """The rows of the page's table by their alert, and all cases that the section names."""
-    page = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    """The rows of the table by their alert, and all cases that the page names."""
+    section = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     cells = [row.strip("|").split(" | ") for row in re.findall(r"^\| `.*", section, re.MULTILINE)]
     rows = {f"TritonAdapter{row[0].strip(' `')}": row[2:] for row in cells if len(row) == 4}
     return rows, set(re.findall(r"`([^`\n]+)`", section)) & _CASES.keys()

@@ -108,7 +108,6 @@ def test_ps_is_taken(played: Scene, folder: Path) -> None:
     ("name", "page"),
     [
         ("page.png", "README.md"),
-        ("ps.svg", "docs/cli.md"),
         *((name, "docs/observability.md") for name in NAMES),
     ],
 )
