@@ -285,7 +285,9 @@ class ModelTooLarge(CallerError, AboutMemory):
 
 
 class CapacityError(AboutMemory):
-    pass
+    """`elsewhere`: the figures of the other GPUs that would do as well."""
+
+    elsewhere: tuple[MemoryFigures, ...] = ()
 
 
 class InsufficientMemory(CapacityError):

@@ -19,6 +19,7 @@ from adapter.core.ledger import Ledger
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.oom import Classifier
 from adapter.core.registry import Registry
+from adapter.core.residency.placement import PLACINGS
 from adapter.core.residency.waiting import room_seconds
 from adapter.core.sizing import Sizes
 from adapter.packages.staging import Packages
@@ -175,7 +176,7 @@ def _build_control(
     file = LearnedFile(path) if path else None
     if file is not None:
         sizes.restore(file.load())
-    return ModelControl(
+    control = ModelControl(
         registry=Registry(clock.now),
         ledger=Ledger(
             settings.memory_limit,
@@ -195,6 +196,8 @@ def _build_control(
         max_abandoned=settings.max_abandoned_requests,
         recycle_share=settings.recycle_unaccounted,
     )
+    control.memory.placer.placing = PLACINGS[settings.gpu_placement]
+    return control
 
 
 def _limits(settings: Settings) -> TimeLimits:

@@ -86,10 +86,12 @@ class Report:
     content_types: tuple[str, ...]
     backends: tuple[str, ...]
     measured_by: str
+    gpus: str
     warnings: tuple[str, ...]
     models: tuple[Model, ...]
 
 
+_ANY_GPU = "as gpu_placement says"
 _READINGS = "readings of memory"
 _STATISTICS = "Triton's statistics on a GPU, else by readings of memory"
 
@@ -181,9 +183,17 @@ async def _inspect(
         measured_by=_STATISTICS
         if package.backends and package.backends <= _REPORTING
         else _READINGS,
+        gpus=_gpus(package),
         warnings=(*package.warnings, *warnings),
         models=tuple(_model(folder, part, package) for folder, part in named),
     )
+
+
+def _gpus(package: Package) -> str:
+    """Say on which GPUs the package runs, where there are any."""
+    if package.gpus is None:
+        return _ANY_GPU if package.leaves_gpu_open else "as Triton, or the backend, chooses"
+    return ", ".join(map(str, sorted(package.gpus))) or "none"
 
 
 def _named(
@@ -279,6 +289,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"declared  {'no size' if declared is None else format_size(declared)}"
     yield f"backends  {', '.join(report.backends) or 'not known'}"
     yield f"measured  by {report.measured_by}"
+    yield f"GPUs      {report.gpus}"
     if report.content_types:
         yield f"accepts   {', '.join(report.content_types)}, besides JSON"
     for warning in report.warnings:

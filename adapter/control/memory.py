@@ -47,17 +47,18 @@ from adapter.control.ports import Evictor, MemoryReader, Server, TimeLimits
 from adapter.control.progress import Admission
 from adapter.control.readings import Readings
 from adapter.core.accounts import Account, Accounts, Reports, Stage
-from adapter.core.admission import AdmissionInput, Answer, MeshBooks, decide, waits_its_turn
+from adapter.core.admission import AdmissionInput, Answer, MeshBooks, waits_its_turn
 from adapter.core.ledger import Ledger
 from adapter.core.limits import Limits
 from adapter.core.measuring import GpuBytes, Measured
 from adapter.core.memory import Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.placement import Placer, choose
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
 from adapter.core.state import WaitsFor
-from adapter.errors import CapacityError, InsufficientMemory
+from adapter.errors import AboutMemory, CapacityError, InsufficientMemory
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
@@ -108,6 +109,7 @@ class Memory:
         self.reports = Reports(ledger, sizes)
         self.mesh = MeshBooks()
         self.limits = Limits(ledger, sizes, self.accounts, self.mesh)
+        self.placer = Placer(sizes, self.limits.oversize)
         self._requests = requests
         self.evictor: Evictor | None = None
         self._is_behind = False  # a load ended, and something else was still going on
@@ -138,10 +140,7 @@ class Memory:
         told, evicts, begun, short_since = Admission(record), terms.evicts, clock.monotonic(), 0.0
         async with self._turn(record):
             while True:
-                reading = await self.readings.read()
-                now = clock.monotonic()
-                books = self.ledger.snapshot().devices
-                estimate = self.sizes.estimate(package, {d: b.index for d, b in books.items()})
+                reading, now = await self.readings.read(), clock.monotonic()
                 inputs = self._inputs(
                     package,
                     reading,
@@ -150,29 +149,28 @@ class Memory:
                     can_evict=evicts and self.evictor is not None and self.evictor.can_evict,
                     is_planned=terms.is_planned,
                 )
+                options = self.placer.options(record, package, terms, inputs, reading, now=now)
                 try:
-                    if decide(record.id, estimate, inputs) is Answer.ADMIT:
+                    answer, estimate = choose(record.id, options, terms)
+                    if answer is Answer.ADMIT:
                         break
                 except InsufficientMemory as error:
-                    if not inputs.can_evict:
+                    if not inputs.can_evict or terms.ran_out:
                         raise
-                    told.waits(WaitsFor.MEMORY, estimate, inputs.book, reading)
-                    evicts, short_since = await self.evict_for(error), 0.0
+                    told.waits(WaitsFor.MEMORY, options[0][0], inputs.book, reading)
+                    evicts, short_since = await self.goes_on(error, terms), 0.0
                     continue
-                is_turn = waits_its_turn(estimate, inputs)
-                why = WaitsFor.TURN if is_turn else WaitsFor.MEMORY
-                told.waits(why, estimate, inputs.book, reading, self._awaited())
-                short_since = short_since or (0.0 if is_turn else now)
+                why = WaitsFor.TURN if waits_its_turn(estimate, inputs) else WaitsFor.MEMORY
+                moving = (each.model_id for each in self.accounts.moving)
+                awaited = (*moving, *self.accounts.unloads, *self._undone)
+                told.waits(why, estimate, inputs.book, reading, awaited)
+                short_since = short_since or (0.0 if why is WaitsFor.TURN else now)
                 await self._wait_for_change()
             account = Account(record.id, package.content_key, estimate, now)
             account.is_planned, account.is_told = terms.is_planned, inputs.is_told
             self._reserve(account, reading)
-            told.admitted(estimate, inputs.book, reading)
+            told.admitted(estimate, inputs.book, reading, terms)
         return estimate
-
-    def _awaited(self) -> tuple[ModelId, ...]:
-        loads = (each.model_id for each in self.accounts.moving)
-        return (*loads, *self.accounts.unloads, *self._undone)
 
     def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
         self._begin(reading, unloads=0)
@@ -184,9 +182,7 @@ class Memory:
     async def until_left(
         self, size_bytes: int, is_to_come: Callable[[], bool], seconds: float
     ) -> None:
-        """Wait until so much is left below the limits, while `is_to_come` says that room is on its
-        way, for `seconds` at most.
-        """
+        """Wait, for `seconds` at most, until so much is left, while `is_to_come`: room comes."""
         deadline = clock.monotonic() + seconds
         while is_to_come() and clock.monotonic() < deadline:
             left = self.ledger.snapshot().left(await self.readings.read())
@@ -194,9 +190,13 @@ class Memory:
                 return
             await self._wait_for_change()
 
-    async def evict_for(self, error: CapacityError) -> bool:
-        """Evict what `error` needs; return False when nothing could go."""
-        return self.evictor is not None and await self.evictor.evict_for(error)
+    async def goes_on(self, error: AboutMemory, terms: Terms) -> bool:
+        """Return whether to try a failed load again: elsewhere, or as others were evicted."""
+        if (is_elsewhere := terms.goes_elsewhere(error)) or not isinstance(error, CapacityError):
+            return is_elsewhere
+        if self.evictor is None or not terms.evicts:
+            return False
+        return await self.evictor.evict_for(error)
 
     def placed(self, model_id: ModelId, names: Collection[str]) -> None:
         """Note the model's names in Triton, and those of its helpers and steps."""
@@ -378,9 +378,6 @@ class Memory:
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
             may_be_wrong=self.limits.oversize.may_try(package.content_key),
-            proven=self.limits.oversize.proven(
-                package.content_key, self.ledger.snapshot(), reading, clock.monotonic()
-            ),
             can_evict=can_evict,
             is_planned=is_planned,
             processes=package.processes,
@@ -479,10 +476,11 @@ class Memory:
             if self.limits.is_below(expected):
                 self.sizes.forget(key)
         self.sizes.saw_baseline(self.ledger.snapshot().baseline)
-        is_reported = self.accounts.models[model_id].reported == measured.bytes
-        self.sizes.learn(key, measured.bytes, exact=measured.exact, is_reported=is_reported)
+        account, exact = self.accounts.models[model_id], measured.exact
+        is_reported, gpu = account.reported == measured.bytes, account.estimate.gpu
+        self.sizes.learn(key, measured.bytes, exact=exact, is_reported=is_reported, gpu=gpu)
         self.ledger.hold(model_id, self.sizes.learned(key) or {})
-        self.accounts.models[model_id].basis = Basis.LEARNED
+        account.basis = Basis.LEARNED
         self.relearned.add(model_id)
 
     def _forget(self, model_id: ModelId) -> None:
@@ -491,7 +489,7 @@ class Memory:
         account = self.accounts.forget(model_id)
         if account is None or account.most is None:
             return
-        if self.sizes.lived(account.package_key, account.most):
+        if self.sizes.lived(account.package_key, account.most, account.estimate.gpu):
             self.relearned.add(model_id)
 
 

@@ -37,10 +37,10 @@ from adapter.core.residency.wanted import Wants
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import (
+    AboutMemory,
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
-    CapacityError,
     ModelNotFound,
 )
 from adapter.runtime import clock
@@ -352,9 +352,8 @@ class ModelControl:
             while True:
                 try:
                     return await self._load_once(load, source, lost, terms)
-                except CapacityError as error:
-                    may_evict = terms.evicts and lost is None
-                    if not may_evict or not await self.memory.evict_for(error):
+                except AboutMemory as error:
+                    if lost is not None or not await self.memory.goes_on(error, terms):
                         raise
 
     async def _load_once(
@@ -374,7 +373,7 @@ class ModelControl:
             estimate = await self.recycling.admit(record, package, terms, lost)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
-            placement = await self._packages.place(record.name, model_id, package)
+            placement = await self._packages.place(record.name, model_id, package, record.gpu)
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))

@@ -115,7 +115,9 @@ class Packages(Protocol):
         since then (time.time). Raises as `prepare` does.
         """
 
-    async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement: ...
+    async def place(
+        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+    ) -> Placement: ...
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
     ) -> None: ...

@@ -6,6 +6,7 @@ from adapter.core.ledger import LedgerSnapshot
 from adapter.core.memory import MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.terms import Terms
 from adapter.core.sizing import Estimate
 from adapter.core.state import WaitsFor
 
@@ -43,9 +44,17 @@ class Admission:
             log.info("model.load_waits", extra=fields | _figures(estimate, book, reading))
 
     def admitted(
-        self, estimate: Estimate, book: LedgerSnapshot, reading: MemoryReading | None
+        self,
+        estimate: Estimate,
+        book: LedgerSnapshot,
+        reading: MemoryReading | None,
+        terms: Terms,
     ) -> None:
         self._record.basis = estimate.basis
+        self._record.gpu = terms.gpu = estimate.gpu.number if estimate.gpu else None
+        if terms.gpu is not None:
+            put = {"model_id": self._record.id, "gpu": terms.gpu, "ran_out_on": [*terms.ran_out]}
+            log.info("model.placed", extra=put | _figures(estimate, book, reading))
         if log.isEnabledFor(logging.DEBUG):
             fields = {"model_id": self._record.id, "basis": estimate.basis.value}
             log.debug("model.admitted", extra=fields | _figures(estimate, book, reading))

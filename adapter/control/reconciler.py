@@ -106,7 +106,7 @@ class Reconciler:
         record = self._registry.adopt(model.model_id, model.name, model.source)
         record.used_at = clock.monotonic()
         self._registry.place(record, model.placement)
-        record.package_key = model.content_key
+        record.package_key, record.gpu = model.content_key, model.gpu
         record.can_load_again = model.can_load_again
         record.content_types = model.content_types
         self._memory.adopt(model.model_id, model.held)

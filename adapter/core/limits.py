@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from adapter.core.accounts import Accounts, Stage
 from adapter.core.admission import MeshBooks
 from adapter.core.ledger import Ledger, LedgerSnapshot
-from adapter.core.memory import HOST, Bytes, Device, MemoryReading, total
+from adapter.core.memory import HOST, Bytes, Device, Gpu, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.sizing import Estimate, Sizes, format_size, remember
 from adapter.errors import CapacityError, InsufficientMemory, MemoryFigures, ModelTooLarge
@@ -108,9 +108,15 @@ class Oversize:
         remember(self._proofs, key, _Proof(needed, _limits(book), now, key in self._proofs))
 
     def proven(
-        self, key: str, book: LedgerSnapshot, reading: MemoryReading | None, now: float
+        self,
+        key: str,
+        book: LedgerSnapshot,
+        reading: MemoryReading | None,
+        now: float,
+        gpu: Gpu | None = None,
     ) -> Bytes | None:
-        """Return what the package was measured to take, if that is still above the limit.
+        """Return what the package was measured to take, if that is still above the limit; of `gpu`
+        where it is to be put on that one.
 
         Alone it took more than is free without models; else something unknown held memory then. The
         baseline may be of others that have left: then less is used than book and baseline say. As
@@ -120,12 +126,13 @@ class Oversize:
         if proof is None or proof.limits != _limits(book) or now - proof.at >= _PROOF_SECONDS:
             return None
         used = reading.used if reading is not None and not proof.is_second else {}
+        needed = {gpu.device: max(proof.needed.values(), default=0)} if gpu else proof.needed
         for device, booked in book.devices.items():
             others = booked.baseline_bytes
             if device in used:
                 others = min(others, max(0, used[device] - booked.held_bytes))
-            if proof.needed.get(device, 0) + others > booked.limit_bytes:
-                return proof.needed
+            if needed.get(device, 0) + others > booked.limit_bytes:
+                return needed
         return None
 
     def fits(self, key: str) -> None:

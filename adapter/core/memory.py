@@ -14,6 +14,14 @@ NO_BYTES: Bytes = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: `number` is CUDA's within Triton, which instance groups name."""
+
+    device: Device
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device. `index` is CUDA's number of the GPU within Triton, None if unknown."""
 

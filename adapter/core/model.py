@@ -118,6 +118,7 @@ class Package:
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
     `outputs`: the names of the entry's, none where only Triton knows them. `is_of_known_format`:
     each model has a config, or files that say what they are; Triton itself loads no other.
+    `leaves_gpu_open`: it runs on GPUs, and says of none of its models on which.
     `processes`: among how many of them at most its memory on one GPU is divided, None where nobody
     can tell: Triton's, and one for each instance of a python model.
     """
@@ -135,6 +136,7 @@ class Package:
     outputs: tuple[str, ...] = ()
     is_of_known_format: bool = True
     processes: int | None = None
+    leaves_gpu_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +158,15 @@ class StagedModel:
     """A package that an earlier run left in Triton's repository. `name` is the entry's.
 
     `is_loaded`: Triton served it when the note was last written. Only then the fields below are
-    known. `source` lacks what the load request itself brought, its config and files, and
-    `can_load_again` is False where it brought any.
+    known. `gpu`: as in ModelRecord. `source` lacks what the load request itself brought, its config
+    and files, and `can_load_again` is False where it brought any.
     """
 
     name: TritonName
     model_id: ModelId
     placement: Placement
     is_loaded: bool = False
+    gpu: int | None = None
     source: ModelSource = ModelSource("")
     can_load_again: bool = False
     content_key: str = ""

@@ -48,7 +48,8 @@ class ModelRecord:
     `is_on_demand`: it was loaded since a call asked for it, and
     may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
     two versions that are there at once. `can_be_doubled`: another version of it may be loaded
-    beside it. `is_renamed`: it has another name in Triton than `asked_for`. `content_types`: those
+    beside it. `is_renamed`: it has another name in Triton than `asked_for`. `gpu`: the number of
+    the GPU that it was put on, None where Triton or its package decides. `content_types`: those
     that it opted into, None without any. `warnings`: what is odd but no fault. `outputs`:
     their names, none where only Triton knows them.
     """
@@ -69,6 +70,7 @@ class ModelRecord:
     used_at: float = 0.0
     ended_before: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))
+    gpu: int | None = None
     package_key: str = ""
     can_load_again: bool = True
     declared_bytes: int | None = None
@@ -197,7 +199,8 @@ class Registry:
             doing = _ON_THE_WAY.get(known.state, "loaded already")
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         record = ModelRecord(model_id, name, source, asked_for=asked_for)
-        record.used_at = known.used_at if known else 0.0
+        if known is not None:
+            record.used_at, record.gpu = known.used_at, known.gpu
         self.apply(record, ModelEvent.LOAD_BEGUN, replaced=known)
         return record
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, most_of, total
+from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, Gpu, most_of, total
 from adapter.core.model import ModelId, Package
 
 # Packages, and places of packages, that are remembered; the least recent go first.
@@ -81,8 +81,11 @@ KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """`gpu`: the one that the model is put on; None where Triton or the package decides."""
+
     needs: Bytes
     basis: Basis
+    gpu: Gpu | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -143,13 +146,20 @@ class Sizes:
         return Estimate(dict.fromkeys(usable, size_bytes), basis)
 
     def learn(
-        self, package_key: str, measured: Bytes, *, exact: bool, is_reported: bool = False
+        self,
+        package_key: str,
+        measured: Bytes,
+        *,
+        exact: bool,
+        is_reported: bool = False,
+        gpu: Gpu | None = None,
     ) -> None:
         """The largest of the exact figures counts, on each device; of shares only the latest,
-        and those only until there is an exact figure. `is_reported`: by Triton.
+        and those only until there is an exact figure. `is_reported`: by Triton. `gpu`: the only one
+        that the model was put on; what it took of another before, it would take of this one.
         """
         figures = {device: count for device, count in measured.items() if count > 0}
-        known = self._of(package_key)
+        known = self._of(package_key, gpu)
         if known is not None and known.exact:
             if not exact:
                 return
@@ -159,18 +169,22 @@ class Sizes:
     def _key(self, package_key: str) -> _LearnedKey:
         return package_key, self._version()
 
-    def _of(self, package_key: str) -> _Learned | None:
-        return self._learned.get(self._key(package_key))
+    def _of(self, package_key: str, gpu: Gpu | None = None) -> _Learned | None:
+        known = self._learned.get(self._key(package_key))
+        if known is None or gpu is None or known.figures.keys() <= {gpu.device}:
+            return known
+        return replace(known, figures={gpu.device: max(known.figures.values())})
 
     def forget(self, package_key: str) -> None:
         """Whatever was learned of it is wrong."""
         self._learned.pop(self._key(package_key), None)
 
-    def lived(self, package_key: str, most: Bytes) -> bool:
+    def lived(self, package_key: str, most: Bytes, gpu: Gpu | None = None) -> bool:
         """`most` is all that it took from a load to its unload: a larger figure of before comes
-        nearer to it, and True is returned. Not at once: models grow by what they are asked.
+        nearer to it, and True is returned. Not at once: models grow by what they are asked. `gpu`:
+        as of `learn`.
         """
-        known = self._of(package_key)
+        known = self._of(package_key, gpu)
         if known is None or not known.exact:
             return False
         figures = {

@@ -183,6 +183,7 @@ class DebugState:
             "latency_seconds": _latencies(record),
             "idle_seconds": round(now - record.used_at, 3) if is_idle else None,
             "bytes": memory.ledger.of(record.id),
+            "gpu": record.gpu,
             "basis": basis,
             "is_measured": is_measured,
             "size_from": self._size_from(record) if learned is not None else None,

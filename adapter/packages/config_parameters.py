@@ -30,6 +30,8 @@ _NEAR = 0.75
 _PARAMETER = "memory_bytes"
 # Backends whose models run within tritonserver.
 _IN_TRITON = {"onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "dali", "fil"}
+# Backends of which Triton makes an instance on each GPU where the config has no instance group.
+_ON_GPUS = {"onnxruntime", "tensorrt", "pytorch", "tensorflow", "python"}
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
@@ -125,6 +127,28 @@ def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
                 return None
             named.update(group.gpus)
     return frozenset(named)
+
+
+def leaves_gpu_open(models: Iterable[tuple[str | None, ModelConfig | None]]) -> bool:
+    """Return whether some of these models run on GPUs, and all leave it to Triton on which."""
+    found = [
+        is_open(config, backend)
+        for backend, config in models
+        if config is None or not is_ensemble(config)
+    ]
+    return any(found) and None not in found
+
+
+def is_open(config: ModelConfig | None, backend: str | None) -> bool | None:
+    """Return whether the model runs on whichever GPUs Triton chooses; None where its config names
+    some, or its backend chooses; False where it runs on CPUs.
+    """
+    groups = config.instance_group if config is not None else ()
+    if any(group.gpus or group.kind == ModelInstanceGroup.KIND_MODEL for group in groups):
+        return None
+    if not groups:
+        return True if backend in _ON_GPUS else None
+    return any(group.kind != ModelInstanceGroup.KIND_CPU for group in groups)
 
 
 def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | None:

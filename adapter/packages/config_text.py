@@ -31,6 +31,8 @@ _CONTROLS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"
 _CONTROLS[b"v"] = b"\v"
 _QUOTED = {code: f"\\{code:03o}" for code in (*range(0x20), 0x7F)} | {0x22: '\\"', 0x5C: "\\\\"}
 
+_ON_CPUS = {"KIND_CPU", "2"}  # as `kind` may say it
+
 Tokens = list[re.Match[str]]
 _Edits = list[tuple[int, int, str]]
 
@@ -91,6 +93,28 @@ def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
         for key, value in parameters.items()
     )
     return _appended(text, "".join(lines))
+
+
+def with_gpu(text: str, gpu: int) -> str:
+    """Have each instance group that is not for CPUs name this GPU alone; add a group to a text
+    without any. The groups name no GPUs so far. An ensemble, which has none, comes back as it is,
+    and so does an unbalanced text.
+    """
+    tokens = tokens_of(text)
+    fields = _fields(tokens)
+    top_level = [field for field in fields or [] if field.parent is None]
+    if fields is None or any(field.name == "ensemble_scheduling" for field in top_level):
+        return text
+    groups = [field for field in top_level if field.name == "instance_group"]
+    if not groups:
+        return _appended(text, f"instance_group {{ kind: KIND_GPU gpus: {gpu} }}\n")
+    edits: _Edits = []
+    for begin, end in (message for field in groups for message in _messages(tokens, field)):
+        inner = [token[0] for token in tokens[begin:end]]
+        kinds = {inner[at + 2] for at, word in enumerate(inner[:-2]) if word == "kind"}
+        if kinds.isdisjoint(_ON_CPUS):
+            edits.append((tokens[begin].end(), tokens[begin].end(), f" gpus: {gpu}"))
+    return _edited(text, edits)
 
 
 def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
@@ -177,6 +201,23 @@ def _strings(tokens: Tokens, field: Field) -> Tokens:
     while end < len(tokens) and tokens[end].lastgroup == "string":
         end += 1
     return tokens[start:end]
+
+
+def _messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
+    """Yield where each message of the field's value, one or a list, begins and ends."""
+    depth, begin, is_list = 0, 0, False
+    for at in range(field.position + 1, len(tokens)):
+        mark = tokens[at][0]
+        if mark in {"{", "<"}:
+            begin = at if depth == 0 else begin
+            depth += 1
+        elif mark in {"}", ">"}:
+            depth -= 1
+            if depth == 0:
+                yield begin, at
+        is_list |= depth == 0 and mark == "["
+        if depth == 0 and (mark == "]" or (mark in {"}", ">"} and not is_list)):
+            return
 
 
 def _unquoted(strings: Tokens) -> str:

@@ -21,7 +21,7 @@ from adapter.core.memory import Bytes, Device
 from adapter.core.model import ModelPart, ModelSource
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.backends import MARKER
-from adapter.packages.config_text import rename_steps, with_parameters, without_name
+from adapter.packages.config_text import rename_steps, with_gpu, with_parameters, without_name
 from adapter.packages.contents import CONFIG
 from adapter.packages.roots import Inside, Opened
 
@@ -50,6 +50,7 @@ class Ownership:
     load: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
     loaded: Loaded | None = None  # None until Triton serves the model
+    gpu: int | None = None  # the number of the one that the package was put on
 
 
 def note_ownership(folder: Path, ownership: Ownership) -> None:
@@ -79,8 +80,9 @@ def ownership_of(folder: Path) -> Ownership | None:
             "load": list(load),
             "along": list(along),
         } if all(isinstance(name, str) for name in (*load, *along)):
-            loaded = _loaded(found.get("loaded"))
-            return Ownership(owner, model_id, tuple(load), tuple(along), loaded)
+            loaded, gpu = _loaded(found.get("loaded")), found.get("gpu")
+            gpu = gpu if isinstance(gpu, int) else None
+            return Ownership(owner, model_id, tuple(load), tuple(along), loaded, gpu)
     return None
 
 
@@ -91,6 +93,8 @@ def _written(ownership: Ownership) -> dict[str, Any]:
         "load": ownership.load,
         "along": ownership.along,
     }
+    if ownership.gpu is not None:
+        note["gpu"] = ownership.gpu
     if (loaded := ownership.loaded) is not None:
         note["loaded"] = {
             "url": loaded.source.url,
@@ -239,9 +243,10 @@ def fill(
     *,
     staging: Staging,
     inside: Inside,
+    gpu: int | None = None,
 ) -> None:
     """Fill the folder. `renamed` maps names within the package to Triton's; `parameters` are added
-    to the model's config.
+    to the model's config; `gpu` is the only one that it may use, None for any.
 
     Raises InvalidModel for a file that by now leads out of `inside`, and the OSError of the disk.
     """
@@ -254,8 +259,9 @@ def fill(
             _place(path, link.target, inside)
         else:
             _show(path, link.target, staging, inside)
-    if part.config_text is not None:
-        text = rename_steps(without_name(part.config_text), renamed)
+    if part.config_text is not None or gpu is not None:
+        text = rename_steps(without_name(part.config_text or ""), renamed)
+        text = text if gpu is None else with_gpu(text, gpu)
         (folder / CONFIG).write_bytes(with_parameters(text, parameters).encode())
 
 

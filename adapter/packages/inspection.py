@@ -32,6 +32,7 @@ from adapter.packages.config import decoded, parse
 from adapter.packages.config_parameters import (
     declared_bytes,
     gpus,
+    leaves_gpu_open,
     misspelt,
     processes,
     read_content_types,
@@ -101,6 +102,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
         processes=processes((model.backend, model.config) for model in models),
+        leaves_gpu_open=leaves_gpu_open((model.backend, model.config) for model in models),
         is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
     )
 

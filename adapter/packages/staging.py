@@ -119,15 +119,17 @@ class Packages:
         package = await WALKS.run(self._inspected, source, found.path, self._roots, known_as)
         return package.content_key != content_key
 
-    async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
-        """Stage every model of the package.
+    async def place(
+        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+    ) -> Placement:
+        """Stage every model of the package; `gpu` is the number of the only one that they may use.
 
         Raises BackendError on a disk error, InvalidRequest if a name in the repository is taken by
         a folder that is not the adapter's; `remove` clears what was staged by then.
         """
         kept = any(link.is_kept_inside for part in package.parts for link in part.links)
         threads = REPOSITORY if self._staging == "symlink" and not kept else UNPACKS
-        return await threads.run_to_end(self._place, name, model_id, package)
+        return await threads.run_to_end(self._place, name, model_id, package, gpu)
 
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
@@ -242,7 +244,9 @@ class Packages:
 
     # -- staging ----------------------------------------------------------------------------
 
-    def _place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
+    def _place(
+        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None
+    ) -> Placement:
         folder = os.path.realpath(self._repository / name)
         kept = UNPACKED if is_within(package.root, folder) else ""
         with self._notes:  # two packages may want the same name for a helper
@@ -250,21 +254,22 @@ class Packages:
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
             # the entry's own folder first: it says which others there will be
-            claim_entry(self._repository, Ownership(name, model_id, load, along), keep=kept)
+            owner = Ownership(name, model_id, load, along, gpu=gpu)
+            claim_entry(self._repository, owner, keep=kept)
             for other in {*load, *along} - {name}:
                 claim(self._repository / other, Ownership(name, model_id))
         renamed = {own: str(given) for own, given in names.items() if own != given}
         helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
         is_cached = self._is_cached(package.root)
         roots = [str(Path(package.root).parent)] if is_cached else self._roots
-        inside = Inside([*roots, folder])
+        inside, staging = Inside([*roots, folder]), self._staging
         try:
             for part in package.parts:
                 # Python code names models by text: a folder name that is not text cannot be meant
                 asked = [own for own in sorted(helpers | part.mentions) if _is_text(own)]
                 parameters = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
                 place = self._repository / names[part.own_name]
-                fill(place, part, renamed, parameters, staging=self._staging, inside=inside)
+                fill(place, part, renamed, parameters, staging=staging, inside=inside, gpu=gpu)
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
         return Placement(load, along)
@@ -351,6 +356,7 @@ def _staged_model(known: Ownership, folder: Path) -> StagedModel:
         model_id,
         placement,
         is_loaded=True,
+        gpu=known.gpu,
         source=loaded.source,
         can_load_again=loaded.can_load_again,
         content_key=loaded.content_key,

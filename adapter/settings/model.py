@@ -99,8 +99,7 @@ class Settings(Rules):
         "listener of ModelMesh's runtime contract and V2 over gRPC: HOST:PORT, unix:/path or off",
     )
     grpc_data: AnyAddress = Group.LISTENERS.setting(
-        "off",
-        "a second gRPC listener, for V2 inference only: HOST:PORT, unix:/path or off",
+        "off", "a second gRPC listener, for V2 inference only: HOST:PORT, unix:/path or off"
     )
     admin: AnyAddress = Group.LISTENERS.setting(
         "127.0.0.1:8081",
@@ -310,6 +309,9 @@ class Settings(Rules):
         "how long an unload waits until the model's memory reads as free, and a load for memory "
         "that is being freed",
     )
+    gpu_placement: Literal["triton", "most_free"] = Group.MEMORY.setting(
+        "triton", "where models run that name no GPU. triton: on each; most_free: on the freest"
+    )
     recycle_unaccounted: PartOfOne | None = Group.MEMORY.setting(
         None,
         "share of a limit, such as 0.2: an embedded Triton is restarted in place when more is "
@@ -328,9 +330,7 @@ class Settings(Rules):
         "a file in the repository, if that is not private",
     )
     oom_patterns: Patterns = Group.MEMORY.setting(
-        (),
-        "more regular expressions that mean out of memory in a failure text; "
-        "in the environment one a line",
+        (), "more regular expressions that mean out of memory; in the environment one a line"
     )
     load_timeout_seconds: Seconds = Group.TIME.setting(
         350.0,

@@ -79,6 +79,7 @@ EVENTS: Mapping[str, str] = {
     "model.loading": "a load begins",
     "model.outputs_missing": "a model has answered without any of its outputs; said once a load",
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",
+    "model.placed": "a load is put on one GPU; on which it has run out of memory; bytes by device",
     "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
     "model.return_broken_off": "Triton ended amid the load that brings a model back; it is tried "

@@ -10,6 +10,7 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
+from adapter.core.residency.placement import PLACINGS
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
 from adapter.runtime import clock
@@ -30,7 +31,7 @@ class House:
     `loading[name]` is what one takes that is being loaded.
 
     With a limit, memory is read; without one, nothing is known of memory. Triton has two threads
-    for loads.
+    for loads. `gpus`: bytes by number of GPUs that models are put on, where most is free.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class House:
         memory_limit: int | None = None,
         headroom: int = 0,
         recycle_share: float | None = None,
+        gpus: dict[int, int] | None = None,
     ) -> None:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
@@ -70,7 +72,15 @@ class House:
             load_threads=2,
             recycle_share=recycle_share,
         )
+        if gpus is not None:
+            self.memory.gpus, self.memory.used_on = gpus, self._used_on
+            self.control.memory.placer.placing = PLACINGS["most_free"]
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def _used_on(self, number: int) -> int:
+        """Return what is taken of a GPU: a model takes the same of each that it may use."""
+        gpu_of, held = self.packages.gpu_of, self._of_models()
+        return sum(count for name, count in held.items() if gpu_of.get(name) in {number, None})
 
     def _used(self) -> int:
         return self.others + sum(self._of_models().values())

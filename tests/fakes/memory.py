@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.fakes.steps import Steps
 
 
@@ -10,7 +10,8 @@ class FakeMemory:
     """Sees nothing at all while `limit_bytes` is None, and `frozen` bytes while that is set.
 
     `changes` are the times since when it was told that memory changed. `tells_apart`:
-    what each model's processes take is told.
+    what each model's processes take is told. `gpus` are the bytes of each GPU, by its number, where
+    there are several, whose use `used_on` tells.
     """
 
     def __init__(
@@ -24,6 +25,8 @@ class FakeMemory:
         self.changes: list[float] = []
         self.last: MemoryReading | None = None
         self.tells_apart = False
+        self.gpus: dict[int, int] = {}
+        self.used_on: Callable[[int], int] = lambda _: 0
         self._of_models = of_models
         self._steps = steps
         self._used = used
@@ -40,6 +43,12 @@ class FakeMemory:
                 of_models=of_models,
                 has_no_gpu=self.has_no_gpu,
             )
+        if self.gpus:
+            devices = {
+                Device(f"GPU-{number}"): DeviceReading(size, self.used_on(number), number)
+                for number, size in self.gpus.items()
+            }
+            reading = MemoryReading(devices, "nvml")
         await self._steps.take("read")  # others may look meanwhile
         self.last = reading
         return reading

@@ -21,6 +21,8 @@ class FakePackages:
         self.placements: dict[str, Placement] = {}
         self.warnings: tuple[str, ...] = ()
         self.backends: frozenset[str] = frozenset()
+        self.gpus: dict[str, frozenset[int]] = {}  # that these packages name, by url
+        self.gpu_of: dict[str, int | None] = {}  # by every name in Triton of a package
         self._steps = steps
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -36,15 +38,20 @@ class FakePackages:
             source.url,
             self.backends,
             warnings=self.warnings,
+            gpus=self.gpus.get(source.url),
+            leaves_gpu_open=source.url not in self.gpus,
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         await self._steps.take("has_changed", source.url)
         return source.url != content_key
 
-    async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
+    async def place(
+        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+    ) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))
-        self.folders[name] = StagedModel(name, model_id, placement)
+        self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
+        self.gpu_of |= dict.fromkeys(placement.names, gpu)
         await self._steps.take("place", name)
         return placement
 

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from adapter.core.model import Placement, TritonName
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.errors import InvalidModel
 from adapter.packages.backends import MARKER
 from adapter.packages.staging import Packages
@@ -50,6 +50,33 @@ def lay(root, **configs):
     for name, config in configs.items():
         make(root / "m" / name.replace("_", "-"), config or CONFIG)
     return root / "m"
+
+
+async def test_all_models_of_a_package_are_staged_for_the_gpu_it_is_put_on(
+    packages, root, repository
+):
+    package = lay(root, one="", two="", whole=ensemble("one", "two"))
+    prepared = await prepare(packages, "a", package)
+    placement = await packages.place(TritonName("a"), ModelId("a"), prepared, 1)
+    texts = [(repository / name / "config.pbtxt").read_text() for name in placement.along]
+    assert [text.count("gpus: 1 }") for text in texts] == [1, 1]
+    assert "instance_group" not in (repository / "a" / "config.pbtxt").read_text()
+    [staged] = await packages.staged()
+    assert staged.gpu is None  # until it is loaded
+    await packages.confirm(TritonName("a"), ModelSource(str(package)), "key", {})
+    [staged] = await packages.staged()
+    assert staged.gpu == 1
+
+
+async def test_a_model_without_a_config_gets_one_that_names_its_gpu_alone(
+    packages, root, repository
+):
+    (root / "m").mkdir()
+    (root / "m" / "net.onnx").write_text("x")
+    prepared = await prepare(packages, "a", root / "m")
+    await packages.place(TritonName("a"), ModelId("a"), prepared, 2)
+    text = (repository / "a" / "config.pbtxt").read_text()
+    assert text == "instance_group { kind: KIND_GPU gpus: 2 }\n"
 
 
 async def test_steps_get_private_names_and_the_ensemble_calls_them_by_these(

@@ -63,7 +63,9 @@ class SimDisk:
         spec = self.cached(source.url) if source.is_cached else self.specs[source.url]
         return spec is None or spec.url != content_key
 
-    async def place(self, name: str, model_id: str, package: Package) -> Placement:
+    async def place(
+        self, name: str, model_id: str, package: Package, gpu: int | None = None
+    ) -> Placement:
         spec = self.specs[package.content_key]
         await turns(self._draws.of("disk", "place", name))
         self.admitted(spec)
@@ -72,7 +74,7 @@ class SimDisk:
         helpers = [f"{name}.h{number}" for number in range(spec.helpers)]
         steps = steps_of(name, spec)
         placement = Placement((*helpers, name), tuple(steps))
-        self.folders[name] = StagedModel(name, model_id, placement)
+        self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         for number, each in enumerate((*helpers, *steps, name)):
             self._placed[each] = package.root, number
         await turns(self._draws.of("disk", "placed", name))

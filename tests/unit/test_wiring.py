@@ -17,6 +17,7 @@ from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
 from adapter.control.residency.on_demand import OnDemandLoader
+from adapter.core.residency.placement import PLACINGS
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
@@ -160,6 +161,9 @@ SEEN = {
     "single_model": Look("/models/one", lambda a: a._single, "one"),
     "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
+    "gpu_placement": Look(
+        "most_free", lambda a: a._control.memory.placer.placing, PLACINGS["most_free"]
+    ),
     "recycle_unaccounted": Look(
         "0.3", lambda a: a._control.recycling._lost_memory.share, 0.3, embedded=True
     ),

@@ -17,7 +17,7 @@ from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.victims import (
     FOR_NOW,
     RetentionReason,
-    choose,
+    choose_where,
     fewest,
     is_of_others,
     retention_reason,
@@ -89,15 +89,18 @@ class Eviction:
         need go: for more than the device has, for a load that nobody waits for any more, and of
         others' models in use for what is a model's own words alone.
         """
-        entry, figures = self._entries.get(ModelId(error.model_id or "")), error.figures
-        if figures.needed_bytes and figures.needed_bytes > (figures.limit_bytes or math.inf):
-            return False
+        entry = self._entries.get(ModelId(error.model_id or ""))
+        places = [
+            each
+            for each in (error.figures, *error.elsewhere)
+            if (each.needed_bytes or 0) <= (each.limit_bytes or math.inf)
+        ]
         candidates = self._candidates(entry)
         if isinstance(error, OutOfMemory):
             if entry is not None and entry.state is ResidencyState.LOADING and not entry.waiting:
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
-        chosen = choose(candidates, figures, self._policy)
+        chosen = choose_where(candidates, places, self._policy)
         asked_for = error.model_id or ""
         return any(await asyncio.gather(*(self._make_room(each, asked_for) for each in chosen)))
 

@@ -13,6 +13,7 @@ from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.on_demand import OnDemandLoader, source_of
 from adapter.core.artifacts import Artifact, FetchProgress
+from adapter.core.memory import total
 from adapter.core.model import ModelId
 from adapter.core.residency.state import ResidencyState
 from adapter.core.residency.terms import Terms
@@ -160,12 +161,14 @@ class Updater:
         return True
 
     def _may_fit(self, model_id: ModelId) -> bool:
-        """Return whether a model of the same size fits into what is free."""
-        memory = self._control.memory
-        free = memory.ledger.snapshot().free(memory.readings.last)
-        return all(
-            count <= free.get(device, count) for device, count in memory.ledger.of(model_id).items()
-        )
+        """Return whether a model of the same size fits into what is free; one that was put on a GPU
+        may go to another.
+        """
+        memory, record = self._control.memory, self._control.registry.get(model_id)
+        free, held = memory.ledger.snapshot().free(memory.readings.last), memory.ledger.of(model_id)
+        if record is not None and record.gpu is not None:
+            return total(held) <= max(free.values(), default=0)
+        return all(count <= free.get(device, count) for device, count in held.items())
 
     def _take(self, entry: Entry, *, releases: bool = True) -> Artifact | None:
         """Let the new version's files take the place of the old one's, which are returned, or may

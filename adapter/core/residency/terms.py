@@ -1,8 +1,9 @@
 """On what terms a model is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adapter.core.registry import ModelRecord
+from adapter.errors import AboutMemory
 
 
 @dataclass(slots=True)
@@ -10,10 +11,28 @@ class Terms:
     """Of one load, however often it is tried. `is_on_demand`: for calls, so that it may be evicted,
     until a platform asks for the same load. `evicts`: others are evicted for it where it does not
     fit. `is_planned`: ModelMesh has made room for it by its own books. `takes_over`: the loaded
-    model whose place it takes; that one gets the id of this one.
+    model whose place it takes; that one gets the id of this one. `gpu`: the number of the one that
+    it is being put on; `ran_out`: why it cannot be on others, by their numbers, until some model is
+    evicted for it.
     """
 
     is_on_demand: bool = False
     evicts: bool = True
     is_planned: bool = False
     takes_over: ModelRecord | None = None
+    gpu: int | None = None
+    ran_out: dict[int, AboutMemory] = field(default_factory=dict)
+
+    def refusal(self) -> AboutMemory:
+        """Return why the load was tried elsewhere, where no other GPU has room for it."""
+        return next(iter(self.ran_out.values()))
+
+    def goes_elsewhere(self, error: AboutMemory) -> bool:
+        """Note that the load has failed; return whether it is to be tried on another GPU, since it
+        ran out of memory on the one that it was put on.
+        """
+        if self.gpu is None:
+            self.ran_out.clear()
+            return False
+        self.ran_out[self.gpu], self.gpu = error, None
+        return True

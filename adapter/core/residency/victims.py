@@ -61,6 +61,19 @@ def retention_reason(
     return RetentionReason.AWAITED if is_awaited else None
 
 
+def choose_where(
+    candidates: Sequence[Candidate], places: Iterable[MemoryFigures], policy: Policy
+) -> list[Candidate]:
+    """Return whom to evict for a model that may be put in several places: in the first where enough
+    can go, else in the first where any can.
+    """
+    found = [(choose(candidates, figures, policy), figures) for figures in places]
+    for chosen, figures in found:
+        if chosen and sum(_on(e.held, figures.device) for e in chosen) >= _missing(figures):
+            return chosen
+    return next((chosen for chosen, _ in found if chosen), [])
+
+
 def choose(
     candidates: Sequence[Candidate], figures: MemoryFigures, policy: Policy
 ) -> list[Candidate]:

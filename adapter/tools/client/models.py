@@ -174,6 +174,10 @@ class _Table:
             rows = [
                 [*row, f"{rates[m['model_id']]:.0f}"] for row, m in zip(rows, models, strict=True)
             ]
+        if any(each.get("gpu") is not None for each in models):
+            head = [*head, "GPU"]
+            for row, each in zip(rows, models, strict=True):
+                row.append("-" if each["gpu"] is None else str(each["gpu"]))
         pinned = _pinned(state["on_demand"])
         for row in rows:
             row[1] += ", pinned" if row[0] in pinned else ""

@@ -6,6 +6,7 @@ from adapter.control.residency.entries import Entries
 from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
 from adapter.core.limits import Oversize
+from adapter.core.residency import victims
 from adapter.store.cache import ArtifactCache
 from adapter.store.disk import Disk
 from adapter.store.fetching import Fetch
@@ -24,7 +25,7 @@ RESIDENCY = [
     Fault(
         "a model that seems to take nothing is never evicted",
         "what was measured beside others keeps all memory, and every load is refused",
-        eviction,
+        victims,
         "choose",
         "return fewest(might_free or seem_empty, _missing(figures))",
         "return fewest(might_free, _missing(figures))",

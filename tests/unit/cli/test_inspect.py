@@ -109,6 +109,7 @@ disk      {size} bytes
 declared  no size
 backends  python
 measured  by readings of memory
+GPUs      as gpu_placement says
 
 m
   entry: answers to the caller

@@ -13,6 +13,7 @@ from adapter.packages.config_text import (
     quoted,
     rename_steps,
     tokens_of,
+    with_gpu,
     with_parameters,
     with_tensors,
     without_name,
@@ -198,6 +199,46 @@ def test_a_parameter_overrules_that_of_the_text():
 )
 def test_tensors_take_the_place_of_those_of_the_text(text, expected):
     assert with_tensors(text, "[I]", None) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("a: 1", "a: 1\ninstance_group { kind: KIND_GPU gpus: 3 }\n", id="none"),
+        pytest.param(
+            "instance_group { count: 2 }", "instance_group { gpus: 3 count: 2 }", id="one message"
+        ),
+        pytest.param(
+            "instance_group: <kind: KIND_GPU>",
+            "instance_group: < gpus: 3kind: KIND_GPU>",
+            id="angle brackets",
+        ),
+        pytest.param(
+            "instance_group [ # {\n { kind: KIND_CPU }, { name: '}' }, {} ] b: 1",
+            "instance_group [ # {\n { kind: KIND_CPU }, { gpus: 3 name: '}' }, { gpus: 3} ] b: 1",
+            id="a list, of which one is for CPUs",
+        ),
+        pytest.param(
+            "instance_group {} instance_group { kind: 2 }",
+            "instance_group { gpus: 3} instance_group { kind: 2 }",
+            id="twice",
+        ),
+        pytest.param(
+            "instance_group { rate_limiter { resources [ { name: 'R' count: 1 } ] } }",
+            "instance_group { gpus: 3 rate_limiter { resources [ { name: 'R' count: 1 } ] } }",
+            id="messages within",
+        ),
+        pytest.param("ensemble_scheduling { }", "ensemble_scheduling { }", id="an ensemble"),
+        pytest.param("instance_group {", "instance_group {", id="unbalanced"),
+        pytest.param(
+            "b { instance_group { } }",
+            "b { instance_group { } }\ninstance_group { kind: KIND_GPU gpus: 3 }\n",
+            id="a field of that name within another",
+        ),
+    ],
+)
+def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
+    assert with_gpu(text, 3) == expected
 
 
 def test_inputs_and_outputs_are_replaced_each_by_its_own():

@@ -344,6 +344,33 @@ def test_the_gpus_are_those_that_the_instance_groups_name(groups, expected, root
 
 
 @pytest.mark.parametrize(
+    ("groups", "is_open"),
+    [
+        ("", True),
+        ("instance_group [{ count: 2 }]", True),
+        ("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU }]", True),
+        ("instance_group [{ kind: KIND_CPU }]", False),
+        ("instance_group [{ kind: KIND_MODEL }]", False),
+        ("instance_group [{ count: 1 }, { gpus: [0] }]", False),
+    ],
+)
+def test_gpus_are_open_where_a_model_runs_on_some_and_names_none(groups, is_open, root):
+    assert look(make(root / "m", PYTHON + groups), root).leaves_gpu_open is is_open
+
+
+def test_gpus_are_not_open_where_one_model_of_a_package_names_some(root):
+    for name, group in (("one", "gpus: [0]"), ("two", "count: 1")):
+        make(root / "m" / name, f"{PYTHON}instance_group [{{ {group} }}]")
+    make(root / "m" / "whole", ensemble("one", "two"), files=())
+    assert not look(root / "m", root).leaves_gpu_open
+
+
+def test_gpus_are_not_open_for_a_backend_that_may_prefer_cpus(root):
+    package = look(make(root / "m", 'backend: "openvino"', files=("1/model.xml",)), root)
+    assert not package.leaves_gpu_open
+
+
+@pytest.mark.parametrize(
     ("one", "two", "expected"),
     [
         ("gpus: [0]", "gpus: [1]", {0, 1}),
@@ -381,3 +408,4 @@ def test_a_model_without_a_config_may_run_on_any_gpu(root):
     (root / "m").mkdir()
     (root / "m" / "net.onnx").write_text("x")
     assert look(root / "m", root).gpus is None
+    assert look(root / "m", root).leaves_gpu_open
