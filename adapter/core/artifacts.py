@@ -59,10 +59,13 @@ class DiskUse:
 
 @dataclass(slots=True)
 class FetchProgress:
-    """Counts the bytes of a fetch; `total_bytes` is None until the store has said it."""
+    """Counts the bytes of a fetch; `total_bytes` is None until the store has said it.
+    `waited_seconds`: how long it waited for others to end before it began.
+    """
 
     done_bytes: int = 0
     total_bytes: int | None = None
+    waited_seconds: float = 0.0
 
     @property
     def percent(self) -> int | None:

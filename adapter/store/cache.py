@@ -218,7 +218,9 @@ class ArtifactCache:
                 cached = await self._held(store, key, version.etag)
             if cached is None:
                 self._unfit.raise_known(_question(store, version))
+                asked = clock.monotonic()
                 async with self._slots.slot(str(key), callers):
+                    progress.waited_seconds = clock.monotonic() - asked
                     found = await self._fetched(key, version, progress, models)
                 return found, CacheUse.MISS
             progress.done_bytes = progress.total_bytes = cached.note.size_bytes

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.errors import ArtifactNotFound
+from adapter.runtime import clock
 from tests.fakes.steps import Steps
 
 _SUFFIXES = ("", ".tar.gz", ".tgz", ".tar", ".zip")
@@ -24,6 +25,7 @@ class FakeArtifacts:
         self.pins: Counter[str] = Counter()
         self.asked: list[str] = []
         self.limit_bytes = 1000
+        self.waits_for_others = False  # until the step "fetch" is taken
         self._turns = defaultdict[ArtifactKey, asyncio.Lock](asyncio.Lock)
         self._steps = steps
 
@@ -45,7 +47,10 @@ class FakeArtifacts:
 
     async def _fetch(self, key: ArtifactKey, progress: FetchProgress) -> tuple[Artifact, CacheUse]:
         self.asked.append(str(key))
+        asked = clock.monotonic()
         await self._steps.take("fetch", str(key))
+        if self.waits_for_others:
+            progress.waited_seconds = clock.monotonic() - asked
         if str(key) not in self.versions:
             raise ArtifactNotFound(f"the store has no {key}")
         etag = self.versions[str(key)]

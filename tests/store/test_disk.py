@@ -152,6 +152,17 @@ async def test_what_never_fits_is_refused_before_anything_leaves_and_downloaded_
     await cache.fetch(large.name)
 
 
+async def test_a_fetch_knows_how_long_it_has_waited_for_another(folder, open_cache):
+    for name in "ab":
+        (folder / name).mkdir()
+        (folder / name / "model.bin").write_bytes(bytes(_MIB))
+    cache = await open_cache(folder, concurrency=1)
+    first, second = FetchProgress(), FetchProgress()
+    await asyncio.gather(cache.fetch("a", first), cache.fetch("b", second))
+    waited = sorted([first.waited_seconds, second.waited_seconds])
+    assert waited[0] < waited[1]
+
+
 async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_cache):
     class Pinned:
         may_unload = False

@@ -29,8 +29,8 @@ class Entry:
     `callers`: who waits for a lease, and how often; "": nobody knows who. `used`: when each known
     caller was last given one (time.monotonic). `task` makes it resident, for all of them. `lack`:
     why it was not loaded at the last try, while it waits for room. `fetch_seconds`: what its latest
-    fetch took, from a store or from the disk. `record` is that of its latest
-    load, `checked_at` when the store was last seen to have the version of `artifact`
+    fetch took, from a store or from the disk, without the wait for others to end. `record` is that
+    of its latest load, `checked_at` when the store was last seen to have the version of `artifact`
     (time.monotonic), `is_outdated`: the store has another version, and `newer` is that, once it was
     fetched.
     """

@@ -115,7 +115,8 @@ class OnDemandLoader:
         except AdapterError as error:
             self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)
             raise
-        entry.fetch_seconds = seconds = clock.monotonic() - begun
+        seconds = clock.monotonic() - begun
+        entry.fetch_seconds = seconds - progress.waited_seconds
         if use is CacheUse.MISS:
             self._metrics.endpoint_downloading_seconds.observe(seconds)
             size = artifact.size_bytes

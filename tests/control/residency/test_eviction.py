@@ -7,6 +7,7 @@ import pytest
 from adapter.control.residency import Options
 from adapter.core.model import ModelId
 from adapter.core.residency.policies import POLICIES
+from adapter.runtime import clock
 from tests.fakes.residence import Residence
 
 
@@ -46,6 +47,21 @@ async def test_what_a_fetch_and_a_load_take_is_known_after_them(residence):
     await residence.call("a")
     assert residence.residency.entries.get(ModelId("a")).fetch_seconds > 0
     assert record(residence, "a").load_seconds > 0
+
+
+@pytest.mark.parametrize("waits_for_others", [True, False])
+async def test_the_wait_for_other_fetches_to_end_does_not_count(residence, waits_for_others):
+    residence.artifacts.waits_for_others = waits_for_others
+    gate = residence.steps.hold("fetch a")
+    call = asyncio.create_task(residence.call("a"))
+    await asyncio.wait_for(gate.reached.wait(), 5)
+    reached = clock.monotonic()
+    await asyncio.sleep(0.05)
+    gate.open()
+    held = clock.monotonic() - reached
+    await call
+    taken = residence.residency.entries.get(ModelId("a")).fetch_seconds
+    assert (taken < held) is waits_for_others
 
 
 async def test_by_cost_a_model_that_has_died_goes_first():
