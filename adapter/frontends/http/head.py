@@ -4,6 +4,7 @@ Plain is an inference about which nothing is special, so that it can go to Trito
 HTTP being understood than is here.
 """
 
+import re
 from collections.abc import Callable
 
 from multidict import CIMultiDict
@@ -16,7 +17,7 @@ from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.contracts import ContainerContracts, Contract
 from adapter.frontends.http.endpoint.call import EndpointCalls
-from adapter.frontends.http.head_scanner import Scanned, scan
+from adapter.frontends.http.head_scanner import END, Scanned, names_of, scan
 from adapter.frontends.http.instrumentation import ECHOED, FORWARDED
 from adapter.frontends.routes import INVOKE_ENDPOINT
 from adapter.telemetry.traffic import Served
@@ -27,8 +28,8 @@ _KNOWN, _KNOWN_BYTES = 256, 2 * 2**10
 _MODELS, _INVOKE, _INVOCATIONS = b"/models/", b"/invoke", b"/invocations"
 _V2_MODELS, _INFER, _VERSIONS = b"/v2/models/", b"/infer", b"/versions/"
 _ENDPOINTS = b"/endpoints/"
-# In a name they begin something else, or are written differently elsewhere.
-_NOT_IN_NAMES = (b"/", b"%", b"?", b"#")
+# What a body of JSON is called, and what takes one; anything else is looked at.
+_JSON, _TAKE_JSON = (b"application/json", b""), (b"*/*", b"", b"application/json")
 _MOST_DIGITS = 15
 _HEADER_LENGTH = b"inference-header-content-length"
 _FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", _HEADER_LENGTH})
@@ -41,6 +42,31 @@ _NEVER_PLAIN = frozenset(
 )
 _FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
 _ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
+_FORWARDED_KEYS, _ECHOED_KEYS = frozenset(_FORWARDED), frozenset(_ECHOED)
+
+
+# Lines that differ from request to request, as clients spell them: to ignore the case takes twice
+# as long. Each is one line of printable characters, so that the head is read the same without it.
+_TRACE = rb"[Tt]race(?:parent|state):[\t\x20-\x7e]*(?=\r\n[^\t ])"
+_SIGNING = (
+    rb"(?:[Xx]-[Aa]mz-(?:[Dd]ate|[Ss]ecurity-[Tt]oken|[Cc]ontent-[Ss][Hh][Aa]256)"
+    rb"|[Aa]uthorization|amz-sdk-(?:invocation-id|request)|[Xx]-[Aa]mzn-[Tt]race-[Ii]d)"
+    rb":[\t\x20-\x7e]*(?=\r\n[^\t ])"
+)
+# Triton is told those of a trace; by V2 all of them, but to nothing in SageMaker's contract, nor to
+# an endpoint without keys, do the others say anything.
+_BEGIN_OF_V2 = b"POST /v2/"
+_DIFFERING_IN_V2 = re.compile(rb"\r\n(%b|%b)" % (_TRACE, _SIGNING))
+_DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
+
+
+def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a head as a client says it again and again, and the lines for Triton that it had
+    besides.
+    """
+    differing = _DIFFERING_IN_V2 if raw.startswith(_BEGIN_OF_V2) else _DIFFERING
+    parts = differing.split(raw)
+    return b"".join(parts[::2]), [line for line in parts[1::2] if line]
 
 
 class Operation:
@@ -76,14 +102,28 @@ class Head:
         self.json_bytes: int | None = None
         self.is_typed = False
 
+    def with_lines(self, lines: list[bytes]) -> "Head":
+        """Return the head of a plain request that had these lines for Triton besides."""
+        head = Head(self.length)
+        head.upstream_head = b"\r\n".join([self.upstream_head[: -len(END)], *lines, END[2:]])
+        if not has_long_line(head.upstream_head):
+            head.operation, head.model_id = self.operation, self.model_id
+            head.echoed, head.json_bytes, head.is_typed = (
+                self.echoed,
+                self.json_bytes,
+                self.is_typed,
+            )
+            head.contract = self.contract
+        return head
+
 
 _UNKNOWN = Head(-1)
 
 
 class Heads:
     """Reads heads. `host` is Triton's; without it nothing is plain. `invokes`: SageMaker's
-    invocations are inferences. `known`: the same dict for ever, of heads as they came; callers say
-    the same again and again.
+    invocations are inferences. `known`: the same dict for ever, of heads as they came but for lines
+    that differ; callers say the same again and again.
     """
 
     def __init__(
@@ -113,17 +153,25 @@ class Heads:
 
     def read(self, raw: bytes) -> Head:
         """Read a head; it ends with the empty line."""
+        same, lines = without_differing(raw)
+        if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
+            return self._read(raw)  # one twice
+        head = self.known.get(same)
+        if head is None:
+            head = self._read(same)
+            if self.host and len(same) <= _KNOWN_BYTES:
+                if len(self.known) == _KNOWN:
+                    self.known.clear()
+                self.known[same] = head
+        return head.with_lines(lines) if lines and head.contract is not None else head
+
+    def _read(self, raw: bytes) -> Head:
         scanned = scan(raw)
         if scanned is None:
-            head = _UNKNOWN
-        else:
-            head = Head(scanned.length)
-            if scanned.method == b"POST" and self.host and 0 < scanned.length <= self._max_body:
-                self._read_plain(head, scanned)
-        if self.host and len(raw) <= _KNOWN_BYTES:
-            if len(self.known) == _KNOWN:
-                self.known.clear()
-            self.known[raw] = head
+            return _UNKNOWN
+        head = Head(scanned.length)
+        if scanned.method == b"POST" and self.host and 0 < scanned.length <= self._max_body:
+            self._read_plain(head, scanned)
         return head
 
     def _read_plain(self, head: Head, scanned: Scanned) -> None:
@@ -165,7 +213,7 @@ class Heads:
             return
         sent = [
             b"%b: %b\r\n" % (spelled, value)
-            for spelled, (key, value) in zip(scanned.names, scanned.fields.items(), strict=True)
+            for spelled, (key, value) in zip(names_of(scanned), scanned.fields.items(), strict=True)
             if key not in _FRAME
         ]
         head.operation, head.model_id = self._infer, ModelId(name.decode())
@@ -198,13 +246,12 @@ class Heads:
             head.contract = call
 
     def _is_invocation(self, head: Head, name: str, sent: list[bytes], scanned: Scanned) -> bool:
-        fields = scanned.fields
-        kind = fields.get(b"content-type", b"")
-        head.is_typed = is_typed(
-            kind.decode("latin-1"), fields.get(b"accept", b"").decode("latin-1")
-        )
-        target = f"/v2/models/{name}/infer".encode()
-        return self._is_framed(head, target, sent, _prefix(kind, scanned.length))
+        fields, prefix = scanned.fields, None
+        kind, accept = fields.get(b"content-type", b""), fields.get(b"accept", b"")
+        if kind not in _JSON or accept not in _TAKE_JSON:
+            head.is_typed = is_typed(kind.decode("latin-1"), accept.decode("latin-1"))
+            prefix = _prefix(kind, scanned.length)
+        return self._is_framed(head, f"/v2/models/{name}/infer".encode(), sent, prefix)
 
     def _is_framed(
         self, head: Head, target: bytes, sent: list[bytes], prefix: bytes | None
@@ -233,11 +280,13 @@ def _operation(served: Callable[[str, str], Served], frontend: str, name: str) -
 
 def _is_name(name: bytes) -> bool:
     """Return whether it is a model's name, as it stands."""
-    is_long = not 0 < len(name) <= MAX_MODEL_ID_BYTES
-    return not is_long and not any(each in name for each in _NOT_IN_NAMES)
+    is_other = b"/" in name or b"%" in name or b"?" in name or b"#" in name
+    return not is_other and 0 < len(name) <= MAX_MODEL_ID_BYTES
 
 
 def _forwarded(fields: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    if _FORWARDED_KEYS.isdisjoint(fields):
+        return []
     return [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
 
 
@@ -253,6 +302,8 @@ def _prefix(kind: bytes, size: int) -> bytes | None:
 
 
 def _echoed(fields: dict[bytes, bytes]) -> bytes:
+    if _ECHOED_KEYS.isdisjoint(fields):
+        return b""
     found = [(name, fields[key]) for key, name in _ECHOED.items() if key in fields]
     return b"".join(
         b"%b: %b\r\n" % (name, value)
@@ -267,5 +318,5 @@ def headers_of(raw: bytes) -> tuple[str, CIMultiDict[str]]:
     assert scanned is not None  # noqa: S101 - it was read before
     return scanned.target.decode(), CIMultiDict(
         (name.decode(), value.decode("utf-8", "surrogateescape"))
-        for name, value in zip(scanned.names, scanned.fields.values(), strict=True)
+        for name, value in zip(names_of(scanned), scanned.fields.values(), strict=True)
     )

@@ -25,7 +25,7 @@ def test_of_so_many_heads_it_is_kept_what_they_say_and_of_no_long_ones():
     known = heads()
     for number in range(1000):
         raw = head(FAST, f"X: {number}")
-        assert known.read(raw) is known.known[raw]
+        assert known.read(raw) is known.read(raw) is known.known[raw]
         assert len(known.known) <= 256
     known = heads()
     known.read(head(FAST, f"X: {'y' * 3000}"))
@@ -138,23 +138,32 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
     ],
 )
 def test_triton_is_told_what_aiohttp_would_have_it_told(path, fields, onward):
-    first, second, *lines = heads().read(head(path, LENGTH, *fields)).upstream_head.split(b"\r\n")
-    assert (first, second) == (b"POST /v2/models/m/infer HTTP/1.1", b"Host: triton:8000")
-    assert lines[0] == onward
-    assert lines[1:-4] in ([], [b"traceparent: 0"])
-    assert lines[-4:] == [b"Content-Type: application/json", b"Content-Length: 2", b"", b""]
+    lines = heads().read(head(path, LENGTH, *fields)).upstream_head.split(b"\r\n")
+    assert lines[:3] == [b"POST /v2/models/m/infer HTTP/1.1", b"Host: triton:8000", onward]
+    assert lines[3:5] == [b"Content-Type: application/json", b"Content-Length: 2"]
+    assert lines[5:] in ([b"", b""], [b"traceparent: 0", b"", b""])
+
+
+TRACE, KEY = b"traceparent: 00-%d-01", b"Authorization: %d"
 
 
 @pytest.mark.parametrize(
-    ("path", "line", "is_told"),
+    ("path", "line", "told"),
     [
-        *((FAST, "traceparent: 00-1-01", True), (FAST, "Authorization: 1", False)),
-        *((V2, "traceparent: 00-1-01", True), (V2, "Authorization: 1", True)),
+        (FAST, TRACE, [TRACE]),
+        (FAST, KEY, []),
+        (V2, TRACE, [TRACE]),
+        (V2, KEY, [KEY]),
     ],
 )
-def test_triton_is_told_of_a_trace_and_by_v2_who_calls(path, line, is_told):
-    found = heads().read(head(path, LENGTH, line))
-    assert (f"\r\n{line}\r\n".encode() in found.upstream_head) == is_told
+def test_lines_that_differ_in_each_request_are_each_told_with_their_own(path, line, told):
+    known = heads()
+    first, second = (known.read(head(path, LENGTH, (line % i).decode())) for i in (1, 2))
+    same = known.read(head(path, LENGTH))
+    assert first.contract is second.contract is same.contract is not None
+    for number, found in ((1, first), (2, second)):
+        lines = b"".join(b"%b\r\n" % (one % number) for one in told)
+        assert found.upstream_head == same.upstream_head.removesuffix(b"\r\n") + lines + b"\r\n"
 
 
 def test_a_trace_that_is_told_twice_is_not_plain():
