@@ -6,6 +6,7 @@ of a run changes little of what becomes of the others.
 
 import asyncio
 import signal
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -44,7 +45,13 @@ class Standstill(Exception):
 
 
 def _spins(_signal: int, _frame: object) -> None:
+    never_awaited()
     raise Standstill(f"a turn of the loop has taken {_MOST_CPU_SECONDS} s of CPU")
+
+
+def never_awaited() -> None:
+    """Let the rest of a day leave coroutines that nobody awaits: it is broken off where it is."""
+    warnings.simplefilter("ignore", RuntimeWarning)
 
 
 class _Jump:
@@ -59,6 +66,7 @@ class _Jump:
             raise Standstill
         self._at_once = 0 if timeout > _SAME_SECONDS else self._at_once + 1
         if self._at_once > _MOST_AT_ONCE:
+            self._at_once = 0  # the tasks that end now take turns, too
             raise Standstill(f"{_MOST_AT_ONCE} turns of the loop at {self._loop.time()}")
         self._loop.now += timeout
         self._loop.begin_turn()
@@ -112,19 +120,18 @@ def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     real = clock.monotonic, clock.wall, clock.sleep, Threads.submit
     ask = asyncio.run_coroutine_threadsafe
     before = signal.signal(signal.SIGPROF, _spins)
+    loop = _DayLoop(draws)
+    clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
+    clock.sleep = lambda _: None
+    Threads.submit = submit
+    asyncio.run_coroutine_threadsafe = Asked
     try:
-        with asyncio.Runner(loop_factory=lambda: _DayLoop(draws)) as runner:
-            loop = runner.get_loop()
-            clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
-            clock.sleep = lambda _: None
-            Threads.submit = submit
-            asyncio.run_coroutine_threadsafe = Asked
-            try:
-                yield runner.run
-            finally:
-                clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
-                asyncio.run_coroutine_threadsafe = ask
+        # a day that is cut ends in virtual time, too: the runner ends its tasks
+        with warnings.catch_warnings(), asyncio.Runner(loop_factory=lambda: loop) as runner:
+            yield runner.run
     finally:
+        clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
+        asyncio.run_coroutine_threadsafe = ask
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
 

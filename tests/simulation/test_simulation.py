@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from adapter.runtime import clock
+from adapter.runtime.threads import Threads
 from tests.simulation.faults import FAULTS
-from tests.simulation.loop import Draws, VirtualLoop
+from tests.simulation.loop import Draws, Standstill, VirtualLoop, virtual
 from tests.simulation.plan import drawn
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import Outcome, played
@@ -94,3 +96,28 @@ def test_no_timer_is_left_behind_by_virtual_time():
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(Draws(0))) as runner:
         runner.run(asyncio.sleep(1))
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_a_turn_that_is_cut_leaves_no_warning_of_what_it_was_about_to_await():
+    async def turn() -> None:
+        await asyncio.gather(asyncio.sleep(1), signal.raise_signal(signal.SIGPROF))
+
+    with virtual(Draws(0)) as run, pytest.raises(Standstill):
+        run(turn())
+
+
+def test_a_day_that_is_cut_ends_in_virtual_time():
+    async def day() -> None:
+        begun = clock.monotonic()
+        try:
+            for _ in range(300_000):
+                await asyncio.sleep(0)
+        finally:
+            await Threads("test", 1).run_to_end(bool)
+            await asyncio.sleep(5.0)
+            took.append(clock.monotonic() - begun)
+
+    took: list[float] = []
+    with pytest.raises(Standstill), virtual(Draws(0)) as run:
+        run(day())
+    assert took == [pytest.approx(5.0, abs=1.0)]

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -25,7 +24,7 @@ from tests.simulation.crowd import Crowd
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
 from tests.simulation.growth import Growth
-from tests.simulation.loop import Draws, Standstill, virtual
+from tests.simulation.loop import Draws, Standstill, never_awaited, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
@@ -407,6 +406,8 @@ class World(Outages):
 
     async def close(self) -> None:
         """End all that still goes on, adapters too; whatever they do has no effect any more."""
+        if self.violation is not None:
+            never_awaited()
         if self._site is not None:
             self._site.close()
         for adapter, keeping in self._begun:
@@ -434,12 +435,10 @@ def played(plan: Plan) -> Outcome:
     log.propagate = False
     gc.collect()
     gc.disable()
-    is_cut = False
     try:
         with virtual(Draws(plan.seed)) as run:
             run(_played(plan, worlds))
     except Standstill as error:
-        is_cut = True
         [world] = worlds
         world.violation = world.violation or Violated(
             "2 in time", f"the day goes on and on: {error}"
@@ -449,22 +448,9 @@ def played(plan: Plan) -> Outcome:
         log.level, log.propagate = before
         for each in worlds:
             log.removeHandler(each.story)
-    world = worlds.pop()
+    [world] = worlds
     operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
-    outcome = Outcome(plan, world.story, world.violation, operations, world.faults)
-    if is_cut:
-        del world, each
-        _collect_cut()
-    return outcome
-
-
-def _collect_cut() -> None:
-    """Collect the coroutines of a day that was cut. They cannot end: their loop is closed."""
-    real, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        gc.collect()
-    finally:
-        sys.unraisablehook = real
+    return Outcome(plan, world.story, world.violation, operations, world.faults)
 
 
 async def _played(plan: Plan, worlds: list[World]) -> None:
