@@ -278,7 +278,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again when it is done with some; look whether the model hangs or callers are hasty",
     ),
     errors.TooManyConnections: (
-        "a listener has `max_connections`; `http` says so, at gRPC the connection is just closed",
+        "a listener has `max_connections`; `http` returns this, gRPC closes the connection",
         "try again in a second (`Retry-After`), over fewer connections; or raise the limit",
     ),
     errors.AlreadyRegistered: (
@@ -347,8 +347,9 @@ def errors_page() -> str:
         '"model_name": NAME or null}`. Programs should read `code` and the status; `error` may '
         "change.\n\n"
         "Status 507 and `ModelTooLarge` add five members, null if unknown: `needed_bytes`, "
-        "`free_bytes`, `limit_bytes`, `device`, and `matched`, the words of the failure text that "
-        "mean out of memory. [memory.md](memory.md) says which failures become 507.\n\n"
+        "`free_bytes`, `limit_bytes`, `device` and `matched`. `matched` has the words of the "
+        "failure text that mean out of memory. [memory.md](memory.md) says which failures become "
+        "507.\n\n"
         "The gRPC listeners return the code of the second column. If the model raised UNKNOWN, "
         "UNIMPLEMENTED, ALREADY_EXISTS, CANCELLED or UNAVAILABLE, they return that. The text is "
         "`CODE: TEXT`, cut after 7 KiB. For an unknown model Triton's text comes first, except "
@@ -377,15 +378,15 @@ def error_row(kind: type[BaseException]) -> list[str]:
 def metrics_page() -> str:
     return (
         "# Metrics\n\n"
-        "`/metrics` of the listener `admin`, or `metrics` where that is open, has these, as "
-        "OpenMetrics for who asks for it, else as Prometheus's text, packed by gzip where "
+        "`/metrics` of the listener `admin`, or `metrics` where that is open, has these. They are "
+        "OpenMetrics if the client asks for it, else Prometheus's text, compressed where "
         "accepted. Only the labels of `triton_adapter_model_...` name models. A counter or a "
         "histogram with labels appears with its first event.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())
         + "\n## What ModelMesh's metrics ask, of one pod\n\n"
         "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"
-        "/blob/main/docs/monitoring.md)); these are ours to the same questions. What is counted by "
-        "the deployment, or in the mesh's own queues, only the mesh can tell.\n\n"
+        "/blob/main/docs/monitoring.md)); these are ours to the same questions. Only the mesh "
+        "counts by deployment and in its own queues.\n\n"
         + table(["`modelmesh_...`", "here"], OF_MODELMESH)
     )
 

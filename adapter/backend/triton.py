@@ -246,7 +246,7 @@ class TritonControl:
             await self.unload(name, model_id)
             if await self.wait_gone({name}, self._timeout):
                 raise BackendTimeout(
-                    f"Triton does not let go of an earlier {name!r}", model_id=model_id
+                    f"Triton does not release an earlier {name!r}", model_id=model_id
                 )
 
     async def _in_state(self, states: frozenset[str]) -> set[str]:

@@ -126,8 +126,8 @@ def take_port(ports: ExitStack, listener: str, host: str, port: int) -> int:
             taken.bind((host, port))
     except OSError as error:
         raise BackendUnavailable(
-            f"{host}:{port}, Triton's {listener} address, cannot be had: {error.strerror};"
-            f" say another by --triton-{listener}={host}:PORT, where port 0 is any free one",
+            f"cannot listen at {host}:{port}, Triton's {listener} address: {error.strerror};"
+            f" set another by --triton-{listener}={host}:PORT, where port 0 is any free one",
             delivered=False,
         ) from error
     return int(taken.getsockname()[1])

@@ -42,7 +42,7 @@ _REPORTING = frozenset({"onnxruntime", "tensorrt"})
 
 Origin = Literal["file", "changed", "made", "triton"]
 _ORIGINS: dict[Origin, str] = {
-    "file": "the caller's file, as it is",
+    "file": "the caller's file, unchanged",
     "changed": "the caller's file, changed as below",
     "made": "made by the adapter, as below",
     "triton": "none: Triton completes it from the model file",

@@ -336,11 +336,12 @@ def still_loading(record: ModelRecord) -> BackendTimeout:
         f"for {clock.wall() - record.begun_at:.0f} s" if record.begun_at else "since an earlier run"
     )
     return BackendTimeout(
-        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and only "
-        "ends a load by itself; the model is unloaded then, and its memory stays booked until then",
+        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and "
+        "nothing else can end the load; the model is unloaded then, and its memory stays booked "
+        "until then",
         model_id=record.id,
     )
 
 
 def _not_gone(record: ModelRecord) -> BackendTimeout:
-    return BackendTimeout(f"Triton does not let go of model {record.id!r}", model_id=record.id)
+    return BackendTimeout(f"Triton does not release model {record.id!r}", model_id=record.id)

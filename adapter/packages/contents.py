@@ -37,7 +37,7 @@ def follow(link: str, roots: Sequence[str]) -> str:
         reason = reasons.get(error.errno or 0, error.strerror)
         raise InvalidModel(f"{named}: {reason}") from error
     if not any(is_within(target, root) for root in roots):
-        raise InvalidModel(f"{named}: {shown(target)} lies outside the model roots{ROOTS_SETTING}")
+        raise InvalidModel(f"{named}: {shown(target)} is outside the model roots{ROOTS_SETTING}")
     return target
 
 

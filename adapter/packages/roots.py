@@ -166,7 +166,7 @@ def resolve(url: str, roots: Sequence[str]) -> Path:
     """Return the real path. One outside the roots is refused, whether it exists or not."""
     path = _local_path(url)
     if not any(is_within(os.path.realpath(path), root) for root in roots):
-        raise InvalidRequest(f"url {shown(path)} lies outside the model roots{ROOTS_SETTING}")
+        raise InvalidRequest(f"url {shown(path)} is outside the model roots{ROOTS_SETTING}")
     try:
         return Path(os.path.realpath(path, strict=True))
     except OSError as error:

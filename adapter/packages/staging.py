@@ -173,7 +173,7 @@ class Packages:
             return _Found(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
         path = resolve(source.url, self._roots)
         if self._is_cached(str(path)):
-            raise InvalidRequest(f"url {shown(path)} lies in the cache of the adapter")
+            raise InvalidRequest(f"url {shown(path)} is in the cache of the adapter")
         self._refuse_repository(path)
         archive = archive_at(path)
         if archive is not None and source.config is not None:

@@ -223,7 +223,7 @@ class Unpacking:
         if ".." in parts:
             raise self.refused(f'the path {name!r} holds ".."')
         if len(parts) > _MAX_DEPTH:
-            raise self.refused(f"it lies more than {_MAX_DEPTH} folders deep")
+            raise self.refused(f"it is more than {_MAX_DEPTH} folders deep")
         sizes = [len(os.fsencode(part)) for part in parts]
         if max(sizes, default=0) > _MAX_PART_BYTES or sum(sizes) > MAX_NAME_BYTES:
             raise self.refused("its path is too long")
@@ -236,7 +236,7 @@ class Unpacking:
             if above not in self._kinds:
                 self._note(above, "folder")
             elif self._kinds[above] != "folder":
-                raise self.refused(f"it lies below {above!r}, which is a {self._kinds[above]}")
+                raise self.refused(f"it is below {above!r}, which is a {self._kinds[above]}")
         path = "/".join(parts)
         if not parts or path in self._kinds:
             raise self.refused("its path is taken by an earlier entry")

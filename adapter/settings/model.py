@@ -81,9 +81,9 @@ class Settings(Rules):
 
     listen_host: ListenHost = Group.LISTENERS.setting(
         "127.0.0.1",
-        "host of http, grpc and admin unless their own settings name one: 127.0.0.1 is reachable "
-        "from this machine only, :: from others over IPv6 and IPv4 (over IPv4 alone on a machine "
-        "without IPv6), 0.0.0.0 from others over IPv4",
+        "host of http, grpc and admin unless their own settings name one. 127.0.0.1: for this "
+        "machine only; 0.0.0.0: for others over IPv4; :: for others over IPv6 and IPv4, or over "
+        "IPv4 alone on a machine without IPv6",
     )
     http: AnyAddress = Group.LISTENERS.setting(
         "127.0.0.1:8080",
@@ -203,9 +203,9 @@ class Settings(Rules):
     )
     load_at_start: Models = Group.MODELS.setting(
         (),
-        "packages to load at start, and again after a restart of Triton: PATH or NAME=PATH, "
-        "relative to the first of model_roots unless it begins with a slash, or FOLDER/* for each "
-        "in that folder; in the environment separated by colons",
+        "packages to load at start, and again after a restart of Triton: PATH, NAME=PATH, or "
+        "FOLDER/* for each in that folder; relative to the first of model_roots unless it begins "
+        "with a slash; in the environment separated by colons",
     )
     ready_when: Literal["started", "models"] = Group.MODELS.setting(
         "models",
@@ -215,7 +215,7 @@ class Settings(Rules):
     warm_up: Literal["none", "zeros"] = Group.MODELS.setting(
         "none",
         "what a model computes before its load is answered. none: the model_warmup of its "
-        "config.pbtxt, which Triton runs by itself; zeros: without a model_warmup one inference "
+        "config.pbtxt, which Triton runs; zeros: without a model_warmup one inference "
         "of zeros and empty strings",
     )
     model_store: Store | None = Group.ENDPOINT.setting(
@@ -314,8 +314,8 @@ class Settings(Rules):
     )
     recycle_unaccounted: PartOfOne | None = Group.MEMORY.setting(
         None,
-        "share of a limit, such as 0.2: an embedded Triton is restarted in place when more is "
-        "unaccounted for during a minute, or keeps a load from fitting; calls wait meanwhile",
+        "share of a limit, such as 0.2; when more is unaccounted for during a minute, or keeps a "
+        "load from fitting, an embedded Triton is restarted in place; calls wait meanwhile",
         "never",
     )
     size_factor: Factor = Group.MEMORY.setting(
@@ -364,8 +364,8 @@ class Settings(Rules):
         None,
         "most connections of each of http, http_data, grpc and grpc_data; above it idle ones are "
         "closed, then new ones refused",
-        "as many as the limit of open files allows: that limit less 100, divided by 2 for http, "
-        "2 more with http_data and 4 more with each of grpc and grpc_data; "
+        "as many as the limit of open files allows; that limit less 100, divided by 2 for http, "
+        "2 more with http_data, 4 more with each of grpc and grpc_data; "
         "at least 16 and at most 10000",
     )
     max_abandoned_requests: Count = Group.LIMITS.setting(

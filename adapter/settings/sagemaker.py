@@ -157,7 +157,7 @@ def _port_problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str
     if len(_free_ports(environ)) < needed:
         return [_said(environ, _RANGE, f"too narrow: {needed} free ports are needed")]
     return [
-        _said(environ, variable, f"lies outside of {_RANGE}, {environ[_RANGE]}")
+        _said(environ, variable, f"is outside of {_RANGE}, {environ[_RANGE]}")
         for variable in (_GRPC_PORT, _METRICS_PORT)
         if (port := environ.get(variable, "")).isdecimal() and int(port) not in safe
     ]

@@ -51,7 +51,7 @@ EVENTS: Mapping[str, str] = {
     "artifact.fetch_failed": "a model could not be fetched, for the reason given",
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
     "artifact.lost": "somebody deleted files of a model in the disk cache; it is fetched again",
-    "artifact.not_checked": "the store could not be asked; the model on disk is taken as it is",
+    "artifact.not_checked": "the store could not be asked; the model on disk is loaded unchecked",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again",
     "log.dropped": "lines were dropped, as nobody read the log: how many",
     "memory.gpu_unread": "a GPU is visible and its memory cannot be read, or what is read cannot be"
@@ -89,8 +89,8 @@ EVENTS: Mapping[str, str] = {
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload failed; the model is still there",
-    "model.requests_lost": "an unload ended though requests were never answered: Triton let go, "
-    "and the processes ended",
+    "model.requests_lost": "an unload ended though requests were never answered: Triton released "
+    "the model, and the processes ended",
     "model.unload_waits": "an unload waits for requests: in_flight, abandoned of them, seconds at "
     "most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
@@ -106,12 +106,12 @@ EVENTS: Mapping[str, str] = {
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
     "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
     "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
-    "request.failed": "a request was answered with an error; at debug, if a load's or unload's "
-    "line says so",
+    "request.failed": "a request was answered with an error; at debug, if a load or an unload "
+    "has a line of its own",
     "request.failed_again": "more requests had that error within a second: how many",
     "settings.odd": "a setting has no effect, or names what is not there",
     "stream.cut": "a stream was ended whose caller reads too slowly: its answers that wait, bytes",
-    "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",
+    "task.ended": "a bug: what must go on as long as the adapter has ended; /livez returns 503",
     "task.failed": "one step of such a task failed; the next one follows",
     "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",
     "triton.called": "at debug: a control call to Triton has ended, with the gRPC code",

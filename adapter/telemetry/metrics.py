@@ -193,7 +193,7 @@ class Metrics:
     recovery_seconds = _metric(
         Histogram,
         "How long an unload waited for most of the model's memory to be free, once Triton had"
-        " let go.",
+        " released it.",
         name="memory_recovery_seconds",
         buckets=_RECOVERY_BUCKETS,
     )
@@ -277,8 +277,8 @@ class Metrics:
     )
     loop_lag = _metric(
         Histogram,
-        "How late the event loop came to what was due, measured ten times a second: while the"
-        " adapter is short of CPU, all that it does waits so long.",
+        "How late a timer of the event loop fired, measured ten times a second. Everything waits so"
+        " long while the adapter is short of CPU.",
         name="loop_lag_seconds",
         buckets=_LAG_BUCKETS,
     )

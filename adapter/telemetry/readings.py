@@ -113,8 +113,8 @@ _READINGS = (
     ),
     _Reading(
         "memory_unaccounted_bytes",
-        "What is used of each device beyond what Triton took at its start and the loaded models"
-        " hold, at the last moment without a load or unload.",
+        "Used on each device, less what Triton took at its start and what loaded models hold. As of"
+        " the last moment without a load or unload.",
         ["device"],
         _of_devices(lambda book, _: book.unaccounted_bytes),
     ),
@@ -125,7 +125,7 @@ _READINGS = (
         lambda state: _one(state.gpu_unread()),
     ),
     _Reading("triton_live", "1 while Triton answers.", (), lambda state: _one(state.triton_live())),
-    _Reading("ready", "1 while /readyz says so.", (), lambda state: _one(state.ready())),
+    _Reading("ready", "1 while /readyz returns 200.", (), lambda state: _one(state.ready())),
     _Reading(
         "abandoned_requests",
         "Requests that Triton still works on and whose callers have left or had no answer in time.",

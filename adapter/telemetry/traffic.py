@@ -245,8 +245,8 @@ class Traffic(Collector):
         )
         callers = _seconds(
             "triton_adapter_caller_seconds",
-            "How long the same requests waited for their caller: for a body that is gathered before"
-            " Triton is asked, and while an answer is passed on as it comes.",
+            "How long the same requests waited for their caller: for bodies that are gathered"
+            " first, and while answers are passed on.",
         )
         fast = CounterMetricFamily(
             "triton_adapter_requests_fast",

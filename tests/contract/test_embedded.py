@@ -287,8 +287,8 @@ async def test_a_busy_port_is_named():
         with pytest.raises(BackendUnavailable) as raised:
             await new_triton(grpc=(host, port)).start()
     assert str(raised.value) == (
-        f"127.0.0.1:{port}, Triton's grpc address, cannot be had: Address already in use;"
-        " say another by --triton-grpc=127.0.0.1:PORT, where port 0 is any free one"
+        f"cannot listen at 127.0.0.1:{port}, Triton's grpc address: Address already in use;"
+        " set another by --triton-grpc=127.0.0.1:PORT, where port 0 is any free one"
     )
 
 

@@ -247,12 +247,12 @@ def _too_deep(folder: Path) -> None:
     os.close(where)
 
 
-@refused("lies outside the model roots")
+@refused("is outside the model roots")
 def _repository(folder: Path) -> object:
     return "REPOSITORY"
 
 
-@refused("lies outside the model roots")
+@refused("is outside the model roots")
 def _within_the_repository(folder: Path) -> object:
     return "REPOSITORY/good"
 

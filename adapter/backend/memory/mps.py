@@ -1,4 +1,4 @@
-"""Reads the limits of NVIDIA's MPS, which hold for each CUDA client (a process) by itself."""
+"""Reads the limits of NVIDIA's MPS, one for each CUDA client (a process)."""
 
 import re
 from collections.abc import Mapping

@@ -165,7 +165,7 @@ async def test_a_dead_model_that_loads_for_ever_by_now_is_still_there():
     await house.load("m")
     await kill(house, "m")
     house.steps.hold("load m")
-    with pytest.raises(BackendTimeout, match="does not let go of model 'm'"):
+    with pytest.raises(BackendTimeout, match="does not release model 'm'"):
         await asyncio.wait_for(house.unload("m"), 5)
     assert house.state("m") is ModelState.DEAD
     await house.unload("m")
@@ -184,6 +184,6 @@ async def test_a_model_that_triton_never_lets_go_of_is_still_there(house):
     await again.reached.wait()
     house.triton.stuck.add("m")
     again.open()
-    with pytest.raises(BackendTimeout, match="does not let go of model 'm'"):
+    with pytest.raises(BackendTimeout, match="does not release model 'm'"):
         await unload
     assert house.state("m") is ModelState.READY

@@ -54,7 +54,7 @@ def _share_bytes(pid: int) -> int:
 def check_agreement(adapter: RunningAdapter, stuck: Collection[str] = ()) -> None:
     """At rest: the list, the ledger, Triton's index and the folders staged for it are of one mind.
 
-    Triton has nothing but models of this adapter. `stuck` are those that it does not let go of.
+    Triton has nothing but models of this adapter. `stuck` are those that it does not release.
     """
     state = adapter.state()
     names = {model["triton_name"] for model in state["models"]} | set(stuck)

@@ -528,7 +528,7 @@ def test_no_error_tells_where_the_models_lie(sides: Sides, tmp_path: Path):
     write_python_model(sides.root / "raises", answer="raise ValueError('no')")
     assert client.post("/v2/repository/models/raises/load", {}).status == 200
     told = [
-        (client.load("x", tmp_path).body.decode(), "lies outside the model roots"),
+        (client.load("x", tmp_path).body.decode(), "is outside the model roots"),
         (
             client.post("/v2/repository/models/none/load", {}).body.decode(),
             "in the model roots, which --model-",

@@ -115,7 +115,7 @@ m
   entry: answers to the caller
   backend   python
   versions  1, 3
-  config    the caller's file, as it is
+  config    the caller's file, unchanged
   staged
     1 -> 1
     3 -> 3
@@ -278,11 +278,11 @@ def test_links_may_lead_to_where_the_model_roots_are(inspect, packages, tmp_path
     (folder / "w").symlink_to(tmp_path / "far" / "w")
 
     code, _, err = inspect(folder)
-    assert (code, "lies outside the model roots" in err) == (1, True)
+    assert (code, "is outside the model roots" in err) == (1, True)
     roots = (f"--model-roots={packages}", f"--model-roots={tmp_path / 'far'}")
     assert inspect(folder, *roots)[0] == 0
     code, _, err = inspect(folder, f"--model-roots={tmp_path / 'far'}")
-    assert (code, "lies outside the model roots" in err) == (1, True)
+    assert (code, "is outside the model roots" in err) == (1, True)
 
 
 @pytest.mark.parametrize("name", [".", "1/..", "link"])
@@ -326,7 +326,7 @@ def test_what_is_wrong_goes_to_stderr(inspect, packages):
         (["none"], "SourceMissing", "does not exist"),
         (["empty"], "InvalidModel", "holds no files"),
         (["shop", "--entry=pipe"], "InvalidModel", "the entry 'pipe' is not in the package"),
-        (["shop", "--model-roots=/usr"], "InvalidRequest", "lies outside the model roots"),
+        (["shop", "--model-roots=/usr"], "InvalidRequest", "is outside the model roots"),
         ([".."], "InvalidRequest", "must not hold each other"),
     ],
 )

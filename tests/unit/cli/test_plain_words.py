@@ -242,7 +242,7 @@ class TestHints:
     @pytest.mark.parametrize(("source", "is_here"), [("none", False), (".", True)])
     def test_a_refused_path_that_is_not_here_either_is_said(self, run, sidecar, source, is_here):
         server = sidecar(400)
-        server.body = b'{"error": "url /x lies outside the model roots", "code": "InvalidRequest"}'
+        server.body = b'{"error": "url /x is outside the model roots", "code": "InvalidRequest"}'
         at = f"--http=127.0.0.1:{server.server_port}"
         _, _, err = run("load", "a", source, at, "--admin=off")
         assert ("is not on this machine either" not in err) is is_here

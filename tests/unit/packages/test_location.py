@@ -76,7 +76,7 @@ def test_a_url_that_leaves_the_roots_is_refused_whether_it_exists_or_not(root, t
         with pytest.raises(InvalidRequest, match="outside the model roots") as caught:
             look(url, root)
         assert str(caught.value).endswith(
-            " lies outside the model roots, which --model-roots (ADAPTER_MODEL_ROOTS) names"
+            " is outside the model roots, which --model-roots (ADAPTER_MODEL_ROOTS) names"
         )
 
 

@@ -115,7 +115,7 @@ class TestListeners:
         [problem] = problems(
             SAGEMAKER_SAFE_PORT_RANGE="8500-8600", SAGEMAKER_TRITON_GRPC_PORT="8001"
         )
-        assert problem.startswith("environment SAGEMAKER_TRITON_GRPC_PORT: '8001': lies outside")
+        assert problem.startswith("environment SAGEMAKER_TRITON_GRPC_PORT: '8001': is outside")
 
     def test_without_grpc_neither_grpc_listener_is_open(self):
         found = listeners(embedded(SAGEMAKER_TRITON_ALLOW_GRPC="false"))
