@@ -326,7 +326,8 @@ class Inference:
     @error_boundary
     def ended(self) -> None:
         if self._answer is None:
-            self.answered_whole(b"".join(self._pieces))
+            body, self._pieces = b"".join(self._pieces), []
+            self.answered_whole(body)
             return
         if self._status and self._waited is not None:  # it was passed on as it came
             self._callers += clock.monotonic() - self._asked - self._waited

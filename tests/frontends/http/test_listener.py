@@ -157,6 +157,20 @@ async def test_a_caller_who_was_held_back_is_read_from_again(path):
         assert (await caller.ask(request(path))).status == 200
 
 
+async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before(monkeypatch):
+    monkeypatch.setattr(ContainerContract, "renames", True)
+    async with opened() as listener:
+        caller = await listener.connect()
+        for byte in (b"a", b"b"):
+
+            async def script(talk, body=byte * MIB):
+                await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+                await talk.say(body)
+
+            listener.upstream.script = script
+            assert (await caller.ask(request(FAST))).body == byte * MIB
+
+
 @pytest.mark.parametrize("sends_again", [False, True])
 async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_again):
     """As long as it is idle, and there may be thousands."""
