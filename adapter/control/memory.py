@@ -51,7 +51,7 @@ from adapter.core.admission import AdmissionInput, Answer, MeshBooks, waits_its_
 from adapter.core.ledger import Ledger
 from adapter.core.limits import Limits
 from adapter.core.measuring import GpuBytes, Measured
-from adapter.core.memory import Bytes, MemoryReading, total
+from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.placement import Placer, choose
@@ -239,7 +239,7 @@ class Memory:
         """Note that the load is undone. Memory that it may have left cannot be attributed. `stuck`:
         Triton still works on it under this name, and its bytes stay booked until `freed`.
         """
-        self.accounts.disturbed()
+        self.accounts.undone(model_id, self.ledger.of(model_id) if stuck is None else NO_BYTES)
         self.readings.changed()
         try:
             await self._catch_up(model_id)
@@ -447,7 +447,7 @@ class Memory:
             requests, _ = self._requests()
             settled = self.readings.settled(reading)
             for measured in self.accounts.close(settled, requests):
-                if self.readings.missed(measured.bytes, self.ledger.of(measured.model_id)):
+                if self.readings.missed(measured, self.ledger.of(measured.model_id)):
                     continue
                 account = self.accounts.models[measured.model_id]
                 if account.reported is None:

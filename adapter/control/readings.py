@@ -22,6 +22,7 @@ from adapter.core.evidence import (
     view_of_shm,
 )
 from adapter.core.ledger import DeviceBook, Ledger, LedgerSnapshot
+from adapter.core.measuring import Measured
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.errors import (
@@ -142,11 +143,13 @@ class Readings:
         if self._is_noticeable(amounts):
             self._reader.changed(since)
 
-    def missed(self, measured: Bytes, expected: Bytes) -> bool:
-        """Return whether a zero measurement means a late or frozen reader, not a load that took
-        nothing. A reader that shows a part of the load has moved, and is believed.
+    def missed(self, measured: Measured, expected: Bytes) -> bool:
+        """Return whether a zero measurement means a late or frozen reader, or memory that others
+        gave back, as all do when Triton ends; not a load that took nothing. A reader that shows a
+        part of the load has moved, and is believed.
         """
-        return self.lag_seconds > 0 and total(measured) == 0 and self._is_noticeable(expected)
+        is_doubted = self.lag_seconds > 0 or not measured.exact
+        return is_doubted and total(measured.bytes) == 0 and self._is_noticeable(expected)
 
     def is_settling(self, reading: MemoryReading | None) -> bool:
         """Return whether the reading may be older than the last change, or frozen."""

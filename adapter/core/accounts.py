@@ -306,7 +306,13 @@ class Accounts:
         if account is None or not account.is_apart:
             self._window.released(model_id, held)
 
-    def disturbed(self) -> None:
+    def undone(self, model_id: ModelId, held: Bytes) -> None:
+        """Note that a failed load is undone. What one that Triton had loaded took before the window
+        is free now; what any other took nobody knows.
+        """
+        account = self.models.get(model_id)
+        if account is not None and account.stage is not Stage.LOADING:
+            self.released(model_id, held)
         self._window.disturbed()
 
     def close(self, reading: MemoryReading | None, requests: int) -> list[Measured]:

@@ -45,6 +45,11 @@ FOUND = [
         "a load of V2 does not take the failure of another for its own",
         "y hangs. Of three loads of it that came together one is answered after three of them.",
     ),
+    (
+        101204,
+        "what a load that is undone gives back is charged to others",
+        "The undo of c frees memory while b is loaded: b seems to take 279 MiB, of 1067.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.errors import (
-    LoadFailed,
-)
+from adapter.errors import BackendError, BackendUnavailable, LoadFailed
 from adapter.runtime import clock
 from tests.control.memory.steps import MIB, M, begin_load, begin_unload, declare, learned, sample
 
@@ -102,6 +100,35 @@ async def test_a_load_beside_one_that_fails_is_measured_when_that_has_ended(hous
     assert house.held("a") == 150 * MIB
     assert not house.control.memory.sizes.is_exact("/a")
     house.check("a")
+
+
+async def test_what_a_load_gives_back_that_fails_at_its_very_end_is_not_missing_from_another(house):
+    """Its model was loaded and measured before the other load began."""
+    declare(house, a=300, b=400)
+    confirming = house.steps.hold("confirm a")
+    house.steps.fail("confirm a", BackendError("disk full"))
+    load_a = house.begin(house.load("a"))
+    await confirming.reached.wait()
+    gate_b, load_b = await begin_load(house, "b")
+    confirming.open()
+    with pytest.raises(BackendError):
+        await load_a
+    gate_b.open()
+    await load_b
+    assert house.held("b") == 400 * MIB
+
+
+async def test_a_model_that_ended_with_triton_before_it_was_measured_does_not_take_nothing(house):
+    declare(house, a=150, b=100)
+    (gate_a, load_a), (gate_b, load_b) = [await begin_load(house, name) for name in "ab"]
+    gate_a.open()
+    await load_a
+    house.sizes["a"] = 0  # Triton ends
+    house.steps.fail("load b", BackendUnavailable("Socket closed", delivered=True))
+    gate_b.open()
+    with pytest.raises(BackendUnavailable):
+        await load_b
+    assert learned(house, "a") is None
 
 
 async def test_memory_that_was_back_before_the_load_began_is_not_the_loads(house):

@@ -16,6 +16,7 @@ FAULTS: dict[str, Fault] = {each.name: each for each in _ALL}
 MISSED = frozenset(
     {
         "a Triton that has only been slow counts as another one",
+        "what a load that is undone gives back is charged to others",
         "what stood still is charged to others",
         "what stood still takes nothing any more",
         "a load of V2 asks again at once while another is taken down",

@@ -57,6 +57,14 @@ MEMORY = [
         "if True:",
     ),
     Fault(
+        "what a load that is undone gives back is charged to others",
+        "a load beside it seems as much smaller, and too much is let in beside its model",
+        Accounts,
+        "undone",
+        "self.released(model_id, held)",
+        "pass",
+    ),
+    Fault(
         "what stood still is charged to others",
         "a load that took its memory late makes another seem as large as both",
         Accounts,

@@ -244,7 +244,7 @@ def test_a_load_that_was_undone_is_not_measured_later():
         world.accounts.add(account(model_id))
         world.holds[model_id] = 50 * MIB
         world.accounts.loaded(world.accounts.models[model_id], world.read(), known=False)
-    world.accounts.disturbed()
+    world.accounts.undone(ModelId("gone"), {})
     world.accounts.forget(A)
     assert [each.model_id for each in world.accounts.close(world.read(), 0)] == [B]
 
