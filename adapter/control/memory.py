@@ -111,7 +111,6 @@ class Memory:
         self.limits = Limits(ledger, sizes, self.accounts, self.mesh)
         self.placer = Placer(sizes, self.limits.oversize)
         self._requests = requests
-        self.evictor: Evictor | None = None
         self._is_behind = False  # a load ended, and something else was still going on
         self._audited_at = -math.inf  # when the ledger was last held against a reading
         self._measurements: set[asyncio.Task[None]] = set()
@@ -131,13 +130,16 @@ class Memory:
 
     # -- loads ------------------------------------------------------------------------------
 
-    async def admit(self, record: ModelRecord, package: Package, terms: Terms) -> Estimate:
-        """Reserve what the model is expected to take, or raise a refusal.
+    async def admit(
+        self, record: ModelRecord, package: Package, terms: Terms, evictor: Evictor | None
+    ) -> Estimate:
+        """Reserve what the model is expected to take, or raise a refusal. `evictor`: evicts others
+        for it, once.
 
         Waits for loads before it while these take memory, and for memory that is about to be freed;
         each for a bounded time. Raises Paused as well.
         """
-        told, evicts, begun, short_since = Admission(record), terms.evicts, clock.monotonic(), 0.0
+        told, begun, short_since = Admission(record), clock.monotonic(), 0.0
         async with self._turn(record):
             while True:
                 reading, now = await self.readings.read(), clock.monotonic()
@@ -146,7 +148,7 @@ class Memory:
                     reading,
                     loads=self._waited_for(begun, now),
                     may_wait=not short_since or now - short_since < self._limits.recovery,
-                    can_evict=evicts and self.evictor is not None and self.evictor.can_evict,
+                    can_evict=evictor is not None and evictor.can_evict,
                     is_planned=terms.is_planned,
                 )
                 options = self.placer.options(record, package, terms, inputs, reading, now=now)
@@ -158,7 +160,10 @@ class Memory:
                     if not inputs.can_evict or terms.ran_out:
                         raise
                     told.waits(WaitsFor.MEMORY, options[0][0], inputs.book, reading)
-                    evicts, short_since = await self.goes_on(error, terms), 0.0
+                    evictor, short_since = (
+                        evictor if await goes_on(error, terms, evictor) else None,
+                        0.0,
+                    )
                     continue
                 why = WaitsFor.TURN if waits_its_turn(estimate, inputs) else WaitsFor.MEMORY
                 moving = (each.model_id for each in self.accounts.moving)
@@ -189,14 +194,6 @@ class Memory:
             if total(left) >= size_bytes and all(count >= 0 for count in left.values()):
                 return
             await self._wait_for_change()
-
-    async def goes_on(self, error: AboutMemory, terms: Terms) -> bool:
-        """Return whether to try a failed load again: elsewhere, or as others were evicted."""
-        if (is_elsewhere := terms.goes_elsewhere(error)) or not isinstance(error, CapacityError):
-            return is_elsewhere
-        if self.evictor is None or not terms.evicts:
-            return False
-        return await self.evictor.evict_for(error)
 
     def placed(self, model_id: ModelId, names: Collection[str]) -> None:
         """Note the model's names in Triton, and those of its helpers and steps."""
@@ -491,6 +488,13 @@ class Memory:
             return
         if self.sizes.lived(account.package_key, account.most, account.estimate.gpu):
             self.relearned.add(model_id)
+
+
+async def goes_on(error: AboutMemory, terms: Terms, evictor: Evictor | None) -> bool:
+    """Return whether to try a failed load again: elsewhere, or as others were evicted."""
+    if (is_elsewhere := terms.goes_elsewhere(error)) or not isinstance(error, CapacityError):
+        return is_elsewhere
+    return evictor is not None and await evictor.evict_for(error)
 
 
 def _of_stuck(name: TritonName) -> ModelId:

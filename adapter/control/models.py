@@ -17,17 +17,25 @@ from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
 from adapter.control.loader import Loader
-from adapter.control.memory import Memory
+from adapter.control.memory import Memory, goes_on
 from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
+from adapter.control.ports import (
+    Evictor,
+    MemoryReader,
+    Packages,
+    Server,
+    SizeStore,
+    TimeLimits,
+    Triton,
+)
 from adapter.control.progress import step
-from adapter.control.readings import Unloaded
 from adapter.control.reconciler import Reconciler
 from adapter.control.recovery import Recovery
 from adapter.control.recycling import Recycling
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
+from adapter.control.unloads import Unloads
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId, ModelSource
@@ -53,7 +61,6 @@ _THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loade
 _Act = Callable[[], object]
 _Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 _Ended = Sequence[ModelRecord | None]
-_LOADED = (ModelState.READY, ModelState.DEAD)
 # Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
 _UNDO_SECONDS = 4.0
 
@@ -89,6 +96,7 @@ class ModelControl:
         self._unloader = Unloader(*outside, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
+        self.evictor: Evictor | None = None  # makes room for loads; set by Residency
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
         self.recovery = self._make_recovery(load_threads)
@@ -96,6 +104,7 @@ class ModelControl:
         self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
         self.reconcile, self.judged = found.reconcile, found.judged
         self.recycling = self._make_recycling(server, recycle_share)
+        self.unloads = self._make_unloads()
         self._housekeeping = self._make_housekeeping(orphans, store)
 
     @property
@@ -138,6 +147,18 @@ class ModelControl:
             triton_status=self.triton_status,
             history=self.operations.history,
             load_threads=load_threads,
+        )
+
+    def _make_unloads(self) -> Unloads:
+        return Unloads(
+            registry=self.registry,
+            memory=self.memory,
+            operations=self.operations,
+            leases=self.leases,
+            unloader=self._unloader,
+            packages=self._packages,
+            recycling=self.recycling,
+            drain_seconds=self._limits.unload / 2,
         )
 
     def _make_recycling(self, server: Server | None, share: float | None) -> Recycling:
@@ -246,32 +267,6 @@ class ModelControl:
         )
         return self.operations.start("unload", model_id, work)
 
-    async def evict(
-        self, model_id: ModelId, may_go: Callable[[ModelRecord], bool], **log_fields: str
-    ) -> bool:
-        """Unload the model if it has no request in flight, and `may_go` agrees at that moment;
-        return whether it was unloaded. Raises as `unload` does.
-        """
-        work = self._evict(model_id, may_go, log_fields)
-        return await asyncio.shield(self.operations.start("unload", model_id, work))
-
-    async def _evict(
-        self,
-        model_id: ModelId,
-        may_go: Callable[[ModelRecord], bool],
-        log_fields: Mapping[str, str],
-    ) -> bool:
-        await self.recycling.up()
-        async with self.operations.lock(model_id):
-            known = self.registry.get(model_id)
-            is_idle = known is not None and known.state in _LOADED and known.in_flight == 0
-            if not self.is_open or known is None or not is_idle or not may_go(known):
-                return False
-            # its requests are refused before anything is awaited
-            work = self._unload_model(model_id)
-            await self.operations.logged("unload", model_id, work, total, log_fields=log_fields)
-            return True
-
     async def has_changed(self, record: ModelRecord) -> bool:
         """Return whether the model's files are others than those that were loaded; False where that
         cannot be told. Raises as a load does when the files can no longer be served.
@@ -346,18 +341,24 @@ class ModelControl:
         self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
     ) -> ModelRecord:
         """Load, and again each time that room could be made after it ran out of memory."""
+        evictor = self.evictor if terms.evicts else None
         async with AsyncExitStack() as turn:
             async with self.load_limit.of(load):
                 await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:
                 try:
-                    return await self._load_once(load, source, lost, terms)
+                    return await self._load_once(load, source, lost, terms, evictor)
                 except AboutMemory as error:
-                    if lost is not None or not await self.memory.goes_on(error, terms):
+                    if lost is not None or not await goes_on(error, terms, evictor):
                         raise
 
     async def _load_once(
-        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
+        self,
+        load: LimitedLoad,
+        source: ModelSource,
+        lost: ModelRecord | None,
+        terms: Terms,
+        evictor: Evictor | None,
     ) -> ModelRecord:
         model_id = load.model_id
         async with AsyncExitStack() as undo, self.load_limit.of(load):  # ends it, not its undo
@@ -365,12 +366,12 @@ class ModelControl:
             record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()
             undo.push(partial(self._load_failed, record, lost))
             # pushed before each act: one that failed or was given up may still have done its work
-            undo.push_async_callback(self._undo, record, lambda: self._remove(record))
+            undo.push_async_callback(self._undo, record, lambda: self.unloads.remove(record))
             step(record, WaitsFor.PACKAGE)
             if lost is not None:
                 await self._reconciler.clear_away(lost)
             package = await self._loader.prepared(record, source, self._packages)
-            estimate = await self.recycling.admit(record, package, terms, lost)
+            estimate = await self.recycling.admit(record, package, terms, lost, evictor)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
             placement = await self._packages.place(record.name, model_id, package, record.gpu)
@@ -410,7 +411,7 @@ class ModelControl:
         if lost is not None and known is not lost:  # it was unloaded meanwhile
             raise not_loaded(model_id)
         if known is not None and known.state is ModelState.DEAD:
-            await self._unload_model(model_id)
+            await self.unloads.unload(model_id)
         elif known is not None and lost is None and not terms.is_on_demand:
             known.is_on_demand = False  # an unload has failed: this load is refused, and keeps it
         asked_for = terms.takes_over.asked_for if terms.takes_over else model_id
@@ -436,47 +437,10 @@ class ModelControl:
                     raise still_loading(ended[0])
                 return NO_BYTES
             if known is None or known.state is not ModelState.RETURNING:
-                return await self._unload_model(model_id)
+                return await self.unloads.unload(model_id)
             self.registry.apply(known, ModelEvent.VANISHED)
             await self._reconciler.clear_away(known)
             return NO_BYTES
-
-    async def _unload_model(self, model_id: ModelId) -> Bytes:
-        """Unload the model; return what it held."""
-        known = self.registry.get(model_id)
-        is_dead = known is not None and known.state is ModelState.DEAD
-        record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
-        async with self.memory.unloading(model_id):
-            try:
-                step(record, WaitsFor.REQUESTS)
-                if not await self.leases.drained(record, self._limits.unload / 2):
-                    log.warning("model.drain_timed_out", extra={"model_id": record.id})
-                step(record, WaitsFor.TRITON)
-                before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
-                await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
-            except BaseException:
-                failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
-                self.registry.apply(record, failed)
-                raise
-            try:
-                await self._remove(record)
-            finally:  # Triton has unloaded the model, even if the folders stay
-                apart = self.memory.accounts.apart(model_id)
-                ended = is_dead and len(record.placement.names) == 1  # with all that it held
-                taken = NO_BYTES if ended else self.memory.taken(model_id)
-                held = self.memory.unloaded(model_id)
-                self.registry.apply(record, ModelEvent.UNLOADED)
-                if is_dead:
-                    await (
-                        self.memory.readings.read()
-                    )  # what its processes left was free only after `before`
-                await self.memory.readings.until_back(Unloaded(held, taken, before, booked, apart))
-            return held
-
-    async def _remove(self, record: ModelRecord) -> None:
-        """Remove the folders, unless Triton is stuck with the model: it may still read them."""
-        if record.state is not ModelState.STUCK:
-            await self._packages.remove(record.name)
 
     async def _undo(self, record: ModelRecord, act: Callable[[], Awaitable[None]]) -> None:
         step(record, WaitsFor.UNDOING)

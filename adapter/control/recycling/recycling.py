@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from adapter.control.lease import Leases
 from adapter.control.memory import Memory, Paused
-from adapter.control.ports import Server, TimeLimits
+from adapter.control.ports import Evictor, Server, TimeLimits
 from adapter.control.recovery import Recovery
 from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS, LostMemory, RecyclePhase
 from adapter.control.triton_status import Phase, TritonStatus
@@ -101,11 +101,16 @@ class Recycling:
 
     async def up(self) -> None:
         """Wait until Triton is neither about to be restarted nor away for it."""
-        is_up = lambda: self.phase not in _PAUSED or self._is_closing  # noqa: E731
+        is_up = lambda: self.phase not in _PAUSED or self.is_closing  # noqa: E731
         await self._until(is_up)
 
     async def admit(
-        self, record: ModelRecord, package: Package, terms: Terms, lost: ModelRecord | None
+        self,
+        record: ModelRecord,
+        package: Package,
+        terms: Terms,
+        lost: ModelRecord | None,
+        evictor: Evictor | None,
     ) -> Estimate:
         """Reserve what the model is expected to take, as Memory does, and again after a restart
         that makes room for it. Wait until all models are back, but no longer than for a load to
@@ -117,9 +122,9 @@ class Recycling:
             if lost is None:
                 await self._over(self._limits.alone)
             try:
-                return await self._memory.admit(record, package, terms)
+                return await self._memory.admit(record, package, terms, evictor)
             except Paused:
-                if self._is_closing:
+                if self.is_closing:
                     text = "the adapter is stopping"
                     raise BackendUnavailable(text, model_id=record.id, delivered=False) from None
             except InsufficientMemory as error:
@@ -232,7 +237,7 @@ class Recycling:
         return is_open and status.is_up and not status.is_restarting
 
     @property
-    def _is_closing(self) -> bool:
+    def is_closing(self) -> bool:
         return self._triton_status.phase is Phase.STOPPING
 
     def _in_flight(self) -> int:
@@ -258,14 +263,14 @@ class Recycling:
         before = self.restarts
         if self.phase is RecyclePhase.OFF:
             self._asked = self._asked or reason
-            has_begun = lambda: self._asked is None or self._is_closing  # noqa: E731
+            has_begun = lambda: self._asked is None or self.is_closing  # noqa: E731
             await self._until(has_begun, clock.monotonic() + seconds)
             self._asked = None
         await self._over()
         return self.restarts > before
 
     async def _over(self, seconds: float = math.inf) -> None:
-        is_over = lambda: self.phase is RecyclePhase.OFF or self._is_closing  # noqa: E731
+        is_over = lambda: self.phase is RecyclePhase.OFF or self.is_closing  # noqa: E731
         await self._until(is_over, clock.monotonic() + seconds)
 
     async def _until(self, is_so: Callable[[], bool], deadline: float = math.inf) -> None:

@@ -56,7 +56,7 @@ def _eviction(
     control: ModelControl, entries: Entries, metrics: Metrics, options: Options
 ) -> Eviction:
     policy, min_seconds = POLICIES[options.eviction](), options.min_residency_seconds
-    books = (control, entries, metrics, options.pin)
+    books = (control.unloads, entries, metrics, options.pin)
     return Eviction(*books, policy=policy, min_seconds=min_seconds)
 
 
@@ -99,7 +99,7 @@ class Residency:
         self._artifacts = artifacts
         self._metrics = metrics
         self._stores = stores
-        control.memory.evictor = self.eviction
+        control.evictor = self.eviction
         metrics.endpoint_loaded.set_function(self.eviction.count)
         metrics.endpoint_waiting.set_function(lambda: self.entries.waiting)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
-from adapter.control.models import ModelControl
 from adapter.control.residency.entries import Entries, Entry
+from adapter.control.unloads import Unloads
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import Candidate, Policy
@@ -45,7 +45,7 @@ class Eviction:
 
     def __init__(
         self,
-        control: ModelControl,
+        unloads: Unloads,
         entries: Entries,
         metrics: Metrics,
         pin: Sequence[str],
@@ -53,7 +53,7 @@ class Eviction:
         policy: Policy,
         min_seconds: float,
     ) -> None:
-        self._control = control
+        self._unloads = unloads
         self._entries = entries
         self._metrics = metrics
         self._pin = tuple(pin)
@@ -147,7 +147,7 @@ class Eviction:
     ) -> bool:
         begun = clock.monotonic()
         try:
-            is_gone = await self._control.evict(entry.model_id, may_go, **log_fields)
+            is_gone = await self._unloads.evict(entry.model_id, may_go, **log_fields)
         except BaseException:
             if entry.state is ResidencyState.UNLOADING:
                 entry.apply(ResidencyEvent.UNLOAD_FAILED)
@@ -204,7 +204,7 @@ class Eviction:
     ) -> Candidate:
         is_served = record.state is ModelState.READY  # one that has died serves nobody
         return Candidate(
-            *(entry.model_id, record.used_at, self._control.memory.ledger.of(entry.model_id)),
+            *(entry.model_id, record.used_at, self._unloads.memory.ledger.of(entry.model_id)),
             is_of_others=is_of_others(entry.used, callers, now),
             is_young=is_served and now - record.state_since < self._min_seconds,
             calls=max(1, record.served) if is_served else 0,
@@ -216,7 +216,7 @@ class Eviction:
         return sum(record.is_on_demand for _, record in self.loaded())
 
     def loaded(self) -> list[tuple[Entry, ModelRecord]]:
-        found = ((entry, self._control.registry.get(entry.model_id)) for entry in self._entries)
+        found = ((entry, self._unloads.registry.get(entry.model_id)) for entry in self._entries)
         return [
             (entry, record)
             for entry, record in found
@@ -233,7 +233,7 @@ class Eviction:
 
     async def changed(self) -> None:
         """Wait until a model has no request any more, or for a moment."""
-        idle = self._control.leases.became_idle
+        idle = self._unloads.leases.became_idle
         idle.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):

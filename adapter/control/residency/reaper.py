@@ -39,7 +39,7 @@ class Reaper:
             await self.notice_loss(entry)
         for record in self._control.registry.records():
             if self._is_left(record):
-                await self._control.evict(record.id, self._is_left, evicted="died")
+                await self._control.unloads.evict(record.id, self._is_left, evicted="died")
 
     async def notice_loss(self, entry: Entry) -> None:
         """Release the files of one model, if it is lost: its name is free for another key."""

@@ -5,6 +5,7 @@ from adapter.control.lease import Lease, Leases
 from adapter.control.models import ModelControl
 from adapter.control.reconciler import Reconciler
 from adapter.control.unloader import Unloader
+from adapter.control.unloads import Unloads
 from tests.simulation.faults.fault import Fault
 
 UNLOADS = [
@@ -51,25 +52,25 @@ UNLOADS = [
     Fault(
         "a failed unload leaves the model UNLOADING",
         "the model can neither be used nor loaded nor unloaded",
-        ModelControl,
-        "_unload_model",
+        Unloads,
+        "unload",
         "self.registry.apply(record, failed)",
         "pass",
     ),
     Fault(
         "an unload keeps its bytes booked",
         "what was freed is never given to anybody",
-        ModelControl,
-        "_unload_model",
+        Unloads,
+        "unload",
         "held = self.memory.unloaded(model_id)",
         "held = self.memory.ledger.of(model_id)",
     ),
     Fault(
         "an unload leaves the folders",
         "the repository fills with folders that no model has",
-        ModelControl,
-        "_unload_model",
-        "await self._remove(record)",
+        Unloads,
+        "unload",
+        "await self.remove(record)",
         "pass",
     ),
     Fault(

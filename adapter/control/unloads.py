@@ -1,0 +1,106 @@
+"""Unloads models to the end: requests answered, Triton done, folders removed, memory back."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from adapter.control.lease import Leases
+from adapter.control.memory import Memory
+from adapter.control.operations import Operations
+from adapter.control.ports import Packages
+from adapter.control.progress import step
+from adapter.control.readings import Unloaded
+from adapter.control.recycling import Recycling
+from adapter.control.unloader import Unloader
+from adapter.core.memory import NO_BYTES, Bytes, total
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.state import ModelEvent, ModelState, WaitsFor
+
+log = logging.getLogger(__name__)
+
+_LOADED = (ModelState.READY, ModelState.DEAD)
+
+
+class Unloads:
+    """`drain_seconds`: how long an unload waits for requests in flight."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        memory: Memory,
+        operations: Operations,
+        leases: Leases,
+        unloader: Unloader,
+        packages: Packages,
+        recycling: Recycling,
+        drain_seconds: float,
+    ) -> None:
+        self.registry, self.memory = registry, memory
+        self._operations, self.leases = operations, leases
+        self._unloader, self._packages = unloader, packages
+        self._recycling = recycling
+        self._drain_seconds = drain_seconds
+
+    async def evict(
+        self, model_id: ModelId, may_go: Callable[[ModelRecord], bool], **log_fields: str
+    ) -> bool:
+        """Unload the model if it has no request in flight, and `may_go` agrees at that moment;
+        return whether it was unloaded.
+        """
+        work = self._evict(model_id, may_go, log_fields)
+        return await asyncio.shield(self._operations.start("unload", model_id, work))
+
+    async def _evict(
+        self,
+        model_id: ModelId,
+        may_go: Callable[[ModelRecord], bool],
+        log_fields: Mapping[str, str],
+    ) -> bool:
+        await self._recycling.up()
+        async with self._operations.lock(model_id):
+            known = self.registry.get(model_id)
+            is_idle = known is not None and known.state in _LOADED and known.in_flight == 0
+            if self._recycling.is_closing or known is None or not is_idle or not may_go(known):
+                return False
+            # its requests are refused before anything is awaited
+            work = self.unload(model_id)
+            await self._operations.logged("unload", model_id, work, total, log_fields=log_fields)
+            return True
+
+    async def unload(self, model_id: ModelId) -> Bytes:
+        """Unload the model; return what it held."""
+        known = self.registry.get(model_id)
+        is_dead = known is not None and known.state is ModelState.DEAD
+        record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
+        async with self.memory.unloading(model_id):
+            try:
+                step(record, WaitsFor.REQUESTS)
+                if not await self.leases.drained(record, self._drain_seconds):
+                    log.warning("model.drain_timed_out", extra={"model_id": record.id})
+                step(record, WaitsFor.TRITON)
+                before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
+                await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
+            except BaseException:
+                failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
+                self.registry.apply(record, failed)
+                raise
+            try:
+                await self.remove(record)
+            finally:  # Triton has unloaded the model, even if the folders stay
+                apart = self.memory.accounts.apart(model_id)
+                ended = is_dead and len(record.placement.names) == 1  # with all that it held
+                taken = NO_BYTES if ended else self.memory.taken(model_id)
+                held = self.memory.unloaded(model_id)
+                self.registry.apply(record, ModelEvent.UNLOADED)
+                if is_dead:
+                    # what its processes left was free only after `before`
+                    await self.memory.readings.read()
+                await self.memory.readings.until_back(Unloaded(held, taken, before, booked, apart))
+            return held
+
+    async def remove(self, record: ModelRecord) -> None:
+        """Remove the folders, unless Triton is stuck with the model: it may still read them."""
+        if record.state is not ModelState.STUCK:
+            await self._packages.remove(record.name)
