@@ -108,7 +108,9 @@ class Adapter:
         backend = build_backend(settings, self._metrics, tracing, came_back, cache=root)
         self._embedded, self._private = backend.embedded, backend.private
         self._repository = backend.repository
-        self._triton, self._memory, self._control = backend.triton, backend.memory, backend.control
+        self._triton, self._reader, self._control = backend.triton, backend.memory, backend.control
+        self._registry, self._memory = self._control.registry, self._control.memory
+        self._ledger, self._status = self._memory.ledger, self._control.triton_status
         self._triton_grpc: str | None = None
         self._on_demand, self._residency = None, None
         if cache is not None:
@@ -156,7 +158,7 @@ class Adapter:
             unread=self._unread,
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
-            answered_nothing=self._control.operations.answered_nothing,
+            answered_nothing=self._control.answered_nothing,
         )
 
     def _load_of_store(self) -> LoadOfStore:
@@ -182,7 +184,7 @@ class Adapter:
         def why_triton() -> str | None:
             if not self._triton.live:
                 return "Triton does not answer"
-            return MODELS_LOOKED_FOR if self._control.triton_status.has_ended else None
+            return MODELS_LOOKED_FOR if self._status.has_ended else None
 
         def why_drained() -> str | None:
             return "draining" if self._drain.is_on else None
@@ -226,7 +228,7 @@ class Adapter:
         return budget
 
     async def _open_listeners(self) -> None:
-        models = ModelCollector(self._control.registry, self._control.memory.ledger.of)
+        models = ModelCollector(self._registry, self._ledger.of)
         self._metrics.bind(self._state(), models)
         settings, listeners = self._settings, self._listeners
         await self._open_pages()
@@ -252,7 +254,7 @@ class Adapter:
 
     def _build_probes(self) -> Probes:
         return Probes(
-            self._control,
+            self._memory.readings,
             self._metrics,
             why_not_live=background.why_ended,
             why_not_started=self._readiness.why_not_started,
@@ -263,8 +265,9 @@ class Adapter:
     def _notes(self) -> list[str]:
         """Return what is amiss while the adapter is ready all the same."""
         on_demand = self._on_demand.notes() if self._on_demand else []
-        memory = [] if self._control.memory.ledger.has_devices else [NOT_MEASURED]
-        return [*memory, *self._control.load_threads.notes(), *self._wanted.refused(), *on_demand]
+        memory = [] if self._ledger.has_devices else [NOT_MEASURED]
+        threads = self._control.load_threads
+        return [*memory, *threads.notes(), *self._wanted.refused(), *on_demand]
 
     def _build_admin(self) -> Admin:
         state = DebugState(
@@ -276,7 +279,7 @@ class Adapter:
         )
         return Admin(
             state,
-            Resident(self._control),
+            Resident(self._registry, self._ledger),
             access=Access("admin", token=self._settings.token_at(self._settings.admin)),
             drain=self._drain,
             drain_seconds=self._settings.drain_timeout_seconds,
@@ -295,18 +298,18 @@ class Adapter:
         }
 
     def _state(self) -> State:
-        control = self._control
+        leases = self._control.leases
         return State(
-            models=control.registry.counts,
-            ledger=control.memory.ledger.snapshot,
-            memory=lambda: self._memory.last,
-            gpu_unread=lambda: self._memory.is_gpu_unread,
+            models=self._registry.counts,
+            ledger=self._ledger.snapshot,
+            memory=lambda: self._reader.last,
+            gpu_unread=lambda: self._reader.is_gpu_unread,
             triton_live=lambda: self._triton.live,
             ready=self._readiness.is_ready,
-            abandoned=lambda: control.leases.abandoned,
+            abandoned=lambda: leases.abandoned,
             lost_lines=lambda: LogStream.lost,
             wanted=self._wanted.count,
-            idle_seconds=lambda: control.registry.idle_seconds(clock.monotonic()),
+            idle_seconds=lambda: self._registry.idle_seconds(clock.monotonic()),
             about=about(self._settings.triton),
         )
 
@@ -345,15 +348,15 @@ class Adapter:
                 "triton_http": http,
                 "triton_grpc": grpc,
                 "repository": str(self._repository),
-                "memory_source": self._memory.source,
-                "memory_limit": self._control.memory.ledger.snapshot().limit_bytes,
+                "memory_source": self._reader.source,
+                "memory_limit": self._ledger.snapshot().limit_bytes,
             },
         )
 
     async def _begin_work(self) -> None:
         """Take loads, and begin with those that are wanted from the start on."""
         await self._control.open()
-        if not self._control.memory.ledger.has_devices:
+        if not self._ledger.has_devices:
             log.warning("memory.not_measured", extra={"reason": NOT_MEASURED})
         self._background.append(background.begin("control-watch", self._control.run_housekeeping()))
         if self._on_demand is not None:
@@ -407,7 +410,7 @@ class Adapter:
             background.end(task)
         if self._on_demand is not None:
             await self._on_demand.close()
-        await self._memory.close()
+        await self._reader.close()
         # requests still in flight get their 503 while there are connections to send it on
         await self._dataplane.close()
         if self._embedded is not None:

@@ -133,8 +133,7 @@ class Memory:
     async def admit(
         self, record: ModelRecord, package: Package, terms: Terms, evictor: Evictor | None
     ) -> Estimate:
-        """Reserve what the model is expected to take, or raise a refusal. `evictor`: evicts others
-        for it, once.
+        """Reserve what the model is expected to take, or raise a refusal; `evictor` makes room.
 
         Waits for loads before it while these take memory, and for memory that is about to be freed;
         each for a bounded time. Raises Paused as well.
@@ -160,24 +159,25 @@ class Memory:
                     if not inputs.can_evict or terms.ran_out:
                         raise
                     told.waits(WaitsFor.MEMORY, options[0][0], inputs.book, reading)
-                    evictor, short_since = (
-                        evictor if await goes_on(error, terms, evictor) else None,
-                        0.0,
-                    )
+                    evictor = evictor if await goes_on(error, terms, evictor) else None
+                    short_since = 0.0
                     continue
                 why = WaitsFor.TURN if waits_its_turn(estimate, inputs) else WaitsFor.MEMORY
-                moving = (each.model_id for each in self.accounts.moving)
-                awaited = (*moving, *self.accounts.unloads, *self._undone)
-                told.waits(why, estimate, inputs.book, reading, awaited)
+                told.waits(why, estimate, inputs.book, reading, self._awaited())
                 short_since = short_since or (0.0 if why is WaitsFor.TURN else now)
                 await self._wait_for_change()
-            account = Account(record.id, package.content_key, estimate, now)
-            account.is_planned, account.is_told = terms.is_planned, inputs.is_told
-            self._reserve(account, reading)
+            self._reserve(Account(record.id, package.content_key, estimate, now), inputs, reading)
             told.admitted(estimate, inputs.book, reading, terms)
         return estimate
 
-    def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
+    def _awaited(self) -> tuple[ModelId, ...]:
+        loads = (each.model_id for each in self.accounts.moving)
+        return (*loads, *self.accounts.unloads, *self._undone)
+
+    def _reserve(
+        self, account: Account, inputs: AdmissionInput, reading: MemoryReading | None
+    ) -> None:
+        account.is_planned, account.is_told = inputs.is_planned, inputs.is_told
         self._begin(reading, unloads=0)
         self.ledger.reserve(account.model_id, account.estimate.needs)
         self.accounts.add(account)

@@ -49,7 +49,9 @@ from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
+    InferenceFailed,
     ModelNotFound,
+    UnloadedMeanwhile,
 )
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -59,6 +61,7 @@ log = logging.getLogger(__name__)
 
 _THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loaded again"}
 _Act = Callable[[], object]
+_TermsOf = dict[ModelId, Terms]  # of the loads in progress
 _Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 _Ended = Sequence[ModelRecord | None]
 # Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
@@ -85,7 +88,8 @@ class ModelControl:
         recycle_share: float | None = None,
     ) -> None:
         """`loads_again`: see TritonStatus; `max_abandoned`: Leases; `recycle_share`: Recycling."""
-        self.registry, self.operations = registry, Operations(metrics)
+        self.registry, self.history = registry, metrics.history
+        self.operations = Operations(metrics)
         self.wants, self.leases = Wants(_wanted_no_more), Leases(max_abandoned)
         orphans = OrphanProcesses(registry, server, metrics)
         books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
@@ -97,12 +101,12 @@ class ModelControl:
         self._loader = self._make_loader(triton, server, metrics)
         self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
-        self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
-        self._terms: dict[ModelId, Terms] = {}  # of the same loads
+        self.loading, self._terms = dict[ModelId, asyncio.Task[ModelRecord]](), _TermsOf()
         self.recovery = self._make_recovery(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
         self.reconcile, self.judged = found.reconcile, found.judged
+        self.call_failed = found.call_failed
         self.recycling = self._make_recycling(server, recycle_share)
         self.unloads = self._make_unloads()
         self._housekeeping = self._make_housekeeping(orphans, store)
@@ -145,7 +149,7 @@ class ModelControl:
             recovery=self.recovery,
             start=self.operations.start,
             triton_status=self.triton_status,
-            history=self.operations.history,
+            history=self.history,
             load_threads=load_threads,
         )
 
@@ -162,7 +166,7 @@ class ModelControl:
         )
 
     def _make_recycling(self, server: Server | None, share: float | None) -> Recycling:
-        self.leases.failed = self._reconciler.call_failed
+        self.leases.failed = self.call_failed
         return Recycling(
             *(self.registry, self.memory, server, self._limits, share),
             triton_status=self.triton_status,
@@ -235,6 +239,30 @@ class ModelControl:
             return await self.load_limit.outcome(model_id, task)
         return self.registry.serving(model_id)
 
+    async def joined(
+        self, model_id: ModelId, source: ModelSource, since: float
+    ) -> ModelRecord | None:
+        """Return what `loaded` does; None once a load that has failed is undone. Raises the failure
+        of one from `source` that began at `since` (the loop's time) or later, and ModelNotReady for
+        a model that Triton has lost and that waits for its load.
+        """
+        task = self.loading.get(model_id)
+        is_the_same = self.load_limit.is_under_way(model_id, source, since)
+        try:
+            return await self.loaded(model_id)
+        except AdapterError as error:
+            if is_the_same and not isinstance(error, UnloadedMeanwhile):
+                raise
+            if task is not None:
+                await asyncio.wait({task})
+            elif self.registry.returning(model_id) is not None:
+                raise
+            return None
+
+    def is_awaited(self, model_id: ModelId) -> bool:
+        """Return whether calls of the model may wait: for its load, or for a recycled Triton."""
+        return model_id in self.loading or self.recycling.holds(model_id)
+
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model, which is wanted no more; end a load of it. Return when it and its
         memory are gone.
@@ -273,6 +301,17 @@ class ModelControl:
         """
         since = record.begun_at or clock.wall()
         return await self._packages.has_changed(record.source, record.package_key, since)
+
+    def answered_nothing(self, record: ModelRecord) -> None:
+        """Warn once of a model that has answered without any of its outputs."""
+        names = ", ".join(map(repr, record.outputs))
+        which = f"its output{'s' * (len(record.outputs) > 1)} {names}" if names else "an output"
+        text = f"the model answered without {which}; does its code name the output otherwise?"
+        if text not in record.warnings:
+            record.warnings = (*record.warnings, text)
+            fields = {"model_id": record.asked_for, "reason": text}
+            log.warning("model.outputs_missing", extra=fields)
+            self.history.failed("infer", record.asked_for, InferenceFailed(text))
 
     # -- start, housekeeping and stop ---------------------------------------------------------
 

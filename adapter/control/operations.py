@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.errors import (
     AdapterError,
-    InferenceFailed,
     InsufficientMemory,
     ModelTooLarge,
     OutOfMemory,
@@ -105,18 +103,6 @@ class Operations:
         finally:
             ending["seconds"] = round(self._measured(operation, outcome, begun), 3)
             log.log(level, event, extra=ending)
-
-    def answered_nothing(self, record: ModelRecord) -> None:
-        """Warn once of a model that has answered without any of its outputs."""
-        names = ", ".join(map(repr, record.outputs))
-        which = f"its output{'s' * (len(record.outputs) > 1)} {names}" if names else "an output"
-        text = f"the model answered without {which}; does its code name the output otherwise?"
-        if text not in record.warnings:
-            record.warnings = (*record.warnings, text)
-            log.warning(
-                "model.outputs_missing", extra={"model_id": record.asked_for, "reason": text}
-            )
-            self.history.failed("infer", record.asked_for, InferenceFailed(text))
 
     def _measured(self, operation: str, outcome: str, begun: float) -> float:
         """Count an operation that has ended; return how many seconds it took."""

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
-from adapter.control.models import ModelControl
+from adapter.control.readings import Readings
 from adapter.control.recycling import NotRecycled, Recycling
+from adapter.core.ledger import Ledger
 from adapter.core.memory import total
-from adapter.core.registry import ModelRecord
+from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
 from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, drop_tracebacks
 from adapter.frontends.access import Access, SitePolicy
@@ -54,7 +55,7 @@ class Probes:
 
     def __init__(
         self,
-        control: ModelControl,
+        readings: Readings,
         metrics: Metrics,
         *,
         why_not_live: Callable[[], str | None],
@@ -62,7 +63,7 @@ class Probes:
         why_not_ready: Callable[[], str | None],
         notes: Callable[[], Sequence[str]] = list,
     ) -> None:
-        self._control = control
+        self._readings = readings
         self._metrics = metrics
         self._why_not_live = why_not_live
         self._why_not_started = why_not_started
@@ -90,9 +91,9 @@ class Probes:
         """Reuse a recent sample: reading memory visits all processes, and loads and unloads do so
         each half second.
         """
-        samples = self._control.memory.readings.samples
+        samples = self._readings.samples
         if not samples or clock.monotonic() - samples[-1][0] > _FRESH_SECONDS:
-            await self._control.memory.readings.read()
+            await self._readings.read()
         body, content_type = self._metrics.page(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         response = web.Response(body=body, headers=headers)
@@ -180,13 +181,13 @@ def _error(status: int, text: str, **headers: str) -> web.Response:
 class Resident:
     """The models that take inferences, by whomever they were loaded."""
 
-    def __init__(self, control: ModelControl) -> None:
-        self._control = control
+    def __init__(self, registry: Registry, ledger: Ledger) -> None:
+        self._registry, self._ledger = registry, ledger
 
     async def parts(self) -> AsyncIterator[str]:
         """Yield pieces of JSON, the longest idle first; others have their turn between them."""
         rows, now = [], clock.monotonic()
-        for at, record in enumerate(self._control.registry.records(), 1):
+        for at, record in enumerate(self._registry.records(), 1):
             if self._is_served(record):
                 rows.append(self._row(record, now))
             if at % _AT_ONCE == 0:
@@ -201,13 +202,13 @@ class Resident:
 
     def _is_served(self, record: ModelRecord) -> bool:
         """Of two versions of a model only the one that gets its calls is."""
-        is_current = self._control.registry.get(record.asked_for) is record
+        is_current = self._registry.get(record.asked_for) is record
         return is_current and record.state is ModelState.READY
 
     def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
         return {
             "name": record.asked_for,
-            "bytes": total(self._control.memory.ledger.of(record.id)),
+            "bytes": total(self._ledger.of(record.id)),
             "idle_seconds": 0.0 if record.in_flight else round(now - record.used_at, 3),
             "in_flight": record.in_flight,
         }

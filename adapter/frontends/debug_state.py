@@ -78,7 +78,9 @@ class DebugState:
         health: Callable[[], dict[str, Any]],
         residency: Residency | None,
     ) -> None:
-        self._control = control
+        self._registry, self._memory = control.registry, control.memory
+        self._leases, self._history = control.leases, control.history
+        self._status, self._threads = control.triton_status, control.load_threads
         self._wanted = wanted
         self._about = about
         self._health = health
@@ -87,7 +89,7 @@ class DebugState:
 
     async def parts(self, query: Query) -> AsyncIterator[str]:
         """Yield the state as pieces of JSON; others have their turn between them."""
-        reading = await self._control.memory.readings.read()
+        reading = await self._memory.readings.read()
         look = await self._look(query)
         shown = look.first(query.most, is_reversed=query.is_reversed)
         head = json.dumps(self._head(query, look, shown, reading))
@@ -100,9 +102,9 @@ class DebugState:
 
     async def _look(self, query: Query) -> "_Look":
         """Look at all models, but at few at a time."""
-        look, now, ledger = _Look(), clock.monotonic(), self._control.memory.ledger
+        look, now, ledger = _Look(), clock.monotonic(), self._memory.ledger
         order = _ORDERS[query.order] if query.order else _as_it_comes
-        for at, record in enumerate(self._control.registry.records(), 1):
+        for at, record in enumerate(self._registry.records(), 1):
             held = ledger.of(record.id)
             for device, count in held.items():
                 holder = (count, record.id, record.state.value)
@@ -121,10 +123,10 @@ class DebugState:
         shown: Sequence[ModelRecord],
         reading: MemoryReading | None,
     ) -> dict[str, Any]:
-        leases, history = self._control.leases, self._control.operations.history
-        counts = {state.value: n for state, n in self._control.registry.counts().items() if n}
+        leases, history = self._leases, self._history
+        counts = {state.value: n for state, n in self._registry.counts().items() if n}
         totals = {
-            "models": len(self._control.registry),
+            "models": len(self._registry),
             "states": counts,
             "matching": len(look.found),
             "shown": len(shown),
@@ -138,10 +140,10 @@ class DebugState:
             "health": self._health(),
             "totals": totals,
             "abandoned_requests": leases.abandoned,
-            "on_triton_restart": " as ".join(self._control.triton_status.on_restart),
-            "lost": _lost(self._control.registry.lost, query.most),
+            "on_triton_restart": " as ".join(self._status.on_restart),
+            "lost": _lost(self._registry.lost, query.most),
             "wanted": _wanted(self._wanted(), query.most),
-            "memory": self._memory(reading, look),
+            "memory": self._devices(reading, look),
             "on_demand": on_demand_state(
                 self._residency, query.text, query.most, {each.id for each in shown}
             ),
@@ -151,19 +153,18 @@ class DebugState:
         }
 
     def _worst(self) -> dict[str, Any] | None:
-        registry, past = self._control.registry, clock.wall() - clock.monotonic()
+        registry, past = self._registry, clock.wall() - clock.monotonic()
 
         def answered_at(model_id: ModelId) -> float:
             record = registry.get(model_id)
             return past + record.answered_at if record else 0.0
 
         are_lost = bool(registry.lost or registry.counts()[ModelState.RETURNING])
-        history = self._control.operations.history
-        worst = history.worst(are_lost=are_lost, answered_at=answered_at)
+        worst = self._history.worst(are_lost=are_lost, answered_at=answered_at)
         return None if worst is None else _occurrence(worst)
 
     def _model(self, record: ModelRecord) -> dict[str, Any]:
-        memory, now = self._control.memory, clock.monotonic()
+        memory, now = self._memory, clock.monotonic()
         learned = memory.sizes.learned(record.package_key)
         is_measured = learned is not None and memory.is_measured(record.id)
         basis = "measured" if is_measured else record.basis and record.basis.value
@@ -192,17 +193,17 @@ class DebugState:
         }
 
     def _size_from(self, record: ModelRecord) -> str:
-        is_reported = self._control.memory.sizes.is_reported(record.package_key)
+        is_reported = self._memory.sizes.is_reported(record.package_key)
         return "triton" if is_reported else "reading"
 
     def _hanging_seconds(self, record: ModelRecord, now: float) -> float | None:
-        since = self._control.load_threads.hangs_since(record)
+        since = self._threads.hangs_since(record)
         return None if since is None else round(now - since, 3)
 
     def _is_pinned(self, record: ModelRecord) -> bool:
         return self._residency is not None and self._residency.eviction.is_pinned(record.id)
 
-    def _memory(self, reading: MemoryReading | None, look: "_Look") -> dict[str, Any]:
+    def _devices(self, reading: MemoryReading | None, look: "_Look") -> dict[str, Any]:
         used = reading.used if reading else {}
         return {
             "source": reading.source if reading else None,
@@ -222,7 +223,7 @@ class DebugState:
                         if count
                     ],
                 }
-                for device, figures in self._control.memory.ledger.snapshot().devices.items()
+                for device, figures in self._memory.ledger.snapshot().devices.items()
             },
         }
 

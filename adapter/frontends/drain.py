@@ -17,7 +17,7 @@ class Drain:
 
     def __init__(self, control: ModelControl, traffic: Traffic, min_seconds: float) -> None:
         self.is_on = False
-        self._control = control
+        self._control, self._operations = control, control.operations
         self._traffic = traffic
         self._min_seconds = min_seconds
         self._beginnings: list[Callable[[], None]] = []
@@ -62,4 +62,4 @@ class Drain:
         return left
 
     def _left(self) -> int:
-        return max(self._traffic.in_flight, self._control.operations.in_flight)
+        return max(self._traffic.in_flight, self._operations.in_flight)

@@ -28,7 +28,6 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
     SourceMissing,
-    UnloadedMeanwhile,
 )
 from adapter.frontends.bodies import json_object
 from adapter.packages.contents import ROOTS_SETTING
@@ -87,7 +86,8 @@ class Repository:
         load_of_store: LoadOfStore = no_store,
         hint: str = "",
     ) -> None:
-        self._control = control
+        self._control, self._registry = control, control.registry
+        self._operations = control.operations
         self._versions = versions
         self._roots = model_roots
         self._takes_files = takes_files
@@ -100,7 +100,7 @@ class Repository:
         versions = await self._versions()
         return [
             _entry(record, version)
-            for record in sorted(self._control.registry.records(), key=lambda r: r.id)
+            for record in sorted(self._registry.records(), key=lambda r: r.id)
             if record.id == record.asked_for  # not one of two versions, which is on its way
             if record.state is ModelState.READY or not only_ready
             for version in versions.get(record.name) or [""]
@@ -131,7 +131,7 @@ class Repository:
         is_forced = given.pop("force_reload", False)
         if not isinstance(is_forced, bool):
             raise InvalidRequest("parameter force_reload must be true or false")
-        known = self._control.registry.get(model_id)
+        known = self._registry.get(model_id)
         if not given and known is not None and known.state is ModelState.READY:
             has_changed = await self._control.has_changed(known)  # it must be good as it is now
             if not is_forced and not has_changed:
@@ -173,7 +173,7 @@ class Repository:
     ) -> None:
         """Load the model, which may have to be unloaded for it, whether or not the caller waits."""
         work = self._loaded(model_id, source, log_fields, is_forced=is_forced, given=given)
-        await asyncio.shield(self._control.operations.start("load", model_id, work))
+        await asyncio.shield(self._operations.start("load", model_id, work))
 
     async def _loaded(
         self,
@@ -184,7 +184,7 @@ class Repository:
         is_forced: bool,
         given: bool,
     ) -> None:
-        kept, known = replace(source, files=()), self._control.registry.get(model_id)
+        kept, known = replace(source, files=()), self._registry.get(model_id)
         begun = asyncio.get_running_loop().time()
         if is_forced and known is not None:
             await self._make_way(model_id, log_fields)
@@ -206,22 +206,12 @@ class Repository:
         *,
         given: bool,
     ) -> bool:
-        """Wait for the load in progress; return whether its model will do. Raises the failure of
-        one that has done what is asked for, and ModelNotReady for one that Triton has lost and that
-        waits for its load. `given`: the request brought the source, else it is the files in the
+        """Wait for the load in progress; return whether its model will do. Raises as `joined` does.
+        `given`: the request brought the source, else it is the files in the
         model root as they are now.
         """
-        task = self._control.loading.get(model_id)
-        is_ours = self._control.load_limit.is_under_way(model_id, source, begun)
-        try:
-            known = await self._control.loaded(model_id)
-        except AdapterError as error:
-            if is_ours and not isinstance(error, UnloadedMeanwhile):
-                raise
-            if task is not None:
-                await asyncio.wait({task})  # what it has left is being taken down
-            elif self._control.registry.returning(model_id) is not None:
-                raise
+        known = await self._control.joined(model_id, source, begun)
+        if known is None:
             return False
         if given and known.source != source:
             await self._make_way(model_id, log_fields)

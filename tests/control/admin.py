@@ -27,7 +27,7 @@ WELL = {
 
 def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     probes = Probes(
-        house.control,
+        house.control.memory.readings,
         house.metrics,
         why_not_live=lambda: None,
         why_not_started=lambda: None,
@@ -38,7 +38,7 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     )
     admin = Admin(
         state,
-        Resident(house.control),
+        Resident(house.control.registry, house.control.memory.ledger),
         recycling=house.control.recycling,
         access=Access("admin"),
         drain=Drain(house.control, house.metrics.traffic, 0),

@@ -86,8 +86,8 @@ class ModelRuntime:
         is_ready: Callable[[], bool],
     ) -> None:
         self._access = access
-        self._control = control
-        self._triton = triton
+        self._control, self._registry = control, control.registry
+        self._status, self._triton = control.triton_status, triton
         self._sizes = sizes
         self._options = options
         self._metrics = metrics
@@ -129,7 +129,7 @@ class ModelRuntime:
     ) -> ModelRecord:
         """Wait for a load of the same files that is under way; replace a model of other files."""
         while True:
-            known = self._control.registry.get(model_id)
+            known = self._registry.get(model_id)
             if known is not None and known.state in _PRESENT:
                 if known.source.url == source.url:
                     return await self._control.loaded(model_id)
@@ -203,7 +203,7 @@ class ModelRuntime:
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
-                    await self._control.triton_status.wait_up(deadline)
+                    await self._status.wait_up(deadline)
                     return await act()
             except BackendUnavailable as error:
                 is_over = not self._control.is_open or clock.monotonic() > deadline
@@ -222,7 +222,7 @@ class ModelRuntime:
         model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
-        is_known = model_id in self._control.registry
+        is_known = model_id in self._registry
         if self._control.is_open and not is_known:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
@@ -252,7 +252,7 @@ class ModelRuntime:
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
-        self._control.triton_status.has_mesh = True
+        self._status.has_mesh = True
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting
@@ -294,7 +294,7 @@ class ModelRuntime:
         while True:
             for wait in [wait for waits in self._waiting.values() for wait in waits]:
                 wait.cancel()
-            ids = {record.id for record in self._control.registry.records()}
+            ids = {record.id for record in self._registry.records()}
             ids.update(self._loads.values())
             if not ids and not self._waiting:
                 return

@@ -83,13 +83,12 @@ class MeshSizes:
         None: unknown.
         """
         self.default_bytes = default_bytes
-        self._control = control
-        self._learned = control.memory.sizes
-        self.books = control.memory.mesh
+        self._registry, self._memory = control.registry, control.memory
+        self._learned, self.books = self._memory.sizes, self._memory.mesh
         self._raised: dict[ModelId, int] = {}  # predictions with which a load ran out of memory
         self._asked: dict[ModelId, int] = {}  # predictions whose loads have not begun
         self._factor = size_factor
-        self._memory = memory_bytes
+        self._container_bytes = memory_bytes
         self._buffer = buffer_bytes
         self._roots = [os.path.realpath(root) for root in roots]
 
@@ -98,12 +97,12 @@ class MeshSizes:
         part of the memory of Triton's container that is for models. BackendError when that is
         unknown, or when ModelMesh would not start with it.
         """
-        book = self._control.memory.ledger.snapshot()
+        book = self._memory.ledger.snapshot()
         bounds = []
         if book.devices:
             bounds.append(sum(self._promised(*each) for each in book.devices.items()))
-        if self._memory is not None and book.devices.keys() <= {HOST, UNSEEN}:
-            bounds.append(self._memory - self._buffer)
+        if self._container_bytes is not None and book.devices.keys() <= {HOST, UNSEEN}:
+            bounds.append(self._container_bytes - self._buffer)
         if not bounds:
             names = "modelmesh_memory (CONTAINER_MEM_REQ_BYTES) or memory_limit"
             raise BackendError(f"no memory is measured here: set {names}")
@@ -183,14 +182,14 @@ class MeshSizes:
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
-        return self._reported(model_id) if self._control.memory.is_measured(model_id) else 0
+        return self._reported(model_id) if self._memory.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
-                while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
+                while not self._memory.is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_SCAN_SECONDS)
         return self._reported(model_id)
 
@@ -200,10 +199,10 @@ class MeshSizes:
         return size
 
     def _size(self, model_id: ModelId) -> int:
-        record = self._control.registry.get(model_id)
+        record = self._registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
-        held = total(self._control.memory.ledger.of(model_id))
+        held = total(self._memory.ledger.of(model_id))
         if held and self._learned.learned(record.package_key) is not None:
             return held
         return max(held, self._guess(record.declared_bytes, record.disk_bytes))

@@ -110,7 +110,8 @@ class RelayPolicy:
         self._loads_on_demand = serving is not None
         self._serving = serving or control.serving
         self._load_wait_seconds = load_wait_seconds
-        self._is_lost = control.triton_status.has_lost
+        self.status = control.triton_status
+        self._is_lost = self.status.has_lost
 
     def is_forwarded(self, header: bytes) -> bool:
         """False for ModelMesh's own metadata, and for the deadline, which is kept here."""
@@ -175,13 +176,12 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name if mesh_id is None else mesh_id)
             if mesh_id is not None:
-                self.control.triton_status.refuse_lost(model_id)
+                self.status.refuse_lost(model_id)
                 if type(error) is BackendUnavailable:  # as TritonStatus.is_cause_of has it
                     return None
         except AdapterError as earlier:
             return earlier
-        is_awaited = model_id in self.control.loading or self.control.recycling.holds(model_id)
-        return None if is_awaited else error
+        return None if self.control.is_awaited(model_id) else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
@@ -194,7 +194,7 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.control.triton_status.refuse_lost(model_id)
+                self.status.refuse_lost(model_id)
             await self._serving(model_id, self._load_wait_seconds)
         except AdapterError as error:
             return error
@@ -206,7 +206,7 @@ class RelayPolicy:
         try:
             model_id = ModelId(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.control.triton_status.refuse_lost(model_id)
+                self.status.refuse_lost(model_id)
             record = self.control.lease(model_id).record
         except UnicodeDecodeError:
             return None
@@ -268,7 +268,7 @@ class _DirectCall(CountedRequest):
         self.count("OK")
 
     def answered_nothing(self) -> None:
-        self._policy.control.operations.answered_nothing(self._lease.record)
+        self._policy.control.answered_nothing(self._lease.record)
 
     def cancelled(self) -> None:
         self.count("CANCELLED")
@@ -311,7 +311,7 @@ class _DirectCall(CountedRequest):
             return error
         control, model_id = self._policy.control, self._lease.record.id
         if self._policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
-            return lost(model_id) if await control.triton_status.is_cause_of(error) else error
+            return lost(model_id) if await self._policy.status.is_cause_of(error) else error
         judged = await control.judged(error, model_id)
         if judged is not error:
             judged.__cause__ = error

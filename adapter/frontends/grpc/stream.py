@@ -229,7 +229,7 @@ class _StreamProxy:
         if record is not None:
             control, failure = self._service.control, error
             error = await control.judged(failure, record.id)
-            control.leases.failed(record, failure)  # the lease ends with the last response
+            control.call_failed(record, failure)  # the lease ends with the last response
         self._service.middleware.note(_METHOD, error, self._ids)
         return self._text(error)
 

@@ -96,7 +96,7 @@ class V2Service(grpc.GenericRpcHandler):
         budget: ByteBudget,
         serving: Serving | None = None,
     ) -> None:
-        self._control = control
+        self._control, self._registry = control, control.registry
         self._serving = serving or control.serving
         self._loads_on_demand = serving is not None
         self._dataplane = dataplane
@@ -219,7 +219,7 @@ class V2Service(grpc.GenericRpcHandler):
             except (BackendError, CapacityError) as error:
                 raise await self._control.judged(error, record.id) from error
             if method == _INFER and len(answer) < SHORT_BYTES and has_no_outputs(answer):
-                self._control.operations.answered_nothing(record)
+                self._control.answered_nothing(record)
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
 
     async def _ready(self, message: bytes, context: Context) -> bytes:
@@ -239,7 +239,7 @@ class V2Service(grpc.GenericRpcHandler):
         """Return the statistics of one model, or of all in Triton when it names none."""
         if not read_field(message, 1) and not id_of_mesh(metadata_of(context)):
             answer = await self._forwarded("ModelStatistics", message, context)
-            return _with_callers_names(answer, self._control.registry.records())
+            return _with_callers_names(answer, self._registry.records())
         lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)

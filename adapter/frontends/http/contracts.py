@@ -57,21 +57,20 @@ class ContainerContract:
     def __init__(
         self, control: ModelControl, *, is_v2: bool, loads_for_calls: bool = False
     ) -> None:
-        self._control = control
+        self._control, self._status = control, control.triton_status
         self._is_v2 = is_v2
         self._loads_for_calls = loads_for_calls
 
     def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
-        control = self._control
         try:
-            lease = control.lease(model_id)
+            lease = self._control.lease(model_id)
         except AdapterError:
             if self._may_wait(model_id):
                 return None
             raise
         record = lease.record
         is_other = record.is_renamed or (is_typed and record.content_types)
-        return None if is_other or control.triton_status.has_lost(record) else lease
+        return None if is_other or self._status.has_lost(record) else lease
 
     def _may_wait(self, model_id: ModelId) -> bool:
         """Return whether the call waits for its model where that is not loaded."""

@@ -35,7 +35,7 @@ class SageMaker:
     def __init__(
         self, control: ModelControl, inferences: Inferences, *, is_ready: Callable[[], bool]
     ) -> None:
-        self._control = control
+        self._control, self._registry = control, control.registry
         self._is_ready = is_ready
         self.handlers: Mapping[str, Serve] = {
             "about": _about,
@@ -70,14 +70,14 @@ class SageMaker:
     async def _list(self, request: web.BaseRequest) -> web.Response:
         query = _query(request)
         limit, after = _page_size(query), _page_start(query)
-        records, has_more = self._control.registry.page(after, limit)
+        records, has_more = self._registry.page(after, limit)
         body: dict[str, Any] = {"models": [_described(r) for r in records]}
         if has_more:
             body["nextPageToken"] = base64.urlsafe_b64encode(records[-1].id.encode()).decode()
         return answer(body)
 
     async def _get(self, request: web.BaseRequest) -> web.Response:
-        return answer(_described(self._control.registry.serving(request["model_id"])))
+        return answer(_described(self._registry.serving(request["model_id"])))
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]

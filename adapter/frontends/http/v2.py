@@ -57,7 +57,7 @@ class V2:
         max_body_bytes: int,
         serving: Serving | None = None,
     ) -> None:
-        self._control = control
+        self._control, self._registry = control, control.registry
         self._of = serving or control.serving
         self._dataplane = dataplane
         self._extensions = extensions
@@ -141,7 +141,7 @@ class V2:
         headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
             listed = json.loads(await found.read())["model_stats"]
-        ids = {record.name: record.asked_for for record in self._control.registry.records()}
+        ids = {record.name: record.asked_for for record in self._registry.records()}
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer({"model_stats": named})
 

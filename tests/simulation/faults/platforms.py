@@ -1,6 +1,7 @@
 """Faults of what ModelMesh is told and what is done for it, and of packages of several models."""
 
 from adapter.control.loader import Loader
+from adapter.control.models import ModelControl
 from adapter.control.unloader import Unloader
 from adapter.frontends.grpc.modelmesh import ModelRuntime
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
@@ -37,7 +38,7 @@ PLATFORMS = [
         "ModelMesh counts a guess for as long as the model is loaded",
         MeshSizes,
         "after_load",
-        "return self._reported(model_id) if self._control.memory.is_measured(model_id) else 0",
+        "return self._reported(model_id) if self._memory.is_measured(model_id) else 0",
         "return self.default_bytes",
     ),
     Fault(
@@ -75,25 +76,25 @@ PLATFORMS = [
     Fault(
         "a load of V2 asks again at once while another is taken down",
         "it holds the event loop until that is over",
-        Repository,
-        "_has_joined",
+        ModelControl,
+        "joined",
         "await asyncio.wait({task})",
         "pass",
     ),
     Fault(
         "a load of V2 asks again at once while another waits for Triton to come back",
         "it holds the event loop for good",
-        Repository,
-        "_has_joined",
-        "elif self._control.registry.returning(model_id) is not None:",
+        ModelControl,
+        "joined",
+        "elif self.registry.returning(model_id) is not None:",
         "elif False:",
     ),
     Fault(
         "a load of V2 does not take the failure of another for its own",
         "callers that come together load a model that fails one after the other",
-        Repository,
-        "_has_joined",
-        "if is_ours and not isinstance(error, UnloadedMeanwhile):",
+        ModelControl,
+        "joined",
+        "if is_the_same and not isinstance(error, UnloadedMeanwhile):",
         "if False:",
     ),
     Fault(
