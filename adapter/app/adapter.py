@@ -129,7 +129,7 @@ class Adapter:
         shared = self._build_shared(backend.faults)
         models = self._build_models()
         self._rest = build_rest(shared, self._dataplane, models)
-        self._grpc = Rpc(shared, self._triton, backend.faults, self._rpc, self._limits)
+        self._grpc = Rpc(shared, self._triton, self._limits)
         self._services = self._grpc.services(models)
 
     def _build_models(self) -> Repository:

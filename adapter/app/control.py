@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory, mps
+from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory
+from adapter.backend.memory.nvml import MPS_VARIABLE, mps_limits
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
@@ -181,7 +182,7 @@ def _build_control(
         ledger=Ledger(
             settings.memory_limit,
             settings.memory_reserve.of,
-            mps.client_limits(os.environ.get(mps.VARIABLE, "")),
+            mps_limits(os.environ.get(MPS_VARIABLE, "")),
         ),
         sizes=sizes,
         triton=triton,

@@ -67,13 +67,17 @@ class Shared:
     drain: Drain
     budget: ByteBudget  # of callers' bytes
     turns: Turns  # of all that takes long on the event loop
-    rpc: GrpcDataPlane
+    rpc: GrpcDataPlane  # for calls that the proxy does not send to Triton itself
     faults: Faults
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
     vertex_routes: VertexRoutes | None
     residency: Residency | None  # None without a store
+
+    @property
+    def traced_rpc(self) -> GrpcDataPlane | TracedRpc:
+        return TracedRpc(self.rpc, self.tracing) if self.tracing else self.rpc
 
     @property
     def serving(self) -> Serving | None:
@@ -100,7 +104,7 @@ def build_endpoint(
     streams = Streams(
         shared.control,
         dataplane,
-        TracedRpc(shared.rpc, shared.tracing) if shared.tracing else shared.rpc,
+        shared.traced_rpc,
         shared.faults,
         instrumentation,
         timeout_seconds=settings.infer_timeout_seconds,
@@ -138,18 +142,9 @@ def _build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
 class Rpc:
     """Builds the services and proxies of the gRPC listeners."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        triton: TritonControl,
-        faults: Faults,
-        plane: GrpcDataPlane,  # for calls that the proxy does not send to Triton itself
-        limits: MessageLimits,
-    ) -> None:
+    def __init__(self, shared: Shared, triton: TritonControl, limits: MessageLimits) -> None:
         self._shared = shared
         self._triton = triton
-        self._faults = faults
-        self._plane = plane
         self._limits = limits
 
     def services(self, repository: Repository) -> dict[str, Sequence[GrpcService]]:
@@ -166,8 +161,8 @@ class Rpc:
         shared = self._shared
         return V2Service(
             shared.control,
-            TracedRpc(self._plane, shared.tracing) if shared.tracing else self._plane,
-            self._faults,
+            shared.traced_rpc,
+            shared.faults,
             shared.metrics,
             access=self._access(frontend),
             repository=repository,
@@ -221,7 +216,7 @@ class Rpc:
         shared, metrics = self._shared, self._shared.metrics
         policy = RelayPolicy(
             shared.control,
-            self._faults,
+            shared.faults,
             metrics,
             self._limits,
             frontend=name,

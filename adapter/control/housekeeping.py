@@ -1,10 +1,10 @@
 """The periodic work of control: polls memory and Triton, saves sizes, ends orphan processes."""
 
 import asyncio
-from collections.abc import Callable
 from typing import NoReturn
 
 from adapter.control.memory import Memory
+from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Packages, SizeStore
 from adapter.control.reconciler import Reconciler
@@ -25,7 +25,7 @@ _RECONCILE_SECONDS_PER_MODEL = 0.001
 
 
 class Housekeeping:
-    """Runs the periodic steps. `lock_of` returns the operation lock of a model."""
+    """Runs the periodic steps."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Housekeeping:
         reconciler: Reconciler,
         *,
         recycling: Recycling,
-        lock_of: Callable[[ModelId], asyncio.Lock],
+        operations: Operations,
         store: SizeStore | None,
     ) -> None:
         self._registry = registry
@@ -45,7 +45,7 @@ class Housekeeping:
         self._packages = packages
         self._reconciler = reconciler
         self._recycling = recycling
-        self._lock_of = lock_of
+        self._operations = operations
         self._unnoted: set[ModelId] = set()
         self._store = store
         self._were_active: set[ModelId] = set()
@@ -84,7 +84,7 @@ class Housekeeping:
 
         The note of a busy model is written later.
         """
-        lock = self._lock_of(model_id)
+        lock = self._operations.lock(model_id)
         if lock.locked():
             return
         self._unnoted.discard(model_id)

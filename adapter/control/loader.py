@@ -13,7 +13,7 @@ from adapter.control.progress import step
 from adapter.control.readings import Unloaded
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
-from adapter.core.breaker import EvictionLoopBreaker
+from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, ModelSource, Package, TritonName
 from adapter.core.registry import ModelRecord

@@ -124,10 +124,6 @@ class Memory:
         """Return whether unaccounted memory was measured after the last load or unload."""
         return self._audited_at >= self.readings.changed_at
 
-    def is_measured(self, model_id: ModelId) -> bool:
-        """Return whether what the ledger holds is final, except for growth under traffic."""
-        return self.accounts.is_measured(model_id)
-
     # -- loads ------------------------------------------------------------------------------
 
     async def admit(

@@ -104,16 +104,15 @@ class ModelControl:
         self.loading, self._terms = dict[ModelId, asyncio.Task[ModelRecord]](), _TermsOf()
         self.recovery = self._make_recovery(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
-        self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
-        self.reconcile, self.judged = found.reconcile, found.judged
-        self.call_failed = found.call_failed
+        self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
+        self.reconcile, self.call_failed = found.reconcile, found.call_failed
         self.recycling = self._make_recycling(server, recycle_share)
         self.unloads = self._make_unloads()
         self._housekeeping = self._make_housekeeping(orphans, store)
 
     @property
     def is_open(self) -> bool:
-        return self.triton_status.phase is Phase.OPEN
+        return self.triton_status.is_open
 
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
@@ -131,7 +130,6 @@ class ModelControl:
             self.registry,
             self.triton_status,
             begin_load=lambda record: self._begin_load(record.id, record.source, record, Terms()),
-            is_open=lambda: self.is_open,
             most=load_threads,
         )
 
@@ -145,11 +143,9 @@ class ModelControl:
             server=server,
             packages=self._packages,
             unloader=self._unloader,
-            lock_of=self.operations.lock,
+            operations=self.operations,
             recovery=self.recovery,
-            start=self.operations.start,
             triton_status=self.triton_status,
-            history=self.history,
             load_threads=load_threads,
         )
 
@@ -178,7 +174,7 @@ class ModelControl:
         return Housekeeping(
             *(self.registry, self.memory, orphans, self._packages, self._reconciler),
             recycling=self.recycling,
-            lock_of=self.operations.lock,
+            operations=self.operations,
             store=store,
         )
 
@@ -490,7 +486,7 @@ class ModelControl:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
 
     def refuse_unless_open(self) -> None:
-        if self.triton_status.phase is not Phase.OPEN:
+        if not self.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from adapter.control.memory import Memory
+from adapter.control.operations import Operations
 from adapter.control.ports import Packages, Server, Triton
 from adapter.control.recovery import Recovery
 from adapter.control.triton_status import TritonStatus
@@ -25,7 +25,6 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
-from adapter.telemetry.history import History
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +36,7 @@ _LOST = "Triton has ended, or unloaded it"
 class Reconciler:
     """Compares the registry with Triton, and forgets, adopts or unloads models, or has them return.
 
-    `load_threads`: how many loads Triton runs at a time. `lock_of` returns the operation lock of a
-    model. `start` does not wait for the work.
+    `load_threads`: how many loads Triton runs at a time.
     """
 
     def __init__(
@@ -50,11 +48,9 @@ class Reconciler:
         server: Server | None,
         packages: Packages,
         unloader: Unloader,
-        lock_of: Callable[[ModelId], asyncio.Lock],
+        operations: Operations,
         recovery: Recovery,
-        start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         triton_status: TritonStatus,
-        history: History,
         load_threads: int,
     ) -> None:
         self._registry = registry
@@ -63,11 +59,9 @@ class Reconciler:
         self._server = server
         self._packages = packages
         self._unloader = unloader
-        self._lock_of = lock_of
+        self._operations, self._start = operations, operations.start
         self._recovery = recovery
-        self._start = start
         self._triton_status = triton_status
-        self._history = history
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
         self._reconciling: asyncio.Task[None] | None = None
@@ -135,7 +129,7 @@ class Reconciler:
         self._recovery.go_on()
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
-            self._history.lost(_what_becomes_of(gone, given_up))
+            self._operations.history.lost(_what_becomes_of(gone, given_up))
         if vanished:
             # not awaited: a load of the same id may be under way by now, for minutes
             self._start("clear away", None, self._clear_vanished(vanished))
@@ -148,7 +142,7 @@ class Reconciler:
             loading = await self._triton.being_loaded()
 
         async def clear(record: ModelRecord) -> None:
-            async with self._lock_of(record.id), turn:
+            async with self._operations.lock(record.id), turn:
                 if record.id not in self._registry and record.name not in self._registry.stuck:
                     names = {*record.placement.names} & present
                     # an unload that was given up has had it loaded again
@@ -187,7 +181,7 @@ class Reconciler:
         await self._confirm_death(error, model_id)
         judged = await self._memory.readings.judged(error, model_id)
         if isinstance(judged, CapacityError | StubDied):
-            self._history.failed("infer", model_id, judged)
+            self._operations.history.failed("infer", model_id, judged)
         record = self._registry.get(model_id)
         if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
             said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
@@ -289,7 +283,7 @@ class Reconciler:
             return
         present, ready = await self._triton.present(), await self._triton.ready()
         for record in [*self._registry.stuck.values()]:
-            names, lock = set(record.placement.names), self._lock_of(record.id)
+            names, lock = set(record.placement.names), self._operations.lock(record.id)
             if names & (present - ready) and not await self._never_ends(record):
                 await self._unloader.end_loading(record)
                 continue

@@ -116,13 +116,11 @@ class Recovery:
         triton_status: TritonStatus,
         *,
         begin_load: Callable[[ModelRecord], asyncio.Task[ModelRecord]],
-        is_open: Callable[[], bool],
         most: int,
     ) -> None:
         self._registry = registry
         self._triton_status = triton_status
         self._begin_load = begin_load
-        self._is_open = is_open
         self._most = most
         self._loading: dict[ModelId, Incarnation] = {}
         self._suspects = Suspects(clock.now)
@@ -135,7 +133,7 @@ class Recovery:
 
     def go_on(self) -> None:
         """Begin the loads that are due, if Triton is up. To be called whenever that may be so."""
-        if not self._triton_status.is_up or not self._is_open():
+        if not self._triton_status.is_up or not self._triton_status.is_open:
             return
         self._clear()
         waiting = self._waiting()
@@ -192,7 +190,7 @@ class Recovery:
         """Wait until the adapter may load this model by itself. Raises GivenUp if it was given
         up less than `refused_seconds` ago, ModelNotReady at `deadline` (time.monotonic).
         """
-        if self._is_open():
+        if self._triton_status.is_open:
             await self._triton_status.wait_up(deadline)
         while True:
             self._refuse_given_up(model_id, refused_seconds)

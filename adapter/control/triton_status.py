@@ -53,6 +53,10 @@ class TritonStatus:
         self._marked: int | None = None  # of the latest life: its process, or its connection
 
     @property
+    def is_open(self) -> bool:
+        return self.phase is Phase.OPEN
+
+    @property
     def come_back(self) -> bool:
         """Whether the adapter reloads the models that Triton loses, so that callers need not."""
         return self.on_restart[0] == "reload" or self.is_restarting

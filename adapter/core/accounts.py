@@ -338,7 +338,7 @@ class Accounts:
                 continue
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
-            found.append(self._measured(part.model_id, taken, exact=part.exact))
+            found.append(self.measured(part.model_id, taken, exact=part.exact))
         self._growth.begin(reading)
         return found
 
@@ -392,11 +392,7 @@ class Accounts:
         account.is_apart = True
         self._together.discard(account)
         own = self.in_processes(account.model_id, reading)
-        return self._measured(account.model_id, {HOST: own}, exact=True)
-
-    def measured(self, model_id: ModelId, taken: Bytes) -> Measured:
-        """Note what the model takes by itself."""
-        return self._measured(model_id, taken, exact=True)
+        return self.measured(account.model_id, {HOST: own})
 
     def _settle(self) -> None:
         for account in [*self._unsettled]:
@@ -413,9 +409,10 @@ class Accounts:
     def _grown(self, model_id: ModelId, account: Account, taken: Bytes) -> list[Measured]:
         if total(minus(taken, account.most or NO_BYTES)) < _NOISE_BYTES:
             return []
-        return [self._measured(model_id, taken, exact=True)]
+        return [self.measured(model_id, taken)]
 
-    def _measured(self, model_id: ModelId, taken: Bytes, *, exact: bool) -> Measured:
+    def measured(self, model_id: ModelId, taken: Bytes, *, exact: bool = True) -> Measured:
+        """Note what the model takes; `exact`: by itself."""
         account = self.models[model_id]
         if exact:
             most = account.most or NO_BYTES

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.ledger import LedgerSnapshot
+from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.core.sizing import remember
 from adapter.errors import (
     AdapterError,
     InferenceFailed,
@@ -29,7 +30,6 @@ from adapter.errors import (
 _MIB = 2**20
 # below a twentieth of a device allocators begin to fail, whatever the headroom is
 _LOW_SHARE = 20
-_MAX_KEYS = 10_000
 # An allocator hardly ever fails with four times as much free as was requested.
 _FAR_MORE = 4
 NO_GPU = "no GPU is here"
@@ -161,10 +161,7 @@ class Suspicion:
         loaded.
         """
         is_first = key not in self._failed
-        self._failed.pop(key, None)
-        self._failed[key] = None
-        if len(self._failed) > _MAX_KEYS:
-            del self._failed[next(iter(self._failed))]
+        remember(self._failed, key, None)
         hopeless = self._breaker.out_of_memory(
             key, alone=is_alone, requested_bytes=None, limit_bytes=None
         )

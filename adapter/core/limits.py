@@ -1,4 +1,4 @@
-"""Detects loads that take more memory than the limit, and remembers packages that are too large.
+"""Detects loads that take more memory than the limit, and remembers packages that never fit.
 
 A model that is loaded for the first time is tried, so that its size is learned; it may then exceed
 a limit that only the adapter enforces. Times are of time.monotonic().
@@ -6,6 +6,7 @@ a limit that only the adapter enforces. Times are of time.monotonic().
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from adapter.core.accounts import Accounts, Stage
 from adapter.core.admission import MeshBooks
@@ -55,7 +56,7 @@ def refusal(
     if not is_over:
         took = f"needs more than {format_size(needed)}, which it had when its load was ended"
     had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
-    if is_alone(book):
+    if book.models <= 1:  # the one that is being loaded
         return ModelTooLarge(
             f"model {model_id!r} {took} with nothing else loaded, where {had}; it was unloaded",
             model_id=model_id,
@@ -68,11 +69,6 @@ def refusal(
         figures=figures,
         was_tried=True,
     )
-
-
-def is_alone(book: LedgerSnapshot) -> bool:
-    """Return whether the model that is being loaded is the only one."""
-    return book.models <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +137,61 @@ class Oversize:
 
 def _limits(book: LedgerSnapshot) -> dict[Device, int]:
     return {device: booked.limit_bytes for device, booked in book.devices.items()}
+
+
+class Hopeless(Enum):
+    """Why a model that ran out of memory can never fit."""
+
+    ALONE = "ran out of memory again with nothing else loaded"
+    OVERSIZED = "asked again for more memory than the device has"
+
+
+@dataclass(slots=True)
+class _Failures:
+    alone: int = 0
+    oversized: int = 0
+
+
+class EvictionLoopBreaker:
+    """Counts failures by key, one for each package or model, until its next success.
+
+    Every 507 makes the platform unload others and come again: a model larger than the device, or
+    one that leaks, would empty the endpoint again and again.
+
+    `budget`: how many times in a row a model may run out of memory with nothing else loaded before
+    it counts as hopeless. It is still tried each time, so the breaker closes by itself. 10,000
+    keys are kept; the one that failed longest ago is forgotten.
+    """
+
+    def __init__(self, budget: int = 3) -> None:
+        self._budget = budget
+        self._failures: dict[str, _Failures] = {}
+
+    def __repr__(self) -> str:
+        return f"<EvictionLoopBreaker [{len(self._failures)} keys]>"
+
+    def out_of_memory(
+        self, key: str, *, alone: bool, requested_bytes: int | None, limit_bytes: int | None
+    ) -> Hopeless | None:
+        """Note the failure; return a reason if it must be answered with ModelTooLarge, not 507.
+
+        That is when the budget is spent, or when the allocator was asked for more than the device
+        has, for the second time. A failure while other models are loaded says nothing about the
+        model: it neither counts nor resets the count.
+        """
+        failures = self._failures.pop(key, None) or _Failures()
+        remember(self._failures, key, failures)
+        failures.alone += alone
+        if requested_bytes is not None and limit_bytes is not None:
+            oversized = requested_bytes > limit_bytes
+            failures.oversized += oversized
+            if oversized and failures.oversized > 1:
+                return Hopeless.OVERSIZED
+        return Hopeless.ALONE if alone and failures.alone > self._budget else None
+
+    def succeeded(self, key: str) -> None:
+        """The model was loaded, or answered: it fits."""
+        self._failures.pop(key, None)
 
 
 class Limits:
@@ -218,7 +269,7 @@ class Limits:
         device = exceeded(book, reading, taken, with_headroom=not is_over)
         if device is None:
             return None
-        if is_alone(book):
+        if book.models <= 1:  # the one that is being loaded
             self.oversize.measured(self._accounts.key_of(model_id), taken, book, now)
         return refusal(model_id, device, taken, book, reading, is_over=is_over)
 

@@ -43,7 +43,6 @@ class Window:
     """
 
     def __init__(self) -> None:
-        self.is_open = False
         self._opening: MemoryReading | None = None
         self._loads: dict[ModelId, _Load] = {}
         self._beside: dict[ModelId, _Load] = {}
@@ -51,7 +50,6 @@ class Window:
         self._is_disturbed = False
 
     def open(self, reading: MemoryReading | None) -> None:
-        self.is_open = True
         self._opening = reading
         self._loads, self._beside = {}, {}
         self._released = NO_BYTES
@@ -92,9 +90,8 @@ class Window:
         """What the loads took, by model id. Loads among others whose size is known already are
         not reported: theirs is the better figure. Nor are those of `loaded_beside`.
         """
-        was_open, self.is_open = self.is_open, False
-        opening, loads = self._opening, self._loads
-        if not was_open or opening is None or reading is None or not _alike(opening, reading):
+        opening, self._opening, loads = self._opening, None, self._loads
+        if opening is None or reading is None or not _alike(opening, reading):
             return []
         taken = _only(opening.devices, plus(minus(reading.used, opening.used), self._released))
         # what has left may have had less than the ledger says, as a model that has died

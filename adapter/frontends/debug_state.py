@@ -166,7 +166,7 @@ class DebugState:
     def _model(self, record: ModelRecord) -> dict[str, Any]:
         memory, now = self._memory, clock.monotonic()
         learned = memory.sizes.learned(record.package_key)
-        is_measured = learned is not None and memory.is_measured(record.id)
+        is_measured = learned is not None and memory.accounts.is_measured(record.id)
         basis = "measured" if is_measured else record.basis and record.basis.value
         is_idle = record.state is ModelState.READY and record.in_flight == 0
         return {

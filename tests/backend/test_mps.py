@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.backend.memory.mps import client_limits
+from adapter.backend.memory.nvml import mps_limits
 from adapter.core.ledger import UNSEEN, Ledger
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import MemoryFigures
@@ -20,7 +20,7 @@ ONE, TWO = Device("GPU-1"), Device("GPU-2")
     ],
 )
 def test_the_variable_names_a_limit_for_each_gpu(text, expected):
-    assert client_limits(text) == expected
+    assert mps_limits(text) == expected
 
 
 def test_the_limit_of_a_process_is_kept_for_the_gpu_of_its_number():

@@ -132,7 +132,7 @@ class Rest:
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
-            if was_unloading or not control.memory.is_measured(record.id):
+            if was_unloading or not control.memory.accounts.is_measured(record.id):
                 continue
             booked = total(control.memory.ledger.of(record.id))
             real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))

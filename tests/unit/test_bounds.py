@@ -2,9 +2,8 @@
 
 import pytest
 
-from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.evidence import Suspicion
-from adapter.core.limits import Oversize
+from adapter.core.limits import EvictionLoopBreaker, Oversize
 from adapter.core.memory import HOST
 from adapter.errors import OutOfMemory
 from adapter.http2.headers import HeaderBlockCache

@@ -57,7 +57,7 @@ HELD = {
     "max_abandoned_requests": ("77", {"_max_abandoned"}),
     "modelmesh_default_size": ("567891", {"default_bytes"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
-    "modelmesh_memory": ("9876543210", {"_memory"}),
+    "modelmesh_memory": ("9876543210", {"_container_bytes"}),
     "max_connections": ("501", {"_most", "max_connections"}),
 }
 
@@ -167,7 +167,7 @@ SEEN = {
     "recycle_unaccounted": Look(
         "0.3", lambda a: a._control.recycling._lost_memory.share, 0.3, embedded=True
     ),
-    "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
+    "memory_source": Look("nvml", lambda a: a._reader._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
     "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
     "on_triton_restart": Look(

@@ -1,6 +1,7 @@
 """Reads GPU memory from the driver through NVML (the package nvidia-ml-py)."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,8 +15,21 @@ from adapter.backend.memory.host import unified_memory
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
 
+# NVIDIA's MPS: what each CUDA client (a process) may take of a GPU
+MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_MPS_ENTRY = re.compile(r"\s*(\d+)\s*=\s*(\d+)\s*([GM])B?\s*", re.IGNORECASE)
+_MPS_BYTES = {"G": 2**30, "M": 2**20}
+
 _Devices = Mapping[Device, DeviceReading]
 _Answer = tuple[_Devices, str]  # the second says why the first is empty
+
+
+def mps_limits(text: str) -> Mapping[int, int]:
+    """Return the limits in bytes by CUDA's number of the GPU, from a value such as `0=1G,1=512MB`;
+    what is no such entry is left out.
+    """
+    entries = filter(None, map(_MPS_ENTRY.fullmatch, text.split(",")))
+    return {int(each[1]): int(each[2]) * _MPS_BYTES[each[3].upper()] for each in entries}
 
 
 class NvmlMemory:

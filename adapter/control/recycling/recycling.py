@@ -79,7 +79,7 @@ class Recycling:
 
     def holds(self, model_id: ModelId) -> bool:
         """Return whether calls of the model wait: for Triton, or until it is loaded again."""
-        if self.phase is RecyclePhase.OFF or self._triton_status.phase is not Phase.OPEN:
+        if self.phase is RecyclePhase.OFF or not self._triton_status.is_open:
             return False
         known = self._registry.get(model_id)
         return self.phase in _PAUSED or (known is not None and known.state in _UNREADY)
@@ -148,7 +148,7 @@ class Recycling:
         """Restart Triton, for an operator; return when its models are back. Raises NotRecycled."""
         if self._server is None:
             raise NotRecycled("Triton is external: restart it where it runs", is_for_good=True)
-        if self._triton_status.phase is not Phase.OPEN:
+        if not self._triton_status.is_open:
             raise NotRecycled("the adapter is starting or stopping")
         if why := self._unreturnable():
             raise NotRecycled(why, is_for_good=True)
@@ -233,8 +233,8 @@ class Recycling:
     @property
     def _is_served(self) -> bool:
         status = self._triton_status
-        is_open = status.phase is Phase.OPEN and self._server is not None
-        return is_open and status.is_up and not status.is_restarting
+        is_served = status.is_open and status.is_up and not status.is_restarting
+        return is_served and self._server is not None
 
     @property
     def is_closing(self) -> bool:

@@ -182,14 +182,14 @@ class MeshSizes:
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
-        return self._reported(model_id) if self._memory.is_measured(model_id) else 0
+        return self._reported(model_id) if self._memory.accounts.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
-                while not self._memory.is_measured(model_id):  # noqa: ASYNC110
+                while not self._memory.accounts.is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_SCAN_SECONDS)
         return self._reported(model_id)
 

@@ -41,7 +41,7 @@ async def begin_unload(house: House, name: str):
 async def measured(house: House, *names: str) -> None:
     """All loads have been measured that were answered before."""
     await asyncio.wait_for(asyncio.gather(*house.control.memory._measurements), 5)
-    assert all(house.control.memory.is_measured(ModelId(name)) for name in names)
+    assert all(house.control.memory.accounts.is_measured(ModelId(name)) for name in names)
 
 
 def sample(house: House, name: str, **labels: str) -> float | None:

@@ -23,12 +23,12 @@ async def test_with_a_gauge_that_lags_a_load_is_answered_at_once_and_measured_la
     house.packages.declared["/m"] = 111 * MIB
     await house.load("m")
     assert house.held("m") == 111 * MIB
-    assert not house.control.memory.is_measured(M)
+    assert not house.control.memory.accounts.is_measured(M)
     reading = house.steps.hold("read")
     await asyncio.wait_for(reading.reached.wait(), 5)
     reading.open()
     await house.turns()
-    assert house.control.memory.is_measured(M)
+    assert house.control.memory.accounts.is_measured(M)
     assert house.held("m") == 300 * MIB
     house.check("m")
 
@@ -42,7 +42,7 @@ async def test_a_model_that_is_not_measured_yet_can_be_unloaded_and_loaded_again
     await house.unload("m")
     gate, load = await begin_load(house, "m")
     await measuring
-    assert not house.control.memory.is_measured(M)
+    assert not house.control.memory.accounts.is_measured(M)
     gate.open()
     await load
     await measured(house, "m")

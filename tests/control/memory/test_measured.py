@@ -13,7 +13,7 @@ from tests.control.memory.steps import MIB, M, begin_load, begin_unload, declare
 async def test_a_load_alone_is_measured_and_held(house):
     await house.load("m")
     assert house.held("m") == 300 * MIB
-    assert house.control.memory.is_measured(M)
+    assert house.control.memory.accounts.is_measured(M)
     assert house.control.memory.sizes.is_exact("/m")
     await house.unload("m")
     house.check()

@@ -89,7 +89,7 @@ async def test_with_a_gauge_that_lags_a_reported_size_is_final_at_once(gpu):
     gpu.memory.lag = 60
     reports(gpu, m=300)
     await gpu.load("m")
-    assert gpu.control.memory.is_measured(M)
+    assert gpu.control.memory.accounts.is_measured(M)
     assert gpu.held("m") == 300 * MIB
 
 
@@ -149,7 +149,7 @@ async def test_where_nothing_is_read_reported_sizes_are_learned_all_the_same():
     reports(house, m=300)
     await house.load("m")
     assert (house.held("m"), learned(house, "m")) == (300 * MIB, 300 * MIB)
-    assert house.control.memory.is_measured(ModelId("m"))
+    assert house.control.memory.accounts.is_measured(ModelId("m"))
     await house.close()
 
 

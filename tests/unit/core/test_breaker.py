@@ -2,8 +2,8 @@
 
 import pytest
 
-from adapter.core import breaker
-from adapter.core.breaker import EvictionLoopBreaker, Hopeless
+from adapter.core import sizing
+from adapter.core.limits import EvictionLoopBreaker, Hopeless
 
 GIB = 2**30
 
@@ -69,7 +69,7 @@ def test_each_key_has_its_own_count():
 
 
 def test_the_key_that_failed_longest_ago_is_forgotten(monkeypatch):
-    monkeypatch.setattr(breaker, "_MAX_KEYS", 100)
+    monkeypatch.setattr(sizing, "MAX_REMEMBERED", 100)
     guard = EvictionLoopBreaker(budget=2)
     for key in ("kept", "old", "kept", "old", "kept"):
         fails(guard, key)

@@ -160,21 +160,11 @@ def test_readings_that_cannot_be_compared_teach_nothing(reading):
     assert window.close(reading) == []
 
 
-def test_a_window_opened_without_a_reading_teaches_nothing_but_is_open():
+def test_a_window_opened_without_a_reading_teaches_nothing():
     window = Window()
     window.open(None)
-    assert window.is_open
     load(window, A)
     assert window.close(seen(1100)) == []
-
-
-def test_a_window_is_open_from_opening_to_closing():
-    window = Window()
-    assert not window.is_open
-    window.open(seen(1000))
-    assert window.is_open
-    window.close(None)
-    assert not window.is_open
 
 
 def test_a_window_never_opened_or_closed_twice_teaches_nothing():
