@@ -20,7 +20,8 @@ from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.registry import Registry
 from adapter.core.residency import state as residency
 from adapter.core.state import TRANSITIONS, ModelState
-from adapter.dataplane.http_connection import NEXT
+from adapter.dataplane.http_connection import NEXT, Event
+from adapter.dataplane.http_connection import State as Upstream
 from adapter.frontends.status import GRPC, HTTP
 from adapter.http2.stream import FOLLOWS
 from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
@@ -490,7 +491,8 @@ def states_page() -> str:
         for (before, event), after in residency.TRANSITIONS.items()
     ]
     connection = [
-        f"{before.name} --> {after.name}: {event.name}" for (before, event), after in NEXT.items()
+        f"{Upstream(before).name} --> {Upstream(after).name}: {Event(event).name}"
+        for (before, event), after in NEXT.items()
     ]
     request = [
         f"{stage.name} --> {after.name}"

@@ -90,6 +90,48 @@ def test_no_two_modules_import_each_other(sources: Sources):
     TopologicalSorter(graph).prepare()  # CycleError names those that do
 
 
+# What each small request over HTTP runs through.
+HOT = {
+    "frontends/http/connection.py": {"Connection"},
+    "frontends/http/contracts.py": {"ContainerContract"},
+    "frontends/http/endpoint/call.py": {"EndpointCall"},
+    "frontends/http/fast_path.py": {"Inference"},
+    "frontends/http/head.py": {"Head", "Heads", "Operation"},
+    "frontends/http/head_scanner.py": {"Scanned"},
+    "frontends/http/streamed_answer.py": {"StreamedAnswer"},
+    "dataplane/http_connection.py": {"Connection"},
+    "dataplane/http_pool.py": {"Pool"},
+}
+
+
+def kept_from_compiling(module: ast.AST, hot: ast.ClassDef) -> list[str]:
+    """What of a class a compiler can make no C struct with direct calls of."""
+    enums = {
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef) and "Enum" in "".join(map(ast.unparse, node.bases))
+    }
+    found = [ast.unparse(node) for node in (*hot.bases, *hot.keywords, *hot.decorator_list)]
+    for node in ast.walk(hot):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found += [f"@{ast.unparse(each)}" for each in node.decorator_list]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in enums:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_a_hot_class_has_no_base_no_decorator_and_holds_a_state_as_an_int(sources: Sources):
+    found = {
+        f"{file}:{node.name}": kept_from_compiling(nodes[0], node)
+        for file, classes in HOT.items()
+        for nodes in [sources[ROOT / "adapter" / file]]
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and node.name in classes
+    }
+    assert len(found) == sum(map(len, HOT.values()))
+    assert {name: each for name, each in found.items() if each} == {}
+
+
 def test_a_folder_has_at_most_20_modules():
     counts = collections.Counter(path.parent for path in SOURCES if "adapter" in path.parts)
     assert {name(folder): count for folder, count in counts.items() if count > 20} == {}

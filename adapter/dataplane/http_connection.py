@@ -66,9 +66,9 @@ class Event(IntEnum):
     ANSWERED = auto()  # the whole answer at once, and another call may follow
 
 
-# Python 3.11 looks long for a member of an enumeration.
-_IDLE, _SENDING, _AWAITING_HEAD, _READING_BODY, _DONE, _BROKEN = State
-_BEGUN, _SENT, _HEAD, _ENDED, _KEPT, _ANSWERED = Event
+# A connection holds the int: to look a member of an enumeration up takes Python 3.11 long.
+_IDLE, _SENDING, _AWAITING_HEAD, _READING_BODY, _DONE, _BROKEN = map(int, State)
+_BEGUN, _SENT, _HEAD, _ENDED, _KEPT, _ANSWERED = map(int, Event)
 
 # Any other event, and the loss of the connection, breaks it.
 NEXT = {
@@ -111,7 +111,7 @@ _KNOWN: dict[bytes, tuple[RawHeaders, int]] = {}
 _MOST_KNOWN, _KNOWN_BYTES = 512, 512
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """`seconds` is the limit for a whole call, or of one that is a stream for each piece.
 
     A call: `begin`, then `send`, or `write` and at its end `sent`. Its receiver has the last word
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     def sent(self) -> None:
         """All of the request is written."""
-        if self.state is not _BROKEN:
+        if self.state != _BROKEN:
             self._is_sent = True
             self.state = NEXT[self.state, _SENT]
 
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_held and self.state is not _BROKEN:
+        if self._is_held and self.state != _BROKEN:
             self._is_held = False
             self.heard = self._loop.time()
             self.transport.resume_reading()
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         A look at the socket itself: what has just come is not known to the event loop yet, and a
         request written now could not be sent again, since nobody could tell who saw it.
         """
-        return self.state is _IDLE and not self._readable.poll(0)
+        return self.state == _IDLE and not self._readable.poll(0)
 
     def is_delivered(self) -> bool:
         """Triton has all of the request, as far as this side can tell."""
@@ -298,22 +298,22 @@ class Connection(asyncio.Protocol):
         if (
             len(data) == self._last_bytes
             and data.startswith(self._last_head)
-            and self.state is _AWAITING_HEAD
+            and self.state == _AWAITING_HEAD
             and self._options is PLAIN
         ):
             self._end_as_before(data)
             return
         self.heard = self._loop.time()
         state = self.state
-        if state is _AWAITING_HEAD or state is _SENDING:
+        if state in {_AWAITING_HEAD, _SENDING}:
             self._read_head(data)
-        elif state is _READING_BODY:
+        elif state == _READING_BODY:
             self._read_body(data)
-        elif state is not _BROKEN:
+        elif state != _BROKEN:
             self._break("an answer to nothing")
 
     def eof_received(self) -> None:
-        if self.state is _READING_BODY and self._lasts_until_closed():
+        if self.state == _READING_BODY and self._lasts_until_closed():
             self._is_kept = False
             self._end()
         else:
@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
             self.status, self.headers = 0, []  # it was an informational one
 
     def _answer(self, rest: bytes) -> None:
-        self._is_kept &= self.state is _AWAITING_HEAD
+        self._is_kept &= self.state == _AWAITING_HEAD
         self.state = NEXT[self.state, _HEAD]
         self._left = 0 if self._options.is_head or self.status in _NO_BODY else self.length
         is_good = self.status == _OK or self._options.is_probe
@@ -396,7 +396,7 @@ class Connection(asyncio.Protocol):
         self._fault = None if is_good else bytearray()
         if is_good and self._receiver is not None:
             self._receiver.answered()
-        if self.state is _READING_BODY and (rest or self._left == 0):
+        if self.state == _READING_BODY and (rest or self._left == 0):
             self._read_body(rest)
 
     def _read_length(self) -> None:
@@ -422,7 +422,7 @@ class Connection(asyncio.Protocol):
             pieces, self._pieces = self._pieces, []
             for piece in pieces:
                 self._pass_on(piece)
-        if self._is_complete and self.state is _READING_BODY:
+        if self._is_complete and self.state == _READING_BODY:
             self._end()
 
     def _pass_on(self, piece: bytes) -> None:
@@ -460,7 +460,7 @@ class Connection(asyncio.Protocol):
             raise ValueError("an answer to nothing")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.state is not _READING_BODY:  # trailers are nothing to us
+        if self.state != _READING_BODY:  # trailers are nothing to us
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -472,7 +472,7 @@ class Connection(asyncio.Protocol):
         self._quiet = 0
 
     def on_message_complete(self) -> None:
-        self._is_complete = self.state is _READING_BODY
+        self._is_complete = self.state == _READING_BODY
 
 
 class _Nobody:

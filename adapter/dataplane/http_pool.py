@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
@@ -74,18 +75,21 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self, self._faults, self._seconds), self._host, self._port
-                )
+                _, protocol = await loop.create_connection(self._new, self._host, self._port)
+                connection = cast("Connection", protocol)
         except (OSError, TimeoutError) as error:
             raise _unreachable(str(error) or "it does not answer", model_id) from error
-        if connection.state is State.BROKEN:
+        if connection.state == State.BROKEN:
             raise _unreachable("it closed a new connection at once", model_id)
         self._open.add(connection)
         if self._is_closed:
             connection.abort()
             raise _unreachable("the adapter is stopping", model_id)
         return connection
+
+    def _new(self) -> asyncio.Protocol:
+        # of no base class, as it may be compiled; an event loop asks for none
+        return cast("asyncio.Protocol", Connection(self, self._faults, self._seconds))
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)

@@ -169,7 +169,7 @@ def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
         assert (taken.body, connection.status) == (body, 200)
         assert dict(connection.headers).get(b"X-A") == b"b"
         assert b"X-Late" not in dict(connection.headers)
-        assert (connection.state is State.IDLE) == is_kept
+        assert (connection.state == State.IDLE) == is_kept
 
     played(play)
 
@@ -208,7 +208,7 @@ def test_whatever_comes_the_call_ends_once_and_nothing_is_raised_to_the_event_lo
         feed(connection, cut(raw, cuts))
         connection.eof_received()
         assert taken.is_over or isinstance(taken.error, Exception)
-        assert connection.state is State.BROKEN
+        assert connection.state == State.BROKEN
         assert wire.is_aborted
 
     played(play)
@@ -224,7 +224,7 @@ def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplu
     async def play(connection, wire, taken):
         feed(connection, cut(raw + surplus, cuts))
         assert taken.body == body
-        assert connection.state is State.BROKEN
+        assert connection.state == State.BROKEN
         assert wire.is_aborted
 
     played(play)
@@ -389,9 +389,9 @@ def test_an_answer_before_the_end_of_the_request_ends_the_connection():
         early = Taken()
         connection.begin(early, None)
         connection.write(b"half a request")
-        assert connection.state is State.SENDING
+        assert connection.state == State.SENDING
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
-        assert connection.state is State.READING_BODY
+        assert connection.state == State.READING_BODY
         connection.sent()
         connection.data_received(b"a")
         assert (early.body, wire.is_aborted) == (b"a", True)
@@ -403,7 +403,7 @@ def test_an_answer_before_the_end_of_the_request_ends_the_connection():
 def test_a_call_begins_on_an_idle_connection_only(state):
     async def play(connection, *_):
         connection.state = state
-        if state is State.IDLE:
+        if state == State.IDLE:
             connection.begin(Taken(), None)
         else:
             with pytest.raises(KeyError):

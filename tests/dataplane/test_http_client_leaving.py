@@ -217,7 +217,7 @@ async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failu
         with lease:
             async with plane.forward(post(), lease):
                 (connection,) = plane._pool._open
-                await until(lambda: connection.state is State.IDLE)
+                await until(lambda: connection.state == State.IDLE)
         assert lease.state is LeaseState.ENDED
 
 

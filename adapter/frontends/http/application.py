@@ -6,9 +6,8 @@ tests/contract/test_aiohttp.py.
 
 import asyncio
 from collections.abc import Callable
-from functools import wraps
 from http import HTTPStatus
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
@@ -27,31 +26,6 @@ _LENGTH_DIGITS = 19
 _MALFORMED = BrokenBody("the body is malformed")
 
 
-class HasErrorBoundary(Protocol):
-    """`bug` is told what a callback did not expect; it must not raise."""
-
-    def bug(self, error: Exception) -> None: ...
-
-
-_Self = TypeVar("_Self", bound=HasErrorBoundary)
-_Given = ParamSpec("_Given")
-
-
-def error_boundary(
-    act: Callable[Concatenate[_Self, _Given], None],
-) -> Callable[Concatenate[_Self, _Given], None]:
-    """A callback after which nothing hangs and nothing leaks, whatever it raises."""
-
-    @wraps(act)
-    def run(self: _Self, *args: Any) -> None:
-        try:
-            act(self, *args)  # type: ignore[call-arg]
-        except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
-
-    return run  # type: ignore[return-value] # of the same parameters
-
-
 class ClientConnection(Protocol):
     """The caller's connection. `left`: bytes of the body in hand that have not come, where that is
     known. `ahead`: what came behind the request in hand. `is_full`: the caller does not take what
@@ -64,7 +38,6 @@ class ClientConnection(Protocol):
     is_full: bool
     has_ended: bool
 
-    @property
     def accepts_requests(self) -> bool: ...
     def hold_back(self) -> None: ...
     def serve_by_application(self, data: bytes) -> None: ...
@@ -167,7 +140,7 @@ class Application:
             comes = request.content.exception() is None and "Expect" not in request.headers
             if not (is_little and comes):
                 return False
-        return self.client.accepts_requests
+        return self.client.accepts_requests()
 
     def refuse(self, why: str) -> web.StreamResponse:
         """What is returned is answered to nobody: the connection is not aiohttp's any more."""
@@ -179,7 +152,7 @@ class Application:
     async def has_answered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Returns when aiohttp may go on with the next request."""
         try:
-            if response.keep_alive and self.client.accepts_requests:
+            if response.keep_alive and self.client.accepts_requests():
                 async for _ in request.content.iter_any():
                     pass
                 self._request = None

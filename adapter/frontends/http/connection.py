@@ -9,12 +9,12 @@ import asyncio
 import math
 import re
 import socket
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Protocol, cast
 
 from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.bodies import Arrival, Limits
-from adapter.frontends.http.application import HEAD_BYTES, Application, Handler, error_boundary
+from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import Head, Heads
 from adapter.frontends.http.head_scanner import END
@@ -32,7 +32,7 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
 
 
-class State(Enum):
+class State(IntEnum):
     IDLE = auto()
     HEAD = auto()  # some of it is there
     FAST = auto()
@@ -41,8 +41,8 @@ class State(Enum):
     CLOSING = auto()  # when what was written is out
 
 
-# Python 3.11 looks long for a member of an enumeration.
-_IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = State
+# A connection holds the int: to look a member of an enumeration up takes Python 3.11 long.
+_IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = map(int, State)
 
 
 class Listener(Protocol):
@@ -64,7 +64,7 @@ class Listener(Protocol):
     def malformed(self, why: str) -> bytes: ...
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
     it. `left`: of the body of the request in hand; `ahead`: what came behind it.
     """
@@ -87,17 +87,14 @@ class Connection(asyncio.Protocol):
         self._inference = Inference(self, server.fast)
         self._application = Application(self, server.handler)
 
-    @property
     def accepts_requests(self) -> bool:
         return self._server.fast.accepts_requests and not self._is_crowded
 
-    @property
     def is_idle(self) -> bool:
         """It has no whole head of a request in hand."""
-        is_between = self.state is _IDLE or self.state is _HEAD
+        is_between = self.state in {_IDLE, _HEAD}
         return is_between and not self._application.waiting
 
-    @property
     def worth(self) -> tuple[bool, float]:
         """Of one that is idle: less where it never had a request, and the longer it is idle."""
         return self.had_request, self._since
@@ -120,21 +117,20 @@ class Connection(asyncio.Protocol):
     def _received(self, data: bytes) -> None:
         try:
             state = self.state
-            if state is _LINGERING or state is _CLOSING:
-                return
             if self._application.is_for_good:
-                self._pass_on(data)
-            elif state is _IDLE and not self.is_full:
+                if state not in {_LINGERING, _CLOSING}:
+                    self._pass_on(data)
+            elif state == _IDLE and not self.is_full:
                 at = data.find(END) + _END_BYTES
                 if at < _END_BYTES or data[0] == _CR:
                     self._read_head(data)
                 else:
                     self._read_whole_head(data[:at], data[at:])
-            elif state is _HEAD:
+            elif state == _HEAD:
                 self._read_head(self.ahead + data, max(0, len(self.ahead) - _END_BYTES + 1))
-            else:
+            elif state not in {_LINGERING, _CLOSING}:
                 self._read_body(data)
-        except Exception as error:  # noqa: BLE001 - as @error_boundary does, for less
+        except Exception as error:  # noqa: BLE001 - all of them
             self.bug(error)
 
     def _is_put_off(self, data: bytes, *, is_older: bool = False) -> bool:
@@ -151,28 +147,30 @@ class Connection(asyncio.Protocol):
             self._server.turns.wait(self._read_late)
         return True
 
-    @error_boundary
     def _read_late(self) -> None:
         """Read what was put off, and more unless something else holds the caller back."""
-        data, self._late = self._late, None
-        if data is None:
-            return
-        if self._application.is_for_good and self.state is not _CLOSING:
-            data, self._late = data[:_SHORT_BYTES], data[_SHORT_BYTES:] or None
-        self._server.fast.budget.buffer(-len(data))
-        if self._late is not None:
-            self._server.turns.wait(self._read_late)
-        elif self.state is _FAST and self.left:
-            self._inference.resume()
-        elif self.state is not _CLOSING:
-            self._read_on()
-        self._received(data)
+        try:
+            data, self._late = self._late, None
+            if data is None:
+                return
+            if self._application.is_for_good and self.state != _CLOSING:
+                data, self._late = data[:_SHORT_BYTES], data[_SHORT_BYTES:] or None
+            self._server.fast.budget.buffer(-len(data))
+            if self._late is not None:
+                self._server.turns.wait(self._read_late)
+            elif self.state == _FAST and self.left:
+                self._inference.resume()
+            elif self.state != _CLOSING:
+                self._read_on()
+            self._received(data)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
     def _pass_on(self, data: bytes) -> None:
         """To aiohttp, whose connection it is for good."""
-        if self.state is _APPLICATION:
+        if self.state == _APPLICATION:
             self._arrived(len(data))
-        elif self.state is _HEAD or data.strip(b"\r\n"):  # empty lines begin no request
+        elif self.state == _HEAD or data.strip(b"\r\n"):  # empty lines begin no request
             self._enter(_HEAD)
         self._application.feed(data)
         self._count_behind(data)
@@ -184,47 +182,55 @@ class Connection(asyncio.Protocol):
         self.has_ended = True
         self._gone_due = self._loop.time() + self._server.limits.gone
         is_behind = self.ahead or self._application.waiting
-        is_over = self.state in {_LINGERING, _CLOSING} or (self.state is _IDLE and not is_behind)
+        is_over = self.state in {_LINGERING, _CLOSING} or (self.state == _IDLE and not is_behind)
         self._ended()
         return not is_over
 
-    @error_boundary
     def _ended(self) -> None:
-        if self.state is _HEAD and not self._application.waiting:
-            if self._application.is_for_good or self.ahead.strip(b"\r\n"):
-                self.refuse_head("the head of the request broke off")
-            else:
-                self.close()  # after empty lines, which begin no request
-        elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
-            self._fail(BrokenBody("the body broke off"))
+        try:
+            if self.state == _HEAD and not self._application.waiting:
+                if self._application.is_for_good or self.ahead.strip(b"\r\n"):
+                    self.refuse_head("the head of the request broke off")
+                else:
+                    self.close()  # after empty lines, which begin no request
+            elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
+                self._fail(BrokenBody("the body broke off"))
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
-    @error_boundary
     def connection_lost(self, exc: Exception | None) -> None:
         try:
-            if self.state is _FAST:
-                self._inference.left()
-        finally:
-            self.state = _CLOSING
-            self._read_late()
-            self._take_ahead()
-            self._application.left(exc)
-            self._server.lost(self)
+            try:
+                if self.state == _FAST:
+                    self._inference.left()
+            finally:
+                self.state = _CLOSING
+                self._read_late()
+                self._take_ahead()
+                self._application.left(exc)
+                self._server.lost(self)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
-    @error_boundary
     def pause_writing(self) -> None:
-        self.is_full = True
-        self._write_due = self._loop.time() + self._server.limits.answer
-        self._application.caller_is_full()
-        self._inference.caller_is_full()
+        try:
+            self.is_full = True
+            self._write_due = self._loop.time() + self._server.limits.answer
+            self._application.caller_is_full()
+            self._inference.caller_is_full()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
-    @error_boundary
     def resume_writing(self) -> None:
-        self.is_full = False
-        self._write_due = math.inf
-        self._application.caller_takes_more()
-        self._inference.caller_takes_more()
-        if self.state is _IDLE:
-            self._next()
+        try:
+            self.is_full = False
+            self._write_due = math.inf
+            self._application.caller_takes_more()
+            self._inference.caller_takes_more()
+            if self.state == _IDLE:
+                self._next()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
     # -- requests, one after the other ------------------------------------------------------
 
@@ -273,7 +279,7 @@ class Connection(asyncio.Protocol):
 
     def _count_behind(self, data: bytes) -> None:
         """Of what aiohttp was given: it alone knows where the next request begins."""
-        current = 0 if self.state is _APPLICATION else 1
+        current = 0 if self.state == _APPLICATION else 1
         if self._application.waiting > current and not self._keeps(data):
             self.abort()
 
@@ -308,7 +314,7 @@ class Connection(asyncio.Protocol):
         if piece:
             self.left = left - len(piece)
             self._arrived(len(piece))
-            if self.state is _FAST:
+            if self.state == _FAST:
                 self._inference.feed(piece, is_last=not self.left)
             else:
                 self._application.feed(piece)
@@ -357,7 +363,7 @@ class Connection(asyncio.Protocol):
         if is_last or self.left or not accepts_requests:
             self.end(gently=bool(self.left or self.ahead or self._is_crowded))
             return
-        was_at_once = self.state is _FAST and self._arrival is None and not self.ahead
+        was_at_once = self.state == _FAST and self._arrival is None and not self.ahead
         self.state, self._since = _IDLE, self._loop.time()
         self._arrival = None
         if was_at_once and not self.has_ended:  # nothing has held the caller back
@@ -383,32 +389,37 @@ class Connection(asyncio.Protocol):
         if self.ahead and not self.is_full:
             self._read_on()
             self._read_head(self._take_ahead())
-        if self.has_ended and self.is_idle and not self.is_full:
+        if self.has_ended and self.is_idle() and not self.is_full:
             self.close()
 
     # -- time limits ------------------------------------------------------------------------
 
-    @error_boundary
     def check_time_limits(self, now: float) -> None:
         """Close what has waited for too long; called every now and then."""
-        limits, seconds = self._server.limits, now - self._since
-        # aiohttp may have done so; the fast path waits to be told that the caller is lost
-        if self.transport.is_closing() and self.state is not _FAST:
-            self._enter(_CLOSING)
-        if now >= self._write_due or now >= self._gone_due:
-            self.abort()
-            return
-        match self.state:
-            case State.IDLE if seconds >= limits.idle:
-                self.close()
-            case State.HEAD if seconds >= limits.head:
-                self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
-            case State.LINGERING if seconds >= self._server.linger_seconds:
+        try:
+            # aiohttp may have done so; the fast path waits to be told that the caller is lost
+            if self.transport.is_closing() and self.state != _FAST:
+                self._enter(_CLOSING)
+            if now >= self._write_due or now >= self._gone_due:
                 self.abort()
-            case State.CLOSING if seconds >= limits.answer:
-                self.abort()
-            case State.FAST | State.APPLICATION:
+            elif self.state in {_FAST, _APPLICATION}:
                 self._check_request(now)
+            else:
+                self._check_waiting(now - self._since)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
+
+    def _check_waiting(self, seconds: float) -> None:
+        """`seconds`: how long it has been in its state."""
+        state, limits = self.state, self._server.limits
+        if state == _IDLE and seconds >= limits.idle:
+            self.close()
+        elif state == _HEAD and seconds >= limits.head:
+            self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
+        elif (state == _LINGERING and seconds >= self._server.linger_seconds) or (
+            state == _CLOSING and seconds >= limits.answer
+        ):
+            self.abort()
 
     def _check_request(self, now: float) -> None:
         if self._arrival is not None and not self._is_whole():
@@ -422,9 +433,9 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: AdapterError) -> None:
         """The rest of the body will not come."""
-        if self.state is _FAST:
+        if self.state == _FAST:
             self._inference.failed(error)
-        elif self.state is _APPLICATION:
+        elif self.state == _APPLICATION:
             self._application.failed(error)
 
     def refuse(self, why: str) -> None:
@@ -446,8 +457,8 @@ class Connection(asyncio.Protocol):
         self.transport.write(self._server.malformed(why))
         self.end(gently=True)
 
-    def _enter(self, state: State) -> None:
-        if self.state is not state:
+    def _enter(self, state: int) -> None:
+        if self.state != state:
             self.state = state
             self._since = self._loop.time()
 
@@ -465,7 +476,7 @@ class Connection(asyncio.Protocol):
 
     def stop(self) -> None:
         """The server closes: at once where nothing is in hand, else behind the answer."""
-        if self.is_idle:
+        if self.is_idle():
             self.close()
 
     def close(self) -> None:

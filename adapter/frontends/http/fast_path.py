@@ -9,14 +9,14 @@ only the head is parsed.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
-from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection, error_boundary
+from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import Head, headers_of
 from adapter.frontends.http.instrumentation import (
@@ -41,20 +41,19 @@ _OK = 200
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     NONE = auto()
-    GATHERING = auto()
-    CONNECTING = auto()
-    SENDING = auto()
+    GATHERING, CONNECTING, SENDING = auto(), auto(), auto()
     WAITING = auto()  # Triton has the request
     ANSWERING = auto()
     REFUSING = auto()
     SKIPPING = auto()  # it is refused, and the rest of its body dropped
 
 
-# Python 3.11 looks long for a member of an enumeration.
 _HELD = LeaseState.HELD
-_NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIPPING = Stage
+_NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIPPING = map(
+    int, Stage
+)
 
 
 @dataclass(slots=True)
@@ -117,18 +116,18 @@ class Inference:
     def feed(self, piece: bytes, *, is_last: bool) -> None:
         self._is_whole = is_last
         self._take(len(piece))
-        if self._stage is _SENDING:
+        if self._stage == _SENDING:
             self._pass_on(piece)
         elif self._stage in {_GATHERING, _CONNECTING}:
             self._pieces.append(piece)
-            if is_last and self._stage is _GATHERING:
+            if is_last and self._stage == _GATHERING:
                 self._gathered()
-        elif is_last and self._stage is _SKIPPING and self._status:
+        elif is_last and self._stage == _SKIPPING and self._status:
             self._done(is_last=False)
 
     def left(self) -> None:
         """The caller has left; Triton goes on with what it works on."""
-        if self._stage is not _NONE:
+        if self._stage != _NONE:
             self._release(None)
             self._over()
 
@@ -206,7 +205,6 @@ class Inference:
         self._to_triton(body)
 
     def _to_triton(self, body: bytes) -> None:
-        """`body` is all of it, or the first of a stream."""
         upstream = self._path.dataplane.idle()
         if upstream is None:
             self._stage = _CONNECTING
@@ -218,7 +216,6 @@ class Inference:
             self._send(upstream, body)
 
     def _find_lease(self) -> Lease | None:
-        """None where it is aiohttp that answers. Raises what it would answer at once."""
         head = self._head
         lease = self._contract.lease(head.model_id, is_typed=head.is_typed)
         self.was_found = lease is not None
@@ -227,19 +224,14 @@ class Inference:
     async def _connect(self) -> None:
         try:
             upstream = await self._path.dataplane.connected(self._head.model_id)
+            self._task = None
+            body, self._pieces = b"".join(self._pieces), []
+            self._send(upstream, body)
+            self.resume()
         except AdapterError as error:
             self.failed(error)
         except Exception as error:  # noqa: BLE001 - a bug
             self.bug(error)
-        else:
-            self._connected(upstream)
-
-    @error_boundary
-    def _connected(self, upstream: Upstream) -> None:
-        self._task = None
-        body, self._pieces = b"".join(self._pieces), []
-        self._send(upstream, body)
-        self.resume()
 
     def _send(self, upstream: Upstream, body: bytes) -> None:
         assert self._lease is not None  # noqa: S101 - it is taken before
@@ -287,16 +279,18 @@ class Inference:
                 lease.end(now=self._heard)
             self._over()
             self._client.answered(is_last=self._is_last)
-        except Exception as error:  # noqa: BLE001 - as @error_boundary does, for less
+        except Exception as error:  # noqa: BLE001 - all of them
             self.bug(error)
 
-    @error_boundary
     def answered(self) -> None:
-        assert self._upstream is not None  # noqa: S101 - it tells this
-        if not self._contract.renames:  # else it is gathered first
-            length = self._upstream.length
-            head = self._begin_answer(self._upstream.headers, length)
-            self._answer = StreamedAnswer(self._client, self._path.budget, head, length)
+        try:
+            assert self._upstream is not None  # noqa: S101 - it tells this
+            if not self._contract.renames:  # else it is gathered first
+                length = self._upstream.length
+                head = self._begin_answer(self._upstream.headers, length)
+                self._answer = StreamedAnswer(self._client, self._path.budget, head, length)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
     def _begin_answer(self, headers: RawHeaders, length: int | None) -> bytes:
         """The head of the answer; `headers`: Triton's; `length` of its body, None for chunks."""
@@ -314,47 +308,53 @@ class Inference:
         end = lines.last if self._is_last else lines.line
         return operation.answer + self._head.echoed + self._contract.answer_line() + end
 
-    @error_boundary
     def received(self, piece: bytes) -> None:
-        if self._answer is None:
-            self._pieces.append(piece)
-        elif self._answer.add(piece):
-            self._status = _OK
-            if self._client.is_full:
-                self.caller_is_full()
+        try:
+            if self._answer is None:
+                self._pieces.append(piece)
+            elif self._answer.add(piece):
+                self._status = _OK
+                if self._client.is_full:
+                    self.caller_is_full()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
-    @error_boundary
     def ended(self) -> None:
-        if self._answer is None:
-            body, self._pieces = b"".join(self._pieces), []
-            self.answered_whole(body)
-            return
-        if self._status and self._waited is not None:  # it was passed on as it came
-            self._callers += clock.monotonic() - self._asked - self._waited
-        self._answer.end()
-        self._status = _OK
-        self._release(None)
-        self._done(is_last=self._is_last)
+        try:
+            if self._answer is None:
+                body, self._pieces = b"".join(self._pieces), []
+                self.answered_whole(body)
+                return
+            if self._status and self._waited is not None:  # it was passed on as it came
+                self._callers += clock.monotonic() - self._asked - self._waited
+            self._answer.end()
+            self._status = _OK
+            self._release(None)
+            self._done(is_last=self._is_last)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
-    @error_boundary
     def failed(self, error: AdapterError) -> None:
         """By Triton, or by a body that will not come."""
-        if self._stage is _NONE or self._stage is _REFUSING:
-            return
-        if self._status:
-            self._client.abort()  # that is all that can be said of an answer that broke off
-            return
-        reported = self._release(error)
-        error = reported if isinstance(reported, AdapterError) else error
-        self._stage = _REFUSING
-        if isinstance(error, BackendError | CapacityError):
-            self._task = asyncio.get_running_loop().create_task(self._judge(error))
-        else:
-            self._refuse(error)
+        try:
+            if self._stage in {_NONE, _REFUSING}:
+                return
+            if self._status:
+                self._client.abort()  # that is all that can be said of an answer that broke off
+                return
+            reported = self._release(error)
+            error = reported if isinstance(reported, AdapterError) else error
+            self._stage = _REFUSING
+            if isinstance(error, BackendError | CapacityError):
+                self._task = asyncio.get_running_loop().create_task(self._judge(error))
+            else:
+                self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
 
     def pause_writing(self) -> None:
         self._is_blocked = True
-        if self._stage is _SENDING:
+        if self._stage == _SENDING:
             self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -378,7 +378,7 @@ class Inference:
     # -- how it ends ------------------------------------------------------------------------
 
     def _refuse_at_once(self, error: AdapterError) -> bool:
-        """False where much of the body is to come."""
+        """Return False where much of the body is to come."""
         if self._client.left > SKIPPED_BYTES:
             return False
         if self._lease is not None:
@@ -414,14 +414,16 @@ class Inference:
         self._task, head, instrumentation = None, self._head, self._path.instrumentation
         if head.is_typed and isinstance(error, NotJson):
             error = explained(error, self._request()[2], None)
-        refusal, kind = (
-            self._contract.refusal(error, head.model_id, self),
-            (head.operation.name, head.model_id),
-        )
-        instrumentation.refused(error, self._request, *kind, more=refusal.logged)
+        refusal = self._contract.refusal(error, head.model_id, self)
+        kind, more = (head.operation.name, head.model_id), refusal.logged
+        instrumentation.refused(error, self._request, *kind, more=more)
         self._say(refusal)
 
-    _refuse_later = error_boundary(_refuse)
+    def _refuse_later(self, error: AdapterError) -> None:
+        try:
+            self._refuse(error)
+        except Exception as bug:  # noqa: BLE001 - all of them
+            self.bug(bug)
 
     def _request(self) -> tuple[str, str, Mapping[str, str]]:
         return ("POST", *headers_of(self._raw))
@@ -431,7 +433,7 @@ class Inference:
 
     def _say(self, refusal: Refusal) -> None:
         self._status = refusal.status
-        may_go_on = self._is_whole or self._stage is _SKIPPING
+        may_go_on = self._is_whole or self._stage == _SKIPPING
         is_last = not (may_go_on and self._path.accepts_requests)
         echoed = b"" if self._contract.sends_again else self._head.echoed
         clock = self._path.clock
@@ -442,7 +444,7 @@ class Inference:
     def bug(self, error: Exception) -> None:
         """An error that nobody expected: 500, or where an answer has begun its end."""
         instrumentation, request, model_id = self._path.instrumentation, ("", ""), None
-        if self._stage is not _NONE:
+        if self._stage != _NONE:
             request, model_id = ("POST", headers_of(self._raw)[0]), self._head.model_id
         instrumentation.bug(error, request, model_id)
         try:
@@ -451,7 +453,7 @@ class Inference:
                 upstream.leave(self, None)
                 upstream.abort()
             self._release(None)
-            if self._stage is _NONE or self._status:
+            if self._stage == _NONE or self._status:
                 self._client.abort()
             else:
                 self._say(self._contract.refusal(None, self._head.model_id, self))

@@ -80,7 +80,8 @@ class Connections:
     ) -> asyncio.Protocol:
         """What serves a connection that has come: a new one, or who says the refusal."""
         if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
-            return new()
+            # of no base class, as it may be compiled; an event loop asks for none
+            return cast("asyncio.Protocol", new())
         self.shed("refused")
         is_patient = self._lingering <= self._most // 8
         return _Refusal(self, refusal(), is_patient=is_patient)
@@ -98,11 +99,11 @@ class Connections:
         now = asyncio.get_running_loop().time()
         if now < self._no_look_before:
             return False
-        idle = [one for one in self._open if one.is_idle]
+        idle = [one for one in self._open if one.is_idle()]
         if not idle:
             self._no_look_before = now + _NO_NEW_LOOK_SECONDS
             return False
-        for one in heapq.nsmallest(1 + most // _SHARE, idle, key=lambda one: one.worth):
+        for one in heapq.nsmallest(1 + most // _SHARE, idle, key=Connection.worth):
             self.shed("closed")
             one.close()
         return True

@@ -50,7 +50,7 @@ async def test_an_unload_does_not_wait_for_a_small_body_either_which_then_has_no
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         await caller.send(head(FAST, FRAMES[0]) + b"{}")
-        await until(lambda: any(not c.is_idle for c in listener.server._connections))
+        await until(lambda: any(not c.is_idle() for c in listener.server._connections))
         await listener.house.unload("m")
         await caller.send(bytes(998))
         assert (await caller.answer()).refusal == (404, "ModelNotFound")
@@ -82,7 +82,7 @@ async def test_a_drain_refuses_what_has_not_wholly_come(path, frame):
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         await caller.send(head(path, frame) + b"2\r\n{}")
-        await until(lambda: any(not c.is_idle for c in listener.server._connections))
+        await until(lambda: any(not c.is_idle() for c in listener.server._connections))
         listener.drain.begin()
         closing = asyncio.create_task(listener.server.close(60))
         await refused(caller)

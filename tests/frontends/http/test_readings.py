@@ -187,7 +187,7 @@ async def test_a_body_that_turns_out_malformed_is_refused_at_once(path, behind) 
     async with opened(limits=PATIENT) as listener:
         caller = await listener.connect()
         await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{")
-        await until(lambda: not any(one.is_idle for one in listener.server._connections))
+        await until(lambda: not any(one.is_idle() for one in listener.server._connections))
         noise = behind + b"noise" * 20
         for each in [b"}\r\n", *(noise[at : at + 1] for at in range(len(noise)))]:
             await caller.send(each)
@@ -206,7 +206,7 @@ async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(path, behind) -
     async with opened(limits=PATIENT) as listener:
         caller = await listener.connect()
         await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{}")
-        await until(lambda: not any(one.is_idle for one in listener.server._connections))
+        await until(lambda: not any(one.is_idle() for one in listener.server._connections))
         for _ in range(50):
             await asyncio.sleep(0)
         await caller.send(b"\r\n" + behind)
