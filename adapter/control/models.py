@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import NoReturn
 
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
@@ -88,9 +87,8 @@ class ModelControl:
         recycle_share: float | None = None,
     ) -> None:
         """`loads_again`: see TritonStatus; `max_abandoned`: Leases; `recycle_share`: Recycling."""
-        self.registry, self.history = registry, metrics.history
-        self.operations = Operations(metrics)
-        self.wants, self.leases = Wants(_wanted_no_more), Leases(max_abandoned)
+        self.registry, self.wants, self.history = registry, Wants(_wanted_no_more), metrics.history
+        self.operations, self.leases = Operations(metrics), Leases(max_abandoned)
         orphans = OrphanProcesses(registry, server, metrics)
         books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
         self.memory = Memory(*books, server=server, requests=self.leases.counts, is_shared=shared)
@@ -109,6 +107,7 @@ class ModelControl:
         self.recycling = self._make_recycling(server, recycle_share)
         self.unloads = self._make_unloads()
         self._housekeeping = self._make_housekeeping(orphans, store)
+        self.run_housekeeping = self._housekeeping.run
 
     @property
     def is_open(self) -> bool:
@@ -321,9 +320,6 @@ class ModelControl:
         await self._reconciler.triton_restarted()
         self.recycling.look()
 
-    async def run_housekeeping(self) -> NoReturn:
-        await self._housekeeping.run()
-
     def close(self) -> None:
         """Accept no more operations."""
         self.triton_status.phase = Phase.STOPPING
@@ -413,7 +409,7 @@ class ModelControl:
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
-            undo.push(partial(self.recovery.load_failed, record))
+            undo.push(lambda _, error, __: self.recovery.call_failed(record.id, error))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)

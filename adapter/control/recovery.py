@@ -19,7 +19,6 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from functools import partial
-from types import TracebackType
 
 from adapter.control.triton_status import Incarnation, TritonStatus
 from adapter.core.model import ModelId
@@ -241,15 +240,6 @@ class Recovery:
         """Note the failure of a load or an inference that Triton was working on."""
         if isinstance(error, BackendUnavailable) and error.delivered:
             self._suspects.broke_off(model_id)
-
-    def load_failed(
-        self,
-        record: ModelRecord,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self.call_failed(record.id, error)
 
     def lost(self, gone: Collection[ModelRecord]) -> None:
         """Note models that Triton has lost, before it may be known that it has ended."""
