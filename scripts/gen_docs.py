@@ -18,7 +18,6 @@ from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.registry import Registry
-from adapter.core.residency import state as residency
 from adapter.core.state import TRANSITIONS, ModelState
 from adapter.dataplane.http_connection import NEXT, Event
 from adapter.dataplane.http_connection import State as Upstream
@@ -471,24 +470,15 @@ def drawing(arrows: list[str]) -> str:
     return f"```mermaid\nstateDiagram-v2\n{lines}```\n\n"
 
 
-_CALLS = {
-    residency.ResidencyState.ABSENT: "begins the fetch",
-    residency.ResidencyState.FETCHING: "waits",
-    residency.ResidencyState.ON_DISK: "waits for room, or for the model's turn",
-    residency.ResidencyState.LOADING: "waits",
-    residency.ResidencyState.RESIDENT: "is answered: `hit`",
-    residency.ResidencyState.UNLOADING: "waits, and loads the model again",
-}
+_TAKEN_DOWN = "takes down what is left, then begins"
+_WAITS = "waits for the unload, then begins"
+_ANOTHER_NAME = "begins, under another name in Triton"
 
 
 def states_page() -> str:
     model = [
         f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
         for (before, event), after in TRANSITIONS.items()
-    ]
-    on_demand = [
-        f"{before.name} --> {after.name}: {event.value}"
-        for (before, event), after in residency.TRANSITIONS.items()
     ]
     connection = [
         f"{Upstream(before).name} --> {Upstream(after).name}: {Event(event).name}"
@@ -510,24 +500,26 @@ def states_page() -> str:
         "an arrow is a bug: it raises, and nothing changes.\n\n"
         + drawing(model)
         + table(
-            ["state", "listed", "get and invoke", "load", "unload"],
+            ["state", "listed", "get and invoke", "load", "unload", "a call of its store"],
             [
-                ["none", "no", "404", "begins", "404"],
-                ["LOADING", "no", "503", "409", "waits for the load, then begins"],
-                ["READY", "yes", "served", "409", "begins"],
-                ["DEAD", "no", "404", "takes down what is left, then begins", "begins"],
-                ["UNLOADING", "no", "404", "waits for the unload, then begins", "waits, then 404"],
-                ["RETURNING", "no", "503", "409", "the model does not come back"],
-                ["STUCK", "no", "404", "begins, under another name in Triton", "404"],
+                ["none", "no", "404", "begins", "404", "begins the fetch"],
+                ["FETCHING", "no", "404", "begins", "404", "waits"],
+                ["ON_DISK", "no", "404", "begins", "404", "waits for room, or for its turn"],
+                ["LOADING", "no", "503", "409", "waits for the load, then begins", "waits"],
+                ["READY", "yes", "served", "409", "begins", "is answered: `hit`"],
+                ["DEAD", "no", "404", _TAKEN_DOWN, "begins", "has it unloaded, then fetched"],
+                ["UNLOADING", "no", "404", _WAITS, "waits, then 404", "waits, and loads it again"],
+                ["RETURNING", "no", "503", "409", "the model does not come back", "503"],
+                ["STUCK", "no", "404", _ANOTHER_NAME, "404", "begins the fetch"],
             ],
         )
-        + "\n## A model that is loaded on demand\n\n"
-        "From `adapter/core/residency/state.py`. The files of an ABSENT model may still be in the "
-        "disk cache, where a fetch finds them. While it is LOADING, RESIDENT or UNLOADING, the "
-        "model also has the states above.\n\n"
-        + drawing(on_demand)
-        + table(["state", "a call"], [[one.name, _CALLS[one]] for one in residency.ResidencyState])
-        + "\n## The memory of a model\n\n"
+        + "\nFETCHING and ON_DISK are states of a model of a store that calls have asked for. Its "
+        "files stay on disk until it leaves READY, DEAD or UNLOADING, or its last try has failed. "
+        "After that they may still be in the disk cache, where a fetch finds them.\n\n"
+        "If Triton dies while a model is FETCHING, the fetch goes on. The model then waits ON_DISK "
+        "for the next Triton. If Triton dies while the model is LOADING, it is put back ON_DISK, "
+        "and tried once more.\n\n"
+        "## The memory of a model\n\n"
         "From `adapter/core/accounts.py`: how well the size of a model is known. A model of an "
         "earlier run begins as SETTLED, with its learned size.\n\n"
         + drawing(memory)

@@ -453,8 +453,11 @@ class ModelControl:
         self, record: ModelRecord, lost: ModelRecord | None, *raised: *_Raised
     ) -> None:
         self._loader.tell_what_was_undone(record, raised[1])
-        is_return = lost is not None and record.state is ModelState.LOADING
-        event = self.recovery.after(record.id, raised[1]) if is_return else ModelEvent.LOAD_FAILED
+        event, is_stuck = ModelEvent.LOAD_FAILED, record.state is ModelState.STUCK
+        if lost is not None and not is_stuck:
+            event = self.recovery.after(record.id, raised[1])
+        elif record.files is not None and record.files.is_tried_again and not is_stuck:
+            event = ModelEvent.PUT_BACK
         self.registry.apply(record, event)
 
     async def _unload(self, model_id: ModelId, begun: _Act, ended: _Ended) -> Bytes:

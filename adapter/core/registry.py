@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 
+from adapter.core.artifacts import ArtifactKey, StoreFiles
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.names import replacement_name, triton_name
 from adapter.core.sizing import Basis
@@ -17,6 +18,9 @@ from adapter.protocols.tensors import ContentTypes
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 _ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.RETURNING: "being loaded again"}
 _AS_ITS_ID = ModelId("")
+_NO_NAME = TritonName("")
+_COMING = (ModelState.FETCHING, ModelState.ON_DISK)
+_REPLACED = (*_COMING, ModelState.RETURNING)  # by the record of a load
 _MOST_LOST = 1000
 _LATENCIES = 200  # 7 KB of a model that is in use
 
@@ -51,7 +55,8 @@ class ModelRecord:
     beside it. `is_renamed`: it has another name in Triton than `asked_for`. `gpu`: the number of
     the GPU that it was put on, None where Triton or its package decides. `content_types`: those
     that it opted into, None without any. `warnings`: what is odd but no fault. `outputs`:
-    their names, none where only Triton knows them.
+    their names, none where only Triton knows them. `files`: those of a store that a call has had
+    fetched, and None for a model from elsewhere.
     """
 
     id: ModelId
@@ -85,6 +90,7 @@ class ModelRecord:
     content_types: ContentTypes | None = None
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    files: StoreFiles | None = None
     is_renamed: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,14 +114,18 @@ def not_loaded(model_id: ModelId) -> ModelNotFound:
 
 
 class Registry:
-    """All models by id, and `stuck`, those that are STUCK, by name: their ids are free again.
+    """All models by id: those that Triton has, loads, or is to load again; `coming`, whose files
+    are fetched or on disk; and `stuck`, those that are STUCK, by name: their ids are free again.
+    `release` is called with the files of each model that leaves.
     `lost`: those that Triton has lost, until they are loaded or their unload is asked for.
     """
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         """`clock` is time.monotonic, but in tests."""
         self._clock = clock
+        self.coming: dict[ModelId, ModelRecord] = {}
         self.stuck: dict[TritonName, ModelRecord] = {}
+        self.release: Callable[[StoreFiles], object] = StoreFiles.taken
         self.lost: dict[ModelId, LostModel] = {}
         self._records: dict[ModelId, ModelRecord] = {}
         # sorted, and counted, so that a page and a scrape cost the same for 10 and 10,000
@@ -137,6 +147,15 @@ class Registry:
 
     def get(self, model_id: ModelId) -> ModelRecord | None:
         return self._records.get(model_id)
+
+    def find(self, model_id: ModelId) -> ModelRecord | None:
+        """Return the model, also one whose files are fetched or on disk."""
+        return self._records.get(model_id) or self.coming.get(model_id)
+
+    def of_stores(self) -> list[ModelRecord]:
+        """Return the models that calls have had fetched from stores."""
+        loaded = (record for record in self._records.values() if record.files is not None)
+        return [*self.coming.values(), *loaded]
 
     def serving(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a model that may be invoked now, or raise why it may not."""
@@ -193,22 +212,47 @@ class Registry:
         source: ModelSource,
         asked_for: ModelId = _AS_ITS_ID,
     ) -> ModelRecord:
-        """Add a record of a load; it takes the place of that of a model that is RETURNING."""
-        known = self._records.get(model_id)
-        if known is not None and known.state is not ModelState.RETURNING:
+        """Add a record of a load; it takes the place of that of a model that is RETURNING, or that
+        is fetched or on disk. It takes over the files if it is loaded from them.
+        """
+        known = self.find(model_id)
+        if known is not None and known.state not in _REPLACED:
             doing = _ON_THE_WAY.get(known.state, "loaded already")
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         record = ModelRecord(model_id, name, source, asked_for=asked_for)
         if known is not None:
-            record.used_at, record.gpu = known.used_at, known.gpu
+            record.used_at = known.used_at
+            if known.state is ModelState.RETURNING:
+                record.gpu = known.gpu
+            artifact = known.files.artifact if known.files else None
+            if artifact is not None and artifact.folder == source.url:
+                record.files = known.files
         self.apply(record, ModelEvent.LOAD_BEGUN, replaced=known)
         return record
 
     def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
         """Add a model that Triton serves already, loaded by an earlier run."""
         record = ModelRecord(model_id, name, source)
-        self.apply(record, ModelEvent.ADOPTED)
+        self.apply(record, ModelEvent.ADOPTED, replaced=self.coming.get(model_id))
         return record
+
+    def begin_fetch(self, model_id: ModelId, key: ArtifactKey) -> ModelRecord:
+        """Add a model whose files are fetched."""
+        record = ModelRecord(model_id, _NO_NAME, ModelSource(""), files=StoreFiles(key))
+        self.apply(record, ModelEvent.FETCH_BEGUN)
+        return record
+
+    def put_on_disk(self, model_id: ModelId, files: StoreFiles) -> None:
+        """Add a model whose files were fetched while another version of it was loaded."""
+        record = ModelRecord(model_id, _NO_NAME, ModelSource(""), files=files)
+        self.apply(record, ModelEvent.FETCHED)
+
+    def give_up(self, model_id: ModelId, files: StoreFiles) -> None:
+        """Let the files go of a model that is not loaded, now or once its load has failed."""
+        files.is_tried_again = False
+        found = self.coming.get(model_id)
+        if found is not None and found.files is files:
+            self.apply(found, ModelEvent.RELEASED)
 
     def place(self, record: ModelRecord, placement: Placement) -> None:
         """Note the names in Triton that are the model's, until it is gone."""
@@ -270,7 +314,7 @@ class Registry:
 
     def _state_of(self, record: ModelRecord) -> ModelState | None:
         """Return None for a record that is no longer in the table, or not yet."""
-        is_here = record in (self._records.get(record.id), self.stuck.get(record.name))
+        is_here = record in (self.find(record.id), self.stuck.get(record.name))
         return record.state if is_here else None
 
     def apply(
@@ -284,8 +328,11 @@ class Registry:
         after = advance(before, event)
         if before is not None:
             self._remove(old, before)
-            if old is not record or after in {None, ModelState.STUCK}:
+            is_gone = after in {None, ModelState.STUCK}
+            if old is not record or is_gone or after in _COMING:
                 self._disown(old)
+            if old.files is not None and (is_gone or old.files is not record.files):
+                self.release(old.files)
         if after is None:
             return
         record.state, record.state_since = after, self._clock()
@@ -293,6 +340,9 @@ class Registry:
         self._counts[after] += 1
         if after is ModelState.STUCK:
             self.stuck[record.name] = record
+            return
+        if after in _COMING:
+            self.coming[record.id] = record
             return
         self._records[record.id] = self._names[record.name] = record
         if after is ModelState.READY:
@@ -310,6 +360,9 @@ class Registry:
         self._counts[state] -= 1
         if state is ModelState.STUCK:
             del self.stuck[record.name]
+            return
+        if state in _COMING:
+            del self.coming[record.id]
             return
         del self._records[record.id]
         del self._names[record.name]

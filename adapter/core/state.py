@@ -8,6 +8,8 @@ from enum import Enum
 
 
 class ModelState(Enum):
+    FETCHING = "FETCHING"  # its files come from the store, or from the disk cache
+    ON_DISK = "ON_DISK"  # its files are there and kept; it waits for a turn, a slot or room
     LOADING = "LOADING"
     READY = "READY"
     DEAD = "DEAD"  # Triton still lists it, but the process that computed it is gone
@@ -34,9 +36,14 @@ class WaitsFor(Enum):
 
 
 class ModelEvent(Enum):
+    FETCH_BEGUN = "fetch_begun"
+    FETCHED = "fetched"
+    FETCH_FAILED = "fetch_failed"
+    RELEASED = "released"
     LOAD_BEGUN = "load_begun"
     LOADED = "loaded"
     LOAD_FAILED = "load_failed"
+    PUT_BACK = "put_back"
     DIED = "died"
     UNLOAD_BEGUN = "unload_begun"
     UNLOADED = "unloaded"
@@ -51,6 +58,19 @@ class ModelEvent(Enum):
 
 
 TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
+    # a model of a store, which calls have loaded
+    (None, ModelEvent.FETCH_BEGUN): ModelState.FETCHING,
+    (ModelState.FETCHING, ModelEvent.FETCHED): ModelState.ON_DISK,
+    (ModelState.FETCHING, ModelEvent.FETCH_FAILED): None,
+    (None, ModelEvent.FETCHED): ModelState.ON_DISK,  # while another version was loaded
+    (ModelState.ON_DISK, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
+    (ModelState.LOADING, ModelEvent.PUT_BACK): ModelState.ON_DISK,  # and is tried again
+    (ModelState.ON_DISK, ModelEvent.RELEASED): None,
+    # somebody else has loaded it by its name meanwhile
+    (ModelState.FETCHING, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
+    (ModelState.FETCHING, ModelEvent.ADOPTED): ModelState.READY,
+    (ModelState.ON_DISK, ModelEvent.ADOPTED): ModelState.READY,
+    # any model
     (None, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
     (ModelState.LOADING, ModelEvent.LOADED): ModelState.READY,
     (ModelState.LOADING, ModelEvent.LOAD_FAILED): None,

@@ -16,11 +16,10 @@ from typing import Any
 
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
-from adapter.control.residency.entries import Entry
+from adapter.core.artifacts import StoreFiles
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord
-from adapter.core.residency.state import ResidencyState
 from adapter.core.residency.wanted import Want, WantedModel
 from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
@@ -33,6 +32,7 @@ _LOOKED_AT_ONCE = 500  # models of which only the order is found
 _MOST = 100_000
 _HOLDERS = 12  # of a device: those that a bar can show
 _FAILURES = 20
+_COMING = (ModelState.FETCHING, ModelState.ON_DISK, ModelState.LOADING, ModelState.UNLOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,18 +338,16 @@ def on_demand_state(
     listed: Collection[ModelId] = (),
 ) -> dict[str, Any] | None:
     """Return None without a store. `text` must be in a model's name. `most`: of the models that are
-    not resident; of the others those of `listed` are told then.
+    not loaded; of the others those of `listed` are told then.
     """
     if residency is None:
         return None
     (count, size_bytes), disk = residency.unused(), residency.disk()
-    entries = [entry for entry in residency.entries if text in entry.model_id.casefold()]
+    models = [record for record in residency.models() if text in record.id.casefold()]
     if most is not None:
-        coming = [each for each in entries if each.state is not ResidencyState.RESIDENT][:most]
-        entries = coming + [
-            each
-            for each in entries
-            if each.state is ResidencyState.RESIDENT and each.model_id in listed
+        coming = [each for each in models if each.state in _COMING][:most]
+        models = coming + [
+            each for each in models if each.state not in _COMING and each.id in listed
         ]
     return {
         "on_disk": {"models": count, "bytes": size_bytes},
@@ -360,21 +358,22 @@ def on_demand_state(
             "free_bytes": disk.free_bytes,
             "limit_bytes": disk.limit_bytes,
         },
-        "waiting": residency.entries.waiting,
+        "waiting": residency.waits.count,
         "evictions": dict(residency.eviction.evictions),
-        "models": [_shown(residency, entry) for entry in entries],
+        "models": [_shown(residency, each, each.files) for each in models if each.files],
     }
 
 
-def _shown(residency: Residency, entry: Entry) -> dict[str, Any]:
+def _shown(residency: Residency, record: ModelRecord, files: StoreFiles) -> dict[str, Any]:
+    wait = residency.waits.get(record.id)
     return {
-        "model_id": entry.model_id,
-        "key": str(entry.key),
-        "state": entry.state.value,
-        "percent": entry.progress.percent,
-        "done_bytes": entry.progress.done_bytes,
-        "total_bytes": entry.progress.total_bytes,
-        "waiting": entry.waiting,
-        "is_pinned": residency.eviction.is_pinned(entry.model_id),
-        "is_outdated": entry.is_outdated,
+        "model_id": record.id,
+        "key": str(files.key),
+        "state": record.state.value,
+        "percent": files.progress.percent,
+        "done_bytes": files.progress.done_bytes,
+        "total_bytes": files.progress.total_bytes,
+        "waiting": wait.count if wait is not None else 0,
+        "is_pinned": residency.eviction.is_pinned(record.id),
+        "is_outdated": files.is_outdated,
     }

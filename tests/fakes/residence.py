@@ -7,7 +7,7 @@ from adapter.control.residency import Options, Residency
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.state import ResidencyState
+from adapter.core.state import ModelState
 from tests.fakes.artifacts import FakeArtifacts
 from tests.fakes.house import House
 
@@ -72,9 +72,9 @@ class Residence:
         self.house.sizes[name] = 100 * MIB
         return await self.control.load(ModelId(name), ModelSource(f"/own/{name}"))
 
-    def state(self, name: str) -> ResidencyState:
-        entry = self.residency.entries.get(ModelId(name))
-        return entry.state if entry else ResidencyState.ABSENT
+    def state(self, name: str) -> ModelState | None:
+        record = self.control.registry.find(ModelId(name))
+        return record.state if record else None
 
     def count(self, metric: str, **labels: str) -> float:
         return self.house.metrics.registry.get_sample_value(f"triton_adapter_{metric}", labels) or 0
@@ -83,10 +83,10 @@ class Residence:
         """These models are loaded, by every book, and the files of no other are kept."""
         assert self.house.listed() == sorted(names)
         self.house.check(*names)
-        resident = {e.model_id for e in self.residency.entries}
+        resident = {record.id for record in self.residency.models()}
         kept = {folder.strip("/").split("@")[0] for folder in +self.artifacts.pins}
         assert kept == resident
-        assert self.residency.entries.waiting == 0
+        assert not [*self.residency.waits]
 
 
 async def at_once(residence: Residence, *names: str) -> list[object]:

@@ -53,7 +53,7 @@ _DIED = {"503", "502", "UNAVAILABLE"}
 _TRITON_DIED = {*_DIED, "424", "500", "INTERNAL", "404", "NOT_FOUND"}
 _NOBODY = {*_DIED, NOBODY}
 _ABSENT = {"400", "404", "NOT_FOUND"}
-_SETTLED = {"absent", "on_disk", "resident"}
+_SETTLED = {"ON_DISK", "READY"}
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 # How many files an adapter may have open at rest, beyond those of its models.
 _MOST_FILES = 150

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.state import ResidencyState
+from adapter.core.state import ModelState
 from adapter.errors import (
     AboutMemory,
     AdapterError,
@@ -305,8 +305,7 @@ class Residents:
 
     def _wanted(self) -> list[str]:
         """Return the models that calls have asked for, though these may have given up."""
-        entries = self._endpoint.residency.entries
-        return [entry.model_id for entry in entries if entry.waiting or entry.task is not None]
+        return [wait.model_id for wait in self._endpoint.residency.waits]
 
     def _for_disk(self, key: str) -> bool:
         return any(name != key for name in self._wanted())
@@ -319,19 +318,14 @@ class Residents:
     # -- rule 5: quiet moments --------------------------------------------------------------
 
     def is_at_rest(self) -> bool:
-        entries = [*self._endpoint.residency.entries]
-        are_settled = all(
-            entry.state is ResidencyState.RESIDENT
-            and entry.task is None
-            and not entry.is_outdated
-            and not self._endpoint.residency.entries.loses(entry)
-            for entry in entries
+        models = self._endpoint.residency.models()
+        are_settled = not [*self._endpoint.residency.waits] and all(
+            _is_settled(record) and record.id == record.asked_for and not record.files.is_outdated
+            for record in models
         )
         if self._endpoint.terms.idle_unload_seconds:
             are_settled &= all(
-                self.is_pinned(entry.model_id) or not entry.record.is_on_demand
-                for entry in entries
-                if entry.record is not None
+                self.is_pinned(record.id) or not record.is_on_demand for record in models
             )
         use = self._endpoint.cache.disk()
         return are_settled and not use.fetching_bytes
@@ -341,21 +335,19 @@ class Residents:
         and of the cache are right.
         """
         endpoint = self._endpoint
-        entries = [*endpoint.residency.entries]
-        if endpoint.residency.entries.waiting or any(entry.waiting for entry in entries):
+        models = endpoint.residency.models()
+        if endpoint.residency.waits.count or [*endpoint.residency.waits]:
             raise Violated("5 left over", "callers count as waiting, and there are none")
         records = {r.id: r for r in endpoint.control.registry.records()}
-        for entry in entries:
-            if entry.state is not ResidencyState.RESIDENT:
-                raise Violated("5 left over", f"{entry.model_id} is {entry.state.value}")
-            if records.get(entry.model_id) is not entry.record:
-                raise Violated("5 left over", f"{entry.model_id} counts as loaded, and is not")
-        known = {entry.model_id for entry in entries}
+        for record in models:
+            if not _is_settled(record):
+                raise Violated("5 left over", f"{record.id} is {record.state.value}")
+        known = {record.id for record in models}
         if extra := {r.id for r in records.values() if r.is_on_demand} - known - endless:
             raise Violated("5 left over", f"no call has loaded {sorted(extra)}")
         for key in filter(self._is_kept, self.kept):
             self._stays_a_platforms(key, records.get(key))
-        self._cache_is_right(len({entry.artifact.folder for entry in entries if entry.artifact}))
+        self._cache_is_right(len({record.files.artifact.folder for record in models}))
 
     def _stays_a_platforms(self, key: str, record: ModelRecord | None) -> None:
         if record is None:
@@ -388,6 +380,12 @@ class Residents:
             raise Violated("5 cache", f"{cache.used_bytes} bytes, of {cache.limit_bytes}")
         if (held := cache.artifacts - cache.unused()[0]) != pinned:
             raise Violated("5 cache", f"{held} artifacts count as in use, and {pinned} are")
+
+
+def _is_settled(record: ModelRecord) -> bool:
+    """What a platform keeps stays dead until it is loaded again or unloaded."""
+    is_dead = record.state is ModelState.DEAD and not record.is_on_demand
+    return is_dead or record.state is ModelState.READY
 
 
 def _package(files: Path) -> dict[str, bytes]:

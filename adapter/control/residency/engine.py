@@ -10,12 +10,18 @@ from typing import Any, NoReturn
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
-from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.on_demand import OnDemandLoader, no_room
 from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
-from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, parse_artifact_path
+from adapter.control.residency.waits import Wait, Waits
+from adapter.core.artifacts import (
+    ArtifactKey,
+    CacheUse,
+    DiskUse,
+    StoreFiles,
+    parse_artifact_path,
+)
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import POLICIES
@@ -52,11 +58,9 @@ class Options:
     limits: WaitLimits = field(default_factory=WaitLimits)
 
 
-def _eviction(
-    control: ModelControl, entries: Entries, metrics: Metrics, options: Options
-) -> Eviction:
+def _eviction(control: ModelControl, waits: Waits, metrics: Metrics, options: Options) -> Eviction:
     policy, min_seconds = POLICIES[options.eviction](), options.min_residency_seconds
-    books = (control.unloads, entries, metrics, options.pin)
+    books = (control.unloads, waits, metrics, options.pin)
     return Eviction(*books, policy=policy, min_seconds=min_seconds)
 
 
@@ -75,33 +79,34 @@ class Residency:
         self._uses = {use: metrics.endpoint_requests.labels(use.value) for use in CacheUse}
         self._count_hit = self._uses[CacheUse.HIT].inc
         self.options = options
-        self.entries = Entries(control.registry, artifacts, options.limits)
-        self.eviction = _eviction(control, self.entries, metrics, options)
+        self.waits = Waits(options.limits)
+        self.eviction = _eviction(control, self.waits, metrics, options)
         self._on_demand = OnDemandLoader(
             control,
             artifacts,
-            self.entries,
             self.eviction,
             metrics,
             wait_seconds=options.model_wait_seconds,
             load_concurrency=options.load_concurrency,
         )
-        self._reaper = Reaper(control, self.entries, self.eviction, options.idle_unload_seconds)
+        self._reaper = Reaper(control, self.eviction, options.idle_unload_seconds)
         self._updater = Updater(
             control,
             artifacts,
-            self.entries,
             self.eviction,
             self._on_demand,
+            self._bring_for_nobody,
             seconds=options.revalidate_seconds,
         )
         self._control = control
+        self._registry = control.registry
+        self._registry.release = self._release
         self._artifacts = artifacts
         self._metrics = metrics
         self._stores = stores
         control.evictor = self.eviction
         metrics.endpoint_loaded.set_function(self.eviction.count)
-        metrics.endpoint_waiting.set_function(lambda: self.entries.waiting)
+        metrics.endpoint_waiting.set_function(lambda: self.waits.count)
 
     # -- what frontends ask -----------------------------------------------------------------
 
@@ -112,7 +117,7 @@ class Residency:
         It is for the fast path: a look-up, no IO. Raises TooManyAbandoned, and ArtifactNotFound if
         the name is that of a model which was loaded from another key than `key`.
         """
-        record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
+        record = self._registry.get(model_id)  # as `_ready` does, without a call more
         if (
             record is None
             or record.state is not _READY
@@ -120,8 +125,8 @@ class Residency:
             or self._control.triton_status.has_lost(record)
         ):
             return None
-        if key is not None:
-            self._refuse_another(model_id, key)
+        if key is not None and record.files is not None and record.files.key != key:
+            raise _another(model_id, key, record.files.key)
         lease = self._control.leases.of(record)
         self._count_hit()
         return lease
@@ -131,12 +136,14 @@ class Residency:
         self._control.refuse_unless_open()  # before anything is fetched for nothing
         if self._control.recycling.excuses(model_id):
             return
-        known = self._control.registry.get(model_id)
+        known = self._registry.get(model_id)
         if known is not None and self._control.triton_status.has_lost(known):
             return  # `lease` catches up with Triton first
-        self._refuse_another(model_id, key)
-        self.entries.refuse_known(model_id)
-        self.entries.refuse_one_more(model_id)
+        is_dead = known is not None and known.state is ModelState.DEAD  # its name is free
+        if (other := self._key_in_use(model_id)) not in {None, key} and not is_dead:
+            raise _another(model_id, key, other)
+        self.waits.refuse_known(model_id)
+        self.waits.refuse_one_more(model_id)
 
     async def lease(
         self, model_id: ModelId, key: ArtifactKey, caller: str = ""
@@ -157,31 +164,29 @@ class Residency:
         is_excused = self._control.recycling.excuses(model_id)
         await self._control.recycling.passed(model_id, deadline)
         await self._control.catch_up(model_id)
-        if (known := self.entries.get(model_id)) is not None:
-            await self._reaper.notice_loss(known)
         if not is_excused:
             self.refuse(model_id, key)
         leave_out()
-        entry = self.entries.awaited(model_id, key, caller, is_excused=is_excused)
+        wait = self.waits.begin(model_id, key, caller, is_excused=is_excused)
         try:
-            record, use = await self._served(entry, deadline)
+            record, use = await self._served(wait, deadline)
             # no eviction comes before the caller has begun its lease
             lease = self._control.leases.of(record)
             self._uses[use].inc()
             self._note_use(model_id, caller)
             return lease, use
         finally:
-            self.entries.left(entry, caller)
+            self.waits.end(wait, caller)
             self._metrics.endpoint_wait_seconds.observe(clock.monotonic() - begun)
 
     async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
         """Have the model loaded, as for a call that waits as long as it takes."""
         if self._ready(model_id) is None:
-            entry = self.entries.awaited(model_id, key)
+            wait = self.waits.begin(model_id, key)
             try:
-                await self._served(entry, math.inf)
+                await self._served(wait, math.inf)
             finally:
-                self.entries.left(entry)
+                self.waits.end(wait)
 
     async def load(self, model_id: ModelId, again: bool = False) -> bool:
         """Load a model of a store by its name, as V2's repository does: it is not evicted then.
@@ -189,8 +194,8 @@ class Residency:
         """
         if (key := await self.find(model_id)) is None:
             return False
-        self._control.registry.lost.pop(model_id, None)
-        if again and model_id in self._control.registry:
+        self._registry.lost.pop(model_id, None)
+        if again and model_id in self._registry:
             await self._control.make_way(model_id)
         await self.bring(model_id, key)
         if (record := self._ready(model_id)) is not None:
@@ -201,8 +206,8 @@ class Residency:
         """Return the key of a model that is asked for by name, as V2 does; None where no store has
         it. Raises as the store does.
         """
-        if (entry := self.entries.get(model_id)) is not None:
-            return entry.key
+        if (key := self._key_in_use(model_id)) is not None:
+            return key
         key = self._asked_for(model_id)
         return None if key is None else await self._artifacts.find(key)
 
@@ -227,19 +232,23 @@ class Residency:
         """
         if (lease := self.resident(model_id)) is not None:
             return lease
-        if (entry := self.entries.get(model_id)) is not None:
-            return (await self.lease(model_id, entry.key))[0]
+        if (key := self._key_in_use(model_id)) is not None:
+            return (await self.lease(model_id, key))[0]
         await self._control.catch_up(model_id)
         try:
             return await self._control.serving(model_id, wait_seconds)
         except ModelNotFound as error:
             if (key := await self.find(model_id)) is None:
                 asked = self._asked_for(model_id)
-                if asked is None or model_id in self._control.registry:
+                if asked is None or model_id in self._registry:
                     raise
                 why = f"{error}, and in the store there is no such key: {asked}"
                 raise ArtifactNotFound(why, model_id=model_id) from error
         return (await self.lease(model_id, key))[0]
+
+    def models(self) -> list[ModelRecord]:
+        """Return the models that calls have had fetched."""
+        return self._registry.of_stores()
 
     def disk(self) -> DiskUse:
         """Return how full the disk cache is."""
@@ -261,7 +270,7 @@ class Residency:
 
     async def sweep(self) -> None:
         """Do once what `run_housekeeping` does all the time."""
-        await self._reaper.notice_losses()
+        await self._reaper.unload_left()
         await self._reaper.unload_idle()
         await self._updater.check()
         await self._updater.begin()
@@ -270,7 +279,7 @@ class Residency:
     async def close(self) -> None:
         """End what is being fetched; what is being loaded is control's."""
         tasks: list[asyncio.Task[Any]] = [*self._updater.under_way.values()]
-        tasks += [entry.task for entry in self.entries if entry.task is not None]
+        tasks += [wait.task for wait in self.waits if wait.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -278,57 +287,69 @@ class Residency:
     # -- inside -----------------------------------------------------------------------------
 
     def _note_use(self, model_id: ModelId, caller: str) -> None:
-        entry = self.entries.get(model_id) if caller else None
-        if entry is not None:
-            entry.used[caller] = clock.monotonic()
+        record = self._registry.get(model_id) if caller else None
+        if record is not None and record.files is not None:
+            record.files.used[caller] = clock.monotonic()
 
-    def _refuse_another(self, model_id: ModelId, key: ArtifactKey) -> None:
-        """V2 finds a model without the suffix of its archive; a key is taken as it is."""
-        entry = self.entries.get(model_id)
-        if entry is not None and entry.key != key and not self.entries.loses(entry):
-            why = f"there is no {key}: a model of that name was loaded from {entry.key}"
-            raise ArtifactNotFound(why, model_id=model_id)
+    def _release(self, files: StoreFiles) -> None:
+        for artifact in files.taken():
+            self._artifacts.release(artifact)
+
+    def _key_in_use(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key that the model was fetched from, or is to be."""
+        record, wait = self._registry.find(model_id), self.waits.get(model_id)
+        if record is not None and record.files is not None:
+            return record.files.key
+        return wait.key if wait is not None else None
 
     def _ready(self, model_id: ModelId) -> ModelRecord | None:
-        record = self._control.registry.get(model_id)
+        record = self._registry.get(model_id)
         return record if record is not None and record.state is _READY else None
 
-    async def _served(self, entry: Entry, deadline: float) -> tuple[ModelRecord, CacheUse]:
+    async def _served(self, wait: Wait, deadline: float) -> tuple[ModelRecord, CacheUse]:
         """Wait until the model is loaded, for a caller who counts as waiting meanwhile."""
         while True:
-            task = entry.task or self._begin(entry)
+            task = wait.task or self._begin(wait)
             left = None if deadline == math.inf else max(0.0, deadline - clock.monotonic())
             await asyncio.wait({task}, timeout=left)
             if not task.done():
-                raise self._not_ready(entry)
+                raise self._not_ready(wait)
             if task.cancelled():
                 raise BackendUnavailable("the adapter is stopping", delivered=False)
             if (error := task.exception()) is not None:
                 raise error.with_traceback(None)
-            if (record := self._ready(entry.model_id)) is None:
+            if (record := self._ready(wait.model_id)) is None:
                 continue
             if not self._control.leases.is_paused or clock.monotonic() >= deadline:
                 return record, task.result()
-            await self._control.recycling.passed(entry.model_id, deadline)
+            await self._control.recycling.passed(wait.model_id, deadline)
 
-    def _begin(self, entry: Entry) -> asyncio.Task[CacheUse]:
+    def _begin(self, wait: Wait) -> asyncio.Task[CacheUse]:
         """Begin to make the model resident, for all who ask; nobody who leaves ends that."""
-        task = entry.task = asyncio.create_task(self._on_demand.bring(entry))
-        task.add_done_callback(partial(self._ended, entry))
+        task = wait.task = asyncio.create_task(self._on_demand.bring(wait))
+        task.add_done_callback(partial(self._ended, wait))
         return task
 
-    def _ended(self, entry: Entry, task: asyncio.Task[CacheUse]) -> None:
-        entry.task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.entries.failed(entry, error)
-        self.entries.tidy(entry)
+    def _ended(self, wait: Wait, task: asyncio.Task[CacheUse]) -> None:
+        self.waits.task_ended(wait, None if task.cancelled() else task.exception())
 
-    def _not_ready(self, entry: Entry) -> AdapterError:
-        known = self._control.registry.get(entry.model_id)
+    async def _bring_for_nobody(self, model_id: ModelId, key: ArtifactKey) -> None:
+        wait = self.waits.of(model_id, key)
+        await asyncio.shield(wait.task or self._begin(wait))
+
+    def _not_ready(self, wait: Wait) -> AdapterError:
+        model_id, known = wait.model_id, self._registry.find(wait.model_id)
         is_admitted = known is not None and known.waits_for in _ADMITTED
-        if entry.lack is not None and not is_admitted:
-            return no_room(entry, entry.lack)
-        percent = entry.progress.percent
-        shown = f"{entry.state.value} {percent} %" if percent is not None else entry.state.value
-        why = f"model {entry.model_id!r} is not ready yet ({shown}); that goes on"
-        return ModelNotReady(why, model_id=entry.model_id)
+        if wait.lack is not None and not is_admitted:
+            return no_room(wait, wait.lack)
+        state = "waiting" if known is None else known.state.value.lower().replace("_", " ")
+        percent = known.files.progress.percent if known is not None and known.files else None
+        shown = state if percent is None else f"{state} {percent} %"
+        why = f"model {model_id!r} is not ready yet ({shown}); that goes on"
+        return ModelNotReady(why, model_id=model_id)
+
+
+def _another(model_id: ModelId, key: ArtifactKey, other: ArtifactKey | None) -> ArtifactNotFound:
+    """V2 finds a model without the suffix of its archive; a key is taken as it is."""
+    why = f"there is no {key}: a model of that name was loaded from {other}"
+    return ArtifactNotFound(why, model_id=model_id)

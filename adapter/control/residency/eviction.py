@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
-from adapter.control.residency.entries import Entries, Entry
+from adapter.control.residency.waits import Waits
 from adapter.control.unloads import Unloads
+from adapter.core.artifacts import StoreFiles
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import Candidate, Policy
-from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.victims import (
     FOR_NOW,
     RetentionReason,
@@ -32,10 +32,11 @@ log = logging.getLogger(__name__)
 # What is not told by the end of a request: an unload by somebody else, a caller who gives up.
 _LOOK_SECONDS = 0.25
 
-
 _FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
+_LOADED = (ModelState.READY, ModelState.DEAD)
+_BUSY = (ModelState.LOADING, ModelState.UNLOADING)
 # states in which a model's files are kept that may leave once it was loaded, used, and is idle
-_PASSING = (ResidencyState.ON_DISK, ResidencyState.LOADING, ResidencyState.UNLOADING)
+_PASSING = (ModelState.ON_DISK, *_BUSY)
 
 
 class Eviction:
@@ -46,7 +47,7 @@ class Eviction:
     def __init__(
         self,
         unloads: Unloads,
-        entries: Entries,
+        waits: Waits,
         metrics: Metrics,
         pin: Sequence[str],
         *,
@@ -54,31 +55,30 @@ class Eviction:
         min_seconds: float,
     ) -> None:
         self._unloads = unloads
-        self._entries = entries
+        self._registry = unloads.registry
+        self._waits = waits
         self._metrics = metrics
         self._pin = tuple(pin)
         self._policy, self._min_seconds = policy, min_seconds
         self.evictions: Counter[str] = Counter()  # by reason
 
-    async def unload(self, entry: Entry) -> bool:
-        """Unload the model, pinned or not, if it is idle, to load another version; its `lock` is
-        held. Its files stay.
-        """
+    async def unload(self, record: ModelRecord) -> bool:
+        """Unload the model, pinned or not, if it is idle, to load another version."""
 
-        def may_go(record: ModelRecord) -> bool:
-            kept = retention_reason(record, is_awaited=entry.waiting > 0, is_pinned=False)
-            if kept is None:
-                entry.apply(ResidencyEvent.UNLOAD_BEGUN)
-            return kept is None
+        def may_go(known: ModelRecord) -> bool:
+            return self.retention_reason(known, keeps_pinned=False) is None
 
-        return await self._unloaded(entry, may_go, evicted="changed")
+        return await self._unload(record, may_go, evicted="changed")
 
     def is_pinned(self, model_id: ModelId) -> bool:
         return any(fnmatchcase(model_id, pattern) for pattern in self._pin)
 
-    def retention_reason(self, entry: Entry, record: ModelRecord) -> RetentionReason | None:
-        is_pinned = self.is_pinned(entry.model_id)
-        return retention_reason(record, is_awaited=entry.waiting > 0, is_pinned=is_pinned)
+    def retention_reason(
+        self, record: ModelRecord, *, keeps_pinned: bool = True
+    ) -> RetentionReason | None:
+        is_pinned = keeps_pinned and self.is_pinned(record.id)
+        is_awaited = self._waits.is_awaited(record.id)
+        return retention_reason(record, is_awaited=is_awaited, is_pinned=is_pinned)
 
     @property
     def can_evict(self) -> bool:
@@ -89,71 +89,58 @@ class Eviction:
         need go: for more than the device has, for a load that nobody waits for any more, and of
         others' models in use for what is a model's own words alone.
         """
-        entry = self._entries.get(ModelId(error.model_id or ""))
+        model_id = ModelId(error.model_id or "")
         places = [
             each
             for each in (error.figures, *error.elsewhere)
             if (each.needed_bytes or 0) <= (each.limit_bytes or math.inf)
         ]
-        candidates = self._candidates(entry)
+        wait, known = self._waits.get(model_id), self._registry.find(model_id)
+        candidates = self._candidates(wait.callers if wait else ())
         if isinstance(error, OutOfMemory):
-            if entry is not None and entry.state is ResidencyState.LOADING and not entry.waiting:
+            is_for_calls = known is not None and known.files is not None
+            if is_for_calls and not self._waits.is_awaited(model_id):
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
         chosen = choose_where(candidates, places, self._policy)
-        asked_for = error.model_id or ""
-        return any(await asyncio.gather(*(self._make_room(each, asked_for) for each in chosen)))
+        return any(await asyncio.gather(*(self._make_room(each, model_id) for each in chosen)))
 
     async def _make_room(self, victim: Candidate, asked_for: str) -> bool:
         worth = self._policy.worth(victim)
-        told = {
-            "evicted_for": asked_for,
-            "worth": self._policy.explain(victim, clock.monotonic()),
-            "return_seconds": f"{victim.seconds:.1f}",
-        }
-        is_gone = await self.evict(victim.model_id, "room", **told)
+        is_gone = await self.evict(
+            victim.model_id,
+            "room",
+            evicted_for=asked_for,
+            worth=self._policy.explain(victim, clock.monotonic()),
+            return_seconds=f"{victim.seconds:.1f}",
+        )
         if is_gone:
             self._policy.evicted(worth, clock.monotonic())
         return is_gone
 
-    async def evict(self, model_id: ModelId, reason: str, **log_fields: str) -> bool:
-        """Unload the model if nothing keeps it; return whether it is gone."""
-        entry = self._entries.get(model_id)
-        if entry is None:
-            return True
-        is_gone = False
-        async with entry.lock:
-            if entry.state is not ResidencyState.RESIDENT:
-                return True
-            with suppress(AdapterError):  # it is in the log, and nothing has gone
-                is_gone = await self._unload(entry, evicted=reason, **log_fields)
-        self._entries.tidy(entry)
-        return is_gone
-
-    async def _unload(self, entry: Entry, **log_fields: str) -> bool:
-        def may_go(record: ModelRecord) -> bool:
-            if self.retention_reason(entry, record) is not None:
-                return False
-            entry.apply(ResidencyEvent.UNLOAD_BEGUN)
-            return True
-
-        is_gone = await self._unloaded(entry, may_go, **log_fields)
-        if is_gone:
-            self._entries.release(entry)
-        return is_gone
-
-    async def _unloaded(
-        self, entry: Entry, may_go: Callable[[ModelRecord], bool], **log_fields: str
+    async def evict(
+        self, model_id: ModelId, reason: str, *, unused_since: float = math.inf, **log_fields: str
     ) -> bool:
-        begun = clock.monotonic()
-        try:
-            is_gone = await self._unloads.evict(entry.model_id, may_go, **log_fields)
-        except BaseException:
-            if entry.state is ResidencyState.UNLOADING:
-                entry.apply(ResidencyEvent.UNLOAD_FAILED)
-            raise
+        """Unload the model if nothing keeps it, and no call has used it after `unused_since`
+        (time.monotonic); return whether it is gone.
+        """
+
+        def may_go(known: ModelRecord) -> bool:
+            return known.used_at <= unused_since and self.retention_reason(known) is None
+
+        record = self._registry.get(model_id)
+        if record is None:
+            return True
+        with suppress(AdapterError):  # it is in the log, and nothing has gone
+            await self._unload(record, may_go, evicted=reason, **log_fields)
+        return self._registry.get(model_id) is not record
+
+    async def _unload(
+        self, record: ModelRecord, may_go: Callable[[ModelRecord], bool], **log_fields: str
+    ) -> bool:
+        begun, is_it = clock.monotonic(), lambda known: known is record and may_go(known)
+        is_gone = await self._unloads.evict(record.id, is_it, **log_fields)
         if is_gone:
-            entry.apply(ResidencyEvent.UNLOADED)
             reason = log_fields["evicted"]
             self.evictions[reason] += 1
             self._metrics.endpoint_evictions.labels("memory", reason).inc()
@@ -172,64 +159,64 @@ class Eviction:
         return False
 
     def _disk_bytes(self, model_id: ModelId) -> int:
-        entry = self._entries.get(model_id)
-        return 0 if entry is None or entry.artifact is None else entry.artifact.size_bytes
+        record = self._registry.get(model_id)
+        return _artifact_bytes(record.files) if record and record.files else 0
 
     @property
     def may_unload(self) -> bool:
-        kept = {self.retention_reason(entry, record) for entry, record in self.loaded()}
-        return bool(kept - _FOR_GOOD) or any(each.state in _PASSING for each in self._entries)
+        kept = {self.retention_reason(record) for record in self.loaded()}
+        return bool(kept - _FOR_GOOD) or any(
+            record.state in _PASSING for record in self._registry.of_stores()
+        )
 
     def bytes_that_stay(self) -> int:
         staying = {
-            entry.artifact.folder: entry.artifact.size_bytes
-            for entry, record in self.loaded()
-            if entry.artifact is not None and self.retention_reason(entry, record) in _FOR_GOOD
+            artifact.folder: artifact.size_bytes
+            for record in self.loaded()
+            if record.files is not None
+            and (artifact := record.files.artifact) is not None
+            and self.retention_reason(record) in _FOR_GOOD
         }
         return sum(staying.values())
 
     # -- who could go -----------------------------------------------------------------------
 
-    def _candidates(self, asked_for: Entry | None = None) -> list[Candidate]:
-        """Return who could go; `asked_for`: the model that needs the room."""
-        callers, now = asked_for.callers if asked_for else (), clock.monotonic()
+    def _candidates(self, callers: Collection[str] = ()) -> list[Candidate]:
+        """Return who could go; `callers`: of the model that needs the room."""
+        now = clock.monotonic()
         return [
-            self._candidate(entry, record, callers, now)
-            for entry, record in self.loaded()
-            if not entry.lock.locked() and self.retention_reason(entry, record) is None
+            self._candidate(record, record.files, callers, now)
+            for record in self.loaded()
+            if record.files is not None and self.retention_reason(record) is None
         ]
 
     def _candidate(
-        self, entry: Entry, record: ModelRecord, callers: Collection[str], now: float
+        self, record: ModelRecord, files: StoreFiles, callers: Collection[str], now: float
     ) -> Candidate:
         is_served = record.state is ModelState.READY  # one that has died serves nobody
         return Candidate(
-            *(entry.model_id, record.used_at, self._unloads.memory.ledger.of(entry.model_id)),
-            is_of_others=is_of_others(entry.used, callers, now),
+            *(record.id, record.used_at, self._unloads.memory.ledger.of(record.id)),
+            is_of_others=is_of_others(files.used, callers, now),
             is_young=is_served and now - record.state_since < self._min_seconds,
             calls=max(1, record.served) if is_served else 0,
-            seconds=entry.fetch_seconds + record.load_seconds,
+            seconds=files.fetch_seconds + record.load_seconds,
         )
 
     def count(self) -> int:
         """Return how many models are loaded on demand."""
-        return sum(record.is_on_demand for _, record in self.loaded())
+        return sum(record.is_on_demand for record in self.loaded())
 
-    def loaded(self) -> list[tuple[Entry, ModelRecord]]:
-        found = ((entry, self._unloads.registry.get(entry.model_id)) for entry in self._entries)
-        return [
-            (entry, record)
-            for entry, record in found
-            if entry.state is ResidencyState.RESIDENT and record is not None
-        ]
+    def loaded(self) -> list[ModelRecord]:
+        """Return the models of stores that are loaded."""
+        return [each for each in self._registry.of_stores() if each.state in _LOADED]
 
-    def may_come(self, entry: Entry) -> bool:
+    def may_come(self, model_id: ModelId) -> bool:
         """Return whether what keeps other models keeps them for now only."""
-        kept = {self.retention_reason(each, record) for each, record in self.loaded()}
+        kept = {self.retention_reason(each) for each in self.loaded()}
         if None in kept or not FOR_NOW.isdisjoint(kept):
             return True
-        busy = (ResidencyState.LOADING, ResidencyState.UNLOADING)
-        return any(each.state in busy for each in self._entries if each is not entry)
+        stored = self._registry.of_stores()
+        return any(each.state in _BUSY for each in stored if each.id != model_id)
 
     async def changed(self) -> None:
         """Wait until a model has no request any more, or for a moment."""
@@ -238,3 +225,7 @@ class Eviction:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await idle.wait()
+
+
+def _artifact_bytes(files: StoreFiles) -> int:
+    return files.artifact.size_bytes if files.artifact is not None else 0

@@ -1,22 +1,24 @@
 """Makes a model resident: fetched, then loaded once there is a slot and room."""
 
+from collections.abc import Collection
+from contextlib import suppress
+
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.recovery import CALLS_REFUSED_SECONDS
-from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
-from adapter.core.artifacts import Artifact, CacheUse, FetchProgress
+from adapter.control.residency.waits import Wait
+from adapter.core.artifacts import Artifact, CacheUse, StoreFiles
 from adapter.core.model import ModelId, ModelSource
-from adapter.core.registry import ModelRecord
-from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.terms import Terms
 from adapter.core.residency.waiting import room_seconds
-from adapter.core.state import ModelState
+from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
     CapacityError,
+    ModelNotFound,
     NoRoom,
     OutOfMemory,
     StoreDenied,
@@ -40,7 +42,6 @@ class OnDemandLoader:
         self,
         control: ModelControl,
         artifacts: Artifacts,
-        entries: Entries,
         eviction: Eviction,
         metrics: Metrics,
         *,
@@ -48,83 +49,100 @@ class OnDemandLoader:
         load_concurrency: int,
     ) -> None:
         self._control = control
+        self._registry = control.registry
         self._artifacts = artifacts
-        self._entries = entries
         self._eviction = eviction
         self._metrics = metrics
         self._room_seconds = room_seconds(wait_seconds)
         self._slots = FairSlots(load_concurrency, self._hangs)
 
-    async def bring(self, entry: Entry) -> CacheUse:
+    async def bring(self, wait: Wait) -> CacheUse:
         """Make the model resident; return where its files were."""
-        async with entry.lock:
-            if self._entries.loses(entry):
-                entry.apply(ResidencyEvent.LOST)
-                self._entries.release(entry)
-            elif entry.state is ResidencyState.RESIDENT:
-                await self._unload_ended(entry)
-                return CacheUse.HIT
-            if await self._is_loaded_by_others(entry):
-                return CacheUse.HIT
-            use = await self._fetch(entry)
-            await self.load(entry)
-            return use
+        while not await self._is_loaded_by_others(wait.model_id):
+            files, use = await self._files(wait)
+            if files is None:
+                continue  # somebody else has begun to load the model meanwhile
+            try:
+                if await self._load(wait, files):
+                    return use
+            finally:
+                wait.lack = None
+                self._registry.give_up(wait.model_id, files)
+        return CacheUse.HIT
 
-    async def _unload_ended(self, entry: Entry) -> None:
-        """Wait for the end of an unload that somebody else has begun."""
-        known = self._control.registry.get(entry.model_id)
-        if known is not None and known.state is ModelState.UNLOADING:
-            async with self._control.operations.lock(entry.model_id):
-                pass
+    async def _is_loaded_by_others(self, model_id: ModelId) -> bool:
+        """Return whether the model is loaded, once nothing is done with it by others: a platform
+        that loads it, an unload. What is left of a dead model is unloaded.
+        """
+        while (known := self._registry.get(model_id)) is not None:
+            if known.state is ModelState.UNLOADING:
+                async with self._control.operations.lock(model_id):
+                    pass
+            elif known.state is ModelState.DEAD:
+                with suppress(ModelNotFound):  # it is gone
+                    await self._control.make_way(model_id)
+            else:
+                # a platform is told of a lack of room; calls have models evicted, and wait
+                with suppress(CapacityError):
+                    await self._control.loaded(model_id)
+                    return True
+        return False
 
-    async def _is_loaded_by_others(self, entry: Entry) -> bool:
-        """Return whether a platform has loaded the model, or does so now."""
-        known = self._control.registry.get(entry.model_id)
-        if known is None or known.state not in {ModelState.LOADING, ModelState.READY}:
-            return False
+    async def _files(self, wait: Wait) -> tuple[StoreFiles | None, CacheUse]:
+        """Return the model's files, which are fetched unless they are kept already, and where they
+        were; None if it needs them no more.
+        """
+        known = self._registry.coming.get(wait.model_id)
+        if known is not None:
+            return known.files, CacheUse.DISK
+        record = self._registry.begin_fetch(wait.model_id, wait.key)
+        files = record.files
+        assert files is not None  # noqa: S101 - of what is fetched
         try:
-            await self._control.loaded(entry.model_id)
-        except CapacityError:  # the platform is told so; calls have models evicted, and wait
-            return False
-        return True
-
-    async def _fetch(self, entry: Entry) -> CacheUse:
-        entry.progress = FetchProgress()
-        entry.apply(ResidencyEvent.ASKED_FOR)
-        try:
-            entry.artifact, use = await self.fetched(entry, entry.progress)
+            artifact, use = await self.fetched(wait.model_id, files, wait.callers)
         except BaseException:
-            entry.apply(ResidencyEvent.FETCH_FAILED)
+            if self._registry.find(wait.model_id) is record:
+                self._registry.apply(record, ModelEvent.FETCH_FAILED)
             raise
-        entry.checked_at = clock.monotonic()
-        entry.apply(ResidencyEvent.FETCHED)
-        return use
+        if self._registry.find(wait.model_id) is not record:
+            self._artifacts.release(artifact)
+            return None, use
+        files.artifact = artifact
+        self._registry.apply(record, ModelEvent.FETCHED)
+        return files, use
 
     async def fetched(
-        self, entry: Entry, progress: FetchProgress, *, unloads: bool = True
+        self,
+        model_id: ModelId,
+        files: StoreFiles,
+        callers: Collection[str],
+        *,
+        unloads: bool = True,
     ) -> tuple[Artifact, CacheUse]:
-        """`unloads`: other models may be unloaded for its room on disk."""
+        """Fetch the version that the store has now. `unloads`: other models may be unloaded for its
+        room on disk.
+        """
         begun = clock.monotonic()
         try:
             artifact, use = await self._artifacts.fetch(
-                entry.key,
-                progress,
+                files.key,
+                files.progress,
                 models=self._eviction if unloads else None,
-                callers=entry.callers,
+                callers=callers,
             )
         except AdapterError as error:
-            self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)
+            self._fetch_failed(model_id, error, clock.monotonic() - begun, unloads)
             raise
         seconds = clock.monotonic() - begun
-        entry.fetch_seconds = seconds - progress.waited_seconds
+        files.fetch_seconds = seconds - files.progress.waited_seconds
+        files.checked_at = clock.monotonic()
         if use is CacheUse.MISS:
             self._metrics.endpoint_downloading_seconds.observe(seconds)
-            size = artifact.size_bytes
-            self._metrics.history.done("fetch", entry.model_id, seconds, size)
+            self._metrics.history.done("fetch", model_id, seconds, artifact.size_bytes)
         return artifact, use
 
     def _fetch_failed(
-        self, entry: Entry, error: AdapterError, seconds: float, unloads: bool
+        self, model_id: ModelId, error: AdapterError, seconds: float, unloads: bool
     ) -> None:
         if isinstance(error, StoreDenied | StoreUnavailable):
             self._metrics.endpoint_store_failures.labels(type(error).__name__).inc()
@@ -132,90 +150,76 @@ class OnDemandLoader:
             if not unloads:  # nobody waits for it, and it is tried again
                 return
             self._metrics.endpoint_no_room.inc()
-        self._metrics.history.failed("fetch", entry.model_id, error, seconds)
+        self._metrics.history.failed("fetch", model_id, error, seconds)
 
-    async def load(self, entry: Entry) -> None:
-        """Load what was fetched, whose files may leave the disk when that fails."""
-        try:
-            await self._load(entry)
-        except BaseException:
-            self._entries.release(entry)
-            raise
-        finally:
-            entry.lack = None
-
-    async def _load(self, entry: Entry) -> None:
-        """Load; wait for room while what keeps others keeps them for now only."""
+    async def _load(self, wait: Wait, files: StoreFiles) -> bool:
+        """Load; wait for room while what keeps others keeps them for now only. Return False if
+        somebody else has begun to load the model by its name.
+        """
         patience, was_broken_off = self._room_seconds, False
-        terms = Terms(is_on_demand=True)
+        terms, files.is_tried_again = Terms(is_on_demand=True), True
         while True:
-            await self._turn(entry, was_broken_off=was_broken_off)
-            async with self._slots.slot(entry.model_id, entry.callers):
+            await self._turn(wait.model_id, was_broken_off=was_broken_off)
+            async with self._slots.slot(wait.model_id, wait.callers):
                 try:
-                    return await self._try(entry, terms)
+                    return await self._try(wait.model_id, files, terms)
                 except CapacityError as error:
-                    entry.apply(ResidencyEvent.NO_ROOM)
-                    is_left = isinstance(error, OutOfMemory) and not entry.waiting
-                    if is_left or patience <= 0 or not self._eviction.may_come(entry):
+                    is_stuck = files.artifact is None
+                    is_left = isinstance(error, OutOfMemory) and not wait.callers
+                    may_come = self._eviction.may_come(wait.model_id)
+                    if is_stuck or is_left or patience <= 0 or not may_come:
                         self._metrics.endpoint_no_room.inc()
-                        raise no_room(entry, error) from error
-                    entry.lack = error
+                        raise no_room(wait, error) from error
+                    wait.lack = error
                 except BackendUnavailable as error:  # Triton has ended: it is started again
-                    entry.apply(ResidencyEvent.LOAD_FAILED)
                     if was_broken_off:  # it may be what ends Triton
                         raise BackendUnavailable(str(error), delivered=True) from error
                     if not error.delivered:
                         raise
                     was_broken_off = True
                     continue
-                except BaseException:
-                    entry.apply(ResidencyEvent.LOAD_FAILED)
-                    raise
-            patience -= await self._waited(entry)
+            patience -= await self._waited(wait)
 
     def _hangs(self, name: str) -> bool:
-        known = self._control.registry.get(ModelId(name))
+        known = self._registry.get(ModelId(name))
         return known is not None and self._control.load_threads.hangs_since(known) is not None
 
-    async def _turn(self, entry: Entry, *, was_broken_off: bool) -> None:
+    async def _turn(self, model_id: ModelId, *, was_broken_off: bool) -> None:
         """Wait until the model may be loaded, if it is suspected of ending Triton."""
         if not self._control.is_open:
             return
-        model_id, deadline = entry.model_id, clock.monotonic() + self._room_seconds
-        turn = self._control.recovery.turn
+        deadline, turn = clock.monotonic() + self._room_seconds, self._control.recovery.turn
         try:
             await turn(model_id, deadline, refused_seconds=CALLS_REFUSED_SECONDS)
         except BackendUnavailable as error:  # no other machine is to try what may have ended this
             raise BackendUnavailable(str(error), delivered=was_broken_off) from error
 
-    async def _waited(self, entry: Entry) -> float:
+    async def _waited(self, wait: Wait) -> float:
         """Wait for a change; return the seconds in which there was nothing to wait for but requests
         in flight. Loads and unloads bring one for as long as anybody wants the model.
         """
         begun = clock.monotonic()
-        is_moving = self._control.memory.is_busy and entry.waiting > 0
+        is_moving = self._control.memory.is_busy and wait.count > 0
         await self._eviction.changed()
         return 0.0 if is_moving else clock.monotonic() - begun
 
-    async def _try(self, entry: Entry, terms: Terms) -> None:
-        entry.apply(ResidencyEvent.LOAD_BEGUN)
+    async def _try(self, model_id: ModelId, files: StoreFiles, terms: Terms) -> bool:
         if self._control.is_open:
             await self._control.triton_status.wait_up(clock.monotonic() + self._room_seconds)
-        assert entry.artifact is not None  # noqa: S101 - it was fetched
-        entry.record = await self.loaded(entry, entry.artifact, terms)
-        entry.apply(ResidencyEvent.LOADED)
-
-    async def loaded(self, entry: Entry, artifact: Artifact, terms: Terms) -> ModelRecord:
-        begun, source = clock.monotonic(), source_of(artifact)
+        begun, artifact = clock.monotonic(), files.artifact
+        if artifact is None:
+            return False
         try:
-            record = await self._control.load(entry.model_id, source, terms)
-        except AlreadyLoaded:  # a platform was faster
-            return await self._control.loaded(entry.model_id)
+            await self._control.load(model_id, source_of(artifact), terms)
+        except AlreadyLoaded:
+            with suppress(CapacityError):  # as in `_is_loaded_by_others`
+                await self._control.loaded(model_id)
+            return False
         self._metrics.endpoint_loading_seconds.observe(clock.monotonic() - begun)
-        return record
+        return True
 
 
-def no_room(entry: Entry, error: CapacityError) -> NoRoom:
+def no_room(wait: Wait, error: CapacityError) -> NoRoom:
     """Return what callers are told of a model that does not fit, and for which nothing can go."""
     text = f"{error}; all that could make room is in use, pinned, or loaded by a platform"
-    return NoRoom(text, model_id=entry.model_id)
+    return NoRoom(text, model_id=wait.model_id)

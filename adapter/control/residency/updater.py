@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import string
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
-from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.on_demand import OnDemandLoader, source_of
-from adapter.core.artifacts import Artifact, FetchProgress
+from adapter.core.artifacts import Artifact, ArtifactKey, FetchProgress, StoreFiles
 from adapter.core.memory import total
 from adapter.core.model import ModelId
-from adapter.core.residency.state import ResidencyState
+from adapter.core.registry import ModelRecord
 from adapter.core.residency.terms import Terms
-from adapter.errors import AdapterError, CapacityError, ModelNotFound
+from adapter.core.state import ModelState
+from adapter.errors import AdapterError, AlreadyLoaded, CapacityError, ModelNotFound
 from adapter.runtime import background, clock
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,12 @@ _LOOK_SECONDS = 0.5
 _AT_ONCE = 4
 _PLAIN = frozenset(string.ascii_letters + string.digits)
 
+Bring = Callable[[ModelId, ArtifactKey], Awaitable[object]]
+
 
 class Updater:
-    """`seconds`: how often the store is asked about a model; 0 for never.
+    """`seconds`: how often the store is asked about a model; 0 for never. `bring` loads a model,
+    for nobody who waits.
 
     The new version is loaded beside the old one where that may be and there is free room, and takes
     its place at once. Otherwise the model is unloaded and loaded as soon as it is idle.
@@ -38,21 +42,22 @@ class Updater:
         self,
         control: ModelControl,
         artifacts: Artifacts,
-        entries: Entries,
         eviction: Eviction,
         on_demand: OnDemandLoader,
+        bring: Bring,
         *,
         seconds: float,
     ) -> None:
         self._control = control
+        self._registry = control.registry
         self._artifacts = artifacts
-        self._entries = entries
         self._eviction = eviction
         self._on_demand = on_demand
+        self._bring = bring
         self._seconds = seconds
         self._questions = asyncio.Semaphore(_AT_ONCE)
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self.under_way: dict[Entry, asyncio.Task[None]] = {}
+        self.under_way: dict[ModelRecord, asyncio.Task[None]] = {}
 
     async def run(self) -> NoReturn:
         steps = (self.check, self.begin)
@@ -63,102 +68,130 @@ class Updater:
         if not self._seconds:
             return
         before = clock.monotonic() - self._seconds
-        settled = filter(_is_settled, self._entries)
-        due = [each for each in settled if _is_for_calls(each) and each.checked_at <= before]
-        await asyncio.gather(*map(self._check_entry, due))
+        due = [
+            self._check(record.id, record.files, record.files.artifact)
+            for record in self._registry.of_stores()
+            if record.state is ModelState.READY
+            and record.is_on_demand
+            and record.files is not None
+            and record.files.artifact is not None
+            and record.files.checked_at <= before
+        ]
+        await asyncio.gather(*due)
 
-    async def _check_entry(self, entry: Entry) -> None:
-        artifact = entry.artifact
+    async def _check(self, model_id: ModelId, files: StoreFiles, artifact: Artifact) -> None:
         async with self._questions:
-            entry.checked_at = clock.monotonic()
-            if artifact is None:
-                return
+            files.checked_at = clock.monotonic()
             try:
                 is_current = await self._artifacts.is_current(artifact)
             except AdapterError as error:  # it is served as it is
-                fields = {"model_id": entry.model_id, "reason": str(error)}
+                fields = {"model_id": model_id, "reason": str(error)}
                 log.warning("model.not_revalidated", extra=fields)
                 return
-            if entry.artifact is artifact and not is_current:
-                entry.is_outdated = True
+            files.is_outdated |= not is_current
 
     async def begin(self) -> None:
         """Begin to renew each outdated model. A load that hangs holds up no other renewal."""
-        for entry in self._entries:
-            if entry.is_outdated and _is_settled(entry) and entry not in self.under_way:
-                task = self.under_way[entry] = asyncio.create_task(self._renew(entry))
-                task.add_done_callback(partial(self._ended, entry))
+        for record in self._registry.of_stores():
+            files = record.files
+            if files is None or not files.is_outdated or record.state is not ModelState.READY:
+                continue
+            if record not in self.under_way:
+                task = self.under_way[record] = asyncio.create_task(self._renew(record, files))
+                task.add_done_callback(partial(self._ended, record))
 
-    def _ended(self, entry: Entry, task: asyncio.Task[None]) -> None:
-        del self.under_way[entry]
+    def _ended(self, record: ModelRecord, task: asyncio.Task[None]) -> None:
+        del self.under_way[record]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task.failed", exc_info=error, extra={"task": "renewal"})
 
-    async def _renew(self, entry: Entry) -> None:
+    async def _renew(self, record: ModelRecord, files: StoreFiles) -> None:
         async with self._turns:
             try:
-                await self._renew_one(entry)
+                await self._renew_one(record, files)
             except AdapterError as error:
-                fields = {"model_id": entry.model_id, "reason": str(error)}
+                fields = {"model_id": record.asked_for, "reason": str(error)}
                 log.warning("model.not_renewed", extra=fields)
-                self._give_up(entry)
-            finally:
-                self._entries.tidy(entry)
+                self._give_up(files)
 
-    async def _renew_one(self, entry: Entry) -> None:
-        is_new = entry.newer is None
-        if is_new and _is_for_calls(entry) and not await self._fetch(entry):
+    def _is_current(self, record: ModelRecord) -> bool:
+        is_loaded = record.state is ModelState.READY and record.id == record.asked_for
+        return is_loaded and self._registry.get(record.id) is record
+
+    async def _renew_one(self, record: ModelRecord, files: StoreFiles) -> None:
+        is_new = files.newer is None
+        if is_new and record.is_on_demand and not await self._fetch(record, files):
             return
-        async with entry.lock:
-            if entry.state is not ResidencyState.RESIDENT or self._entries.loses(entry):
-                return
-            if not _is_for_calls(entry):
-                self._give_up(entry)
-                return
-            if is_new and await self._beside(entry):
-                return
-            if not await self._eviction.unload(entry):
-                return  # it has a request: later
-            self._take(entry)
-            await self._on_demand.load(entry)
+        if not self._is_current(record):
+            return
+        if not record.is_on_demand:  # what a platform keeps is its own
+            self._give_up(files)
+            return
+        if is_new and await self._beside(record, files):
+            return
+        await self._after(record, files)
 
-    def _give_up(self, entry: Entry) -> None:
+    def _give_up(self, files: StoreFiles) -> None:
         """Keep what is loaded until the store is asked again."""
-        newer, entry.newer, entry.is_outdated = entry.newer, None, False
+        newer, files.newer, files.is_outdated = files.newer, None, False
         if newer is not None:
             self._artifacts.release(newer)
 
-    async def _fetch(self, entry: Entry) -> bool:
+    async def _fetch(self, record: ModelRecord, files: StoreFiles) -> bool:
         """Fetch the other version; return whether it is one, and still wanted."""
-        known = entry.artifact
-        newer, _ = await self._on_demand.fetched(entry, FetchProgress(), unloads=False)
-        is_known = known is None or newer.etag == known.etag
-        if is_known or entry.artifact is not known or entry.newer is not None:
+        found = StoreFiles(files.key)
+        newer, _ = await self._on_demand.fetched(record.id, found, (), unloads=False)
+        known = files.artifact
+        if not self._is_current(record) or known is None or newer.etag == known.etag:
             self._artifacts.release(newer)
-            entry.is_outdated = False
+            files.is_outdated = False
             return False
-        entry.newer = newer
+        files.newer, files.fetch_seconds = newer, found.fetch_seconds
+        files.checked_at = found.checked_at
         return True
 
-    async def _beside(self, entry: Entry) -> bool:
+    async def _beside(self, record: ModelRecord, files: StoreFiles) -> bool:
         """Load the new version beside the old one if that may be; return whether it was loaded."""
-        record, newer = entry.record, entry.newer
-        if record is None or newer is None or not record.can_be_doubled:
+        model_id, newer = record.id, files.newer
+        if newer is None or not record.can_be_doubled or not self._may_fit(model_id):
             return False
-        if self._eviction.is_pinned(entry.model_id):
+        if self._eviction.is_pinned(model_id):
             return False  # others may know it by its name in Triton
-        if not self._may_fit(entry.model_id):
-            return False
         etag = "".join(char for char in newer.etag if char in _PLAIN)  # quotes and W/ are not
-        other = ModelId(f"{entry.model_id}#{etag[:8]}")
+        other = ModelId(f"{model_id}#{etag[:8]}")
+        if self._registry.find(other) is not None:  # an earlier load of it is still being undone
+            raise AlreadyLoaded(f"model {other!r} is being loaded", model_id=model_id)
+        later = _later(files)
+        later.is_tried_again = True
+        self._registry.put_on_disk(other, later)
         terms = Terms(is_on_demand=True, evicts=False, takes_over=record)
         try:
-            entry.record = await self._control.load(other, source_of(newer), terms)
+            await self._control.load(other, source_of(newer), terms)
         except CapacityError:
+            if self._is_current(record):
+                files.newer, later.artifact = later.artifact, None
             return False
-        old = self._take(entry, releases=False)
-        await self._release(other, old)
+        finally:
+            self._registry.give_up(other, later)
+        with suppress(ModelNotFound):  # the old version has gone already
+            await self._control.make_way(other, evicted="changed")
         return True
+
+    async def _after(self, record: ModelRecord, files: StoreFiles) -> None:
+        """Unload the old version, if it is idle, and load the new one."""
+        later = _later(files)
+        try:
+            if await self._eviction.unload(record):
+                is_first = self._registry.find(record.id) is None  # a call may have begun to fetch
+                if is_first and later.artifact is not None:
+                    self._registry.put_on_disk(record.id, later)
+                    later = StoreFiles(files.key)
+                await self._bring(record.id, files.key)
+            elif self._is_current(record):  # it has a request: later
+                files.newer, later.artifact = later.artifact, None
+        finally:
+            for artifact in later.taken():
+                self._artifacts.release(artifact)
 
     def _may_fit(self, model_id: ModelId) -> bool:
         """Return whether a model of the same size fits into what is free; one that was put on a GPU
@@ -170,30 +203,10 @@ class Updater:
             return total(held) <= max(free.values(), default=0)
         return all(count <= free.get(device, count) for device, count in held.items())
 
-    def _take(self, entry: Entry, *, releases: bool = True) -> Artifact | None:
-        """Let the new version's files take the place of the old one's, which are returned, or may
-        leave the disk.
-        """
-        old, entry.artifact, entry.newer = entry.artifact, entry.newer, None
-        entry.is_outdated = False
-        if releases and old is not None:
-            self._artifacts.release(old)
-        return old
 
-    async def _release(self, model_id: ModelId, artifact: Artifact | None) -> None:
-        """Unload the old version, once its requests have ended."""
-        try:
-            with suppress(ModelNotFound):  # it has gone already
-                await self._control.make_way(model_id, evicted="changed")
-        finally:
-            if artifact is not None:
-                self._artifacts.release(artifact)
-
-
-def _is_settled(entry: Entry) -> bool:
-    return entry.state is ResidencyState.RESIDENT and not entry.lock.locked()
-
-
-def _is_for_calls(entry: Entry) -> bool:
-    """Return whether the model is there for calls alone: what a platform keeps is its own."""
-    return entry.record is not None and entry.record.is_on_demand
+def _later(files: StoreFiles) -> StoreFiles:
+    """Return the files of the newer version, which are its own now."""
+    newer, files.newer = files.newer, None
+    return StoreFiles(
+        files.key, newer, FetchProgress(), files.fetch_seconds, files.checked_at, used=files.used
+    )

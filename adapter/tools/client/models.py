@@ -219,7 +219,7 @@ def _coming(on_demand: Mapping[str, Any] | None, listed: set[str], width: int) -
     rows = []
     for each in found:
         percent = "" if each["percent"] is None else f" {each['percent']} %"
-        state = f"{each['state'].upper()}{percent if each['state'] == 'fetching' else ''}"
+        state = f"{each['state']}{percent if each['state'] == 'FETCHING' else ''}"
         rows.append([each["model_id"], state, *["-"] * (width - 2)])
     return rows
 

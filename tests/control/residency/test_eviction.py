@@ -37,7 +37,7 @@ async def test_by_cost_a_model_that_takes_long_to_load_stays_by_lru_one_that_was
 async def test_by_cost_what_its_fetch_took_counts_as_well():
     residence = await Residence(2, Options(min_residency_seconds=0)).open("a", "b", "c")
     await loaded(residence, a=1, b=1)
-    residence.residency.entries.get(ModelId("a")).fetch_seconds = 60
+    residence.control.registry.get(ModelId("a")).files.fetch_seconds = 60
     await residence.call("c")
     residence.check("a", "c")
     await residence.close()
@@ -45,7 +45,7 @@ async def test_by_cost_what_its_fetch_took_counts_as_well():
 
 async def test_what_a_fetch_and_a_load_take_is_known_after_them(residence):
     await residence.call("a")
-    assert residence.residency.entries.get(ModelId("a")).fetch_seconds > 0
+    assert residence.control.registry.get(ModelId("a")).files.fetch_seconds > 0
     assert record(residence, "a").load_seconds > 0
 
 
@@ -60,7 +60,7 @@ async def test_the_wait_for_other_fetches_to_end_does_not_count(residence, waits
     gate.open()
     held = clock.monotonic() - reached
     await call
-    taken = residence.residency.entries.get(ModelId("a")).fetch_seconds
+    taken = residence.control.registry.get(ModelId("a")).files.fetch_seconds
     assert (taken < held) is waits_for_others
 
 

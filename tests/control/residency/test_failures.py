@@ -34,7 +34,7 @@ async def test_a_model_that_cannot_be_served_is_not_tried_for_each_caller(reside
 
 
 async def test_a_model_that_could_not_be_served_is_tried_again_soon(residence, monkeypatch):
-    monkeypatch.setattr("adapter.control.residency.entries._REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr("adapter.control.residency.waits._REFUSED_SECONDS", 0.0)
     residence.steps.fail("load a", LoadFailed("no weights"))
     with pytest.raises(LoadFailed):
         await residence.call("a")
@@ -59,7 +59,7 @@ async def test_a_model_that_died_is_loaded_anew_by_the_next_call(residence):
 async def test_what_is_left_of_a_model_that_died_is_unloaded(residence):
     await residence.call("a")
     residence.control.registry.died(residence.control.registry.get(ModelId("a")))
-    await residence.residency._reaper.notice_losses()
+    await residence.residency._reaper.unload_left()
     residence.check()
 
 

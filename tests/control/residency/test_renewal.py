@@ -141,7 +141,7 @@ async def test_a_call_during_the_renewal_of_a_model_gets_its_answer(residence):
     call = residence.house.begin(residence.call("a"))
     await residence.house.turns()
     gate.open()
-    assert await call is CacheUse.HIT
+    assert await call is CacheUse.DISK
     await renewing
 
 

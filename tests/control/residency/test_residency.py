@@ -9,7 +9,6 @@ from adapter.control import load_limit
 from adapter.control.residency import Options
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
-from adapter.core.residency.state import ResidencyState
 from adapter.core.residency.waiting import WaitLimits
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -73,7 +72,7 @@ async def test_a_model_that_takes_too_long_is_not_ready_and_its_load_goes_on(res
         await residence.call("a")
     gate.open()
     await residence.house.until_state("a", ModelState.READY)
-    assert residence.residency.entries.waiting == 0
+    assert residence.residency.waits.count == 0
 
 
 async def test_a_caller_too_many_is_refused_at_once(residence):
@@ -283,7 +282,7 @@ async def test_for_a_load_that_runs_out_of_memory_and_nobody_waits_for_nothing_g
     await asyncio.wait({call})
     gate.open()
     for _ in range(1000):
-        if ModelId("c") not in [entry.model_id for entry in residence.residency.entries]:
+        if residence.state("c") is None and residence.residency.waits.get(ModelId("c")) is None:
             break
         await asyncio.sleep(0)
     residence.check("a", "b")
@@ -302,12 +301,12 @@ async def test_a_large_model_evicts_as_many_as_it_needs():
 async def test_a_model_that_was_loaded_for_callers_stays_until_they_have_their_leases():
     residence = await Residence(1).open("a", "b")
     await residence.call("a")
-    entries = residence.residency.entries
-    caller = entries.awaited(ModelId("a"), ArtifactKey("", "a"))  # its turn has not come yet
+    waits = residence.residency.waits
+    caller = waits.begin(ModelId("a"), ArtifactKey("", "a"))  # its turn has not come yet
     call = residence.house.begin(residence.call("b"))
     await residence.waits_for_room.wait()
     assert residence.house.listed() == ["a"]
-    entries.left(caller)
+    waits.end(caller)
     assert await call is CacheUse.MISS
     residence.check("b")
     await residence.close()
@@ -393,9 +392,8 @@ async def test_a_call_amid_somebody_s_unload_waits_for_its_end_without_turning_r
 async def test_the_files_of_a_model_that_somebody_unloaded_may_leave_the_disk(residence):
     await residence.call("a")
     await residence.house.unload("a")
-    await residence.residency._reaper.notice_losses()
     residence.check()
-    assert residence.state("a") is ResidencyState.ABSENT
+    assert residence.state("a") is None
 
 
 # -- idle ----------------------------------------------------------------------------------------
@@ -429,6 +427,21 @@ async def test_idle_models_are_unloaded_one_after_the_other():
     gate.open()
     await unloading
     residence.check()
+    await residence.close()
+
+
+async def test_a_model_that_is_called_while_another_idle_one_is_unloaded_stays():
+    residence = await Residence(3, Options(idle_unload_seconds=0.01)).open("a", "b")
+    for name in "ab":
+        await residence.call(name)
+    gate = residence.steps.hold("unload a")
+    await asyncio.sleep(0.02)
+    unloading = asyncio.create_task(residence.residency._reaper.unload_idle())
+    await gate.reached.wait()
+    await residence.call("b")
+    gate.open()
+    await unloading
+    residence.check("b")
     await residence.close()
 
 
@@ -508,8 +521,8 @@ async def test_for_room_on_disk_a_small_model_stays_where_a_large_one_is_enough(
 ):
     for name in "ac":
         await residence.call(name)
-    entry = residence.residency.entries.get(ModelId("c"))
-    entry.artifact = replace(entry.artifact, size_bytes=80)
+    files = residence.control.registry.get(ModelId("c")).files
+    files.artifact = replace(files.artifact, size_bytes=80)
     assert await residence.residency.eviction.unload_one(missing)
     assert residence.house.listed() == [name for name in "ac" if name != who]
 

@@ -27,7 +27,7 @@ async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
     gate = residence.steps.hold("fetch d")
     call = residence.house.begin(residence.call("d"))
     await gate.reached.wait()
-    progress = residence.residency.entries.get("d").progress
+    progress = residence.control.registry.find("d").files.progress
     progress.done_bytes, progress.total_bytes = 41, 100
     _, *lines = await ps(residence)
     assert [" ".join(line.split()[:3]) for line in lines[:3]] == [
@@ -88,7 +88,7 @@ async def test_the_state_says_who_waits_for_what(residence):
             {
                 "model_id": "a",
                 "key": "a",
-                "state": "loading",
+                "state": "LOADING",
                 "percent": 100,
                 "done_bytes": 10,
                 "total_bytes": 10,

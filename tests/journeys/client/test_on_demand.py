@@ -72,7 +72,7 @@ def play(store: str, cache: Path, send_the_rest: Callable[[], object]) -> None:
                 )
                 told = run("ps", NAME, "--json", environ=environ)
                 [model] = json.loads(told.stdout)["on_demand"]["models"]
-                assert (model["model_id"], model["state"]) == (NAME, "fetching")
+                assert (model["model_id"], model["state"]) == (NAME, "FETCHING")
             finally:
                 send_the_rest()
             assert calling.result() == 200

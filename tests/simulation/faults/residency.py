@@ -2,8 +2,6 @@
 
 from adapter.control.residency import eviction
 from adapter.control.residency.engine import Residency
-from adapter.control.residency.entries import Entries
-from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
 from adapter.core.limits import Oversize
 from adapter.core.residency import victims
@@ -14,14 +12,6 @@ from adapter.store.refusals import Refusals
 from tests.simulation.faults.fault import Fault
 
 RESIDENCY = [
-    Fault(
-        "a forgotten entry takes that of the next call along",
-        "the model is loaded and unloaded at once, and its files never leave the disk",
-        Entries,
-        "tidy",
-        "is_known = self._entries.get(entry.model_id) is entry",
-        "is_known = entry.model_id in self._entries",
-    ),
     Fault(
         "a model that seems to take nothing is never evicted",
         "what was measured beside others keeps all memory, and every load is refused",
@@ -47,27 +37,27 @@ RESIDENCY = [
         "if False:",
     ),
     Fault(
-        "models that are used are unloaded as idle",
-        "each call loads its model again",
-        Reaper,
-        "unload_idle",
-        "if record.used_at <= before",
-        "if True",
+        "a model that is called amid the unloads of idle ones goes with them",
+        "the next call loads it again",
+        eviction.Eviction,
+        "evict",
+        "return known.used_at <= unused_since and",
+        "return",
     ),
     Fault(
         "the files of a model that was lost stay in use",
         "the disk fills with models that are not loaded",
-        Reaper,
-        "_forget",
-        "self._entries.release(entry)",
-        "entry.state = type(entry.state).ABSENT",
+        Residency,
+        "_release",
+        "for artifact in files.taken():",
+        "for artifact in ():",
     ),
     Fault(
-        "the files of an old version stay in use",
-        "each new version of a model leaves one on the disk for good",
+        "the files of a new version that is not loaded stay in use",
+        "each one leaves files on the disk for good",
         Updater,
-        "_release",
-        "if artifact is not None:",
+        "_give_up",
+        "if newer is not None:",
         "if False:",
     ),
     Fault(

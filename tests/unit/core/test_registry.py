@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.core.artifacts import ArtifactKey, StoreFiles
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState
@@ -216,10 +217,13 @@ def test_only_ready_models_are_listed():
     registry.begin_unload(ModelId("unloading"))
     registry.apply(ready(registry, "returning"), ModelEvent.LOST)
     registry.apply(begun(registry, "stuck"), ModelEvent.GIVEN_UP)
+    registry.begin_fetch(ModelId("fetching"), ArtifactKey("", "m"))
+    registry.put_on_disk(ModelId("on disk"), StoreFiles(ArtifactKey("", "m")))
     assert walk(registry, 10) == [["ready"]]
     assert registry.counts() == dict.fromkeys(ModelState, 1)
     assert repr(registry) == (
-        "<Registry [1 loading, 1 ready, 1 dead, 1 unloading, 1 returning, 1 stuck]>"
+        "<Registry [1 fetching, 1 on_disk, 1 loading, 1 ready, 1 dead, 1 unloading, 1 returning, "
+        "1 stuck]>"
     )
 
 

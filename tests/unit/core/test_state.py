@@ -4,15 +4,26 @@ import itertools
 
 import pytest
 
+from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import TRANSITIONS, IllegalTransition, ModelEvent, ModelState, advance
 from tests.cases import rows
 
-LOADING, READY, DEAD, UNLOADING, RETURNING, STUCK = ModelState
+FETCHING, ON_DISK, LOADING, READY, DEAD, UNLOADING, RETURNING, STUCK = ModelState
 
 # written out once more, so that a slip in the table does not pass as its own expectation
 ALLOWED = {
+    (None, "fetch_begun"): FETCHING,
+    (FETCHING, "fetched"): ON_DISK,
+    (FETCHING, "fetch_failed"): None,
+    (FETCHING, "load_begun"): LOADING,
+    (FETCHING, "adopted"): READY,
+    (None, "fetched"): ON_DISK,
+    (ON_DISK, "load_begun"): LOADING,
+    (ON_DISK, "released"): None,
+    (ON_DISK, "adopted"): READY,
+    (LOADING, "put_back"): ON_DISK,
     (None, "load_begun"): LOADING,
     (LOADING, "loaded"): READY,
     (None, "adopted"): READY,
@@ -57,6 +68,11 @@ def test_the_table_holds_nothing_else():
 
 def _at(state: ModelState) -> tuple[Registry, ModelRecord]:
     registry = Registry()
+    if state in {FETCHING, ON_DISK}:
+        record = registry.begin_fetch(ModelId("m"), ArtifactKey("", "m"))
+        if state is ON_DISK:
+            registry.apply(record, ModelEvent.FETCHED)
+        return registry, record
     record = registry.begin_load(ModelId("m"), TritonName("m"), ModelSource("/m"))
     if state is STUCK:
         registry.apply(record, ModelEvent.GIVEN_UP)
@@ -79,5 +95,5 @@ def test_an_event_out_of_place_changes_nothing_in_the_registry(state, event):
     with pytest.raises(IllegalTransition):
         registry.apply(record, event)
     assert record.state is state
-    assert record is (registry.stuck["m"] if state is STUCK else registry.get(record.id))
+    assert record is (registry.stuck["m"] if state is STUCK else registry.find(record.id))
     assert registry.page(None, 10) == page
