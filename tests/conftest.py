@@ -19,9 +19,11 @@ from tests.trees import write_python_model
 
 pytest_plugins = ["tests.outcomes", "tests.another_triton"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
-# No example is a fault for the time it takes: others use the machine, too. `make unit` takes `few`:
-# it is run often, with other examples each time.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No example is a fault for the time it takes: others use the machine, too. Both are run often, with
+# other examples each time; `make unit` takes `few`.
+settings.register_profile(
+    "untimed", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("few", settings.get_profile("untimed"), max_examples=10)
 settings.load_profile("untimed")
 # The two differ in when they write and what they close; asyncio's is what a reader debugs with.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cases import rows
 from tests.chart.chart import CHART, only
 from tests.journeys.observability.promtool import needs_promtool, promtool
 
@@ -193,7 +194,7 @@ def is_tunable(alert: str) -> bool:
     return "# threshold" in rules(values())[alert]["expr"]
 
 
-@pytest.mark.parametrize("alert", NAMES)
+@rows("alert", NAMES)
 def test_a_threshold_is_replaced_in_its_alert_alone(alert):
     if not is_tunable(alert):
         assert not re.search(r"[<>] (?!0\b|600\b)[0-9.]+\s*$", rules(values())[alert]["expr"])

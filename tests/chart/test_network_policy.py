@@ -2,8 +2,7 @@
 
 import json
 
-import pytest
-
+from tests.cases import rows
 from tests.chart.chart import (
     CASES,
     case,
@@ -48,7 +47,7 @@ def rules_of(values):
     return only("NetworkPolicy", values)["spec"]["ingress"]
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_no_rule_of_the_network_policy_is_for_everybody_unless_it_is_open(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":

@@ -10,6 +10,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from tests.cases import rows
 from tests.chart.chart import (
     CASES,
     CHART,
@@ -52,7 +53,7 @@ def refuse(made: dict, version: str) -> None:
         kubernetes_validate.validate(made, version, strict=True)
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_helm_lints_it_without_a_warning(path):
     values = values_of(case(path))
 
@@ -63,7 +64,7 @@ def test_helm_lints_it_without_a_warning(path):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_every_object_is_what_this_kubernetes_takes(path, version):
     version = max(version, NEEDS.get(case(path), version))
     for made in objects(values_of(case(path)), version):
@@ -96,7 +97,7 @@ def same_but_for_files(made: dict) -> dict:
     return made
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_it_renders_what_was_looked_at(path):
     """After a change that is meant: WRITE_GOLDEN=1 pytest tests/chart, and read the diff."""
     golden = Path(__file__).parent / "golden" / f"{case(path)}.yaml"

@@ -3,6 +3,7 @@
 import pytest
 
 from adapter.settings import Settings, load_settings, variable_of
+from tests.cases import rows
 from tests.chart.chart import (
     CASES,
     case,
@@ -22,12 +23,12 @@ def loaded(values):
     return load_settings({}, here, None)
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_the_adapter_takes_the_environment_without_a_warning(path):
     assert loaded(values_of(case(path))).warnings == []
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_every_variable_is_a_setting(path):
     known = {variable_of(name) for name in Settings.model_fields} | {"CONTAINER_MEM_REQ_BYTES"}
 
@@ -51,7 +52,7 @@ def test_each_kind_of_value_arrives_as_it_was_meant():
     assert settings.drain_timeout_seconds == 60.5
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_a_listener_with_a_port_of_the_pod_can_be_reached_from_outside_it(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":
@@ -82,7 +83,7 @@ def test_ports_follow_the_listeners():
     assert ports == {"http": 9000, "grpc-data": 9001, "admin": 9002, "metrics": 8082}
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_the_settings_agree_with_what_the_pod_has(path):
     values = values_of(case(path))
     settings = loaded(values).settings
@@ -114,7 +115,7 @@ def test_a_pod_goes_on_accepting_for_five_seconds_but_no_longer_than_it_drains()
     assert loaded({"settings": {"drain_timeout_seconds": 3}}).settings.drain_min_seconds == 3
 
 
-@pytest.mark.parametrize("path", CASES, ids=case)
+@rows("path", CASES)
 def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":

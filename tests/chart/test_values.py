@@ -10,6 +10,7 @@ import yaml
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from tests.cases import rows
 from tests.chart.chart import APIS, CASES, CHART, ROOT, case, only, render, values_of
 
 HPA = {"autoscaling": {"hpa": {"enabled": True}}}
@@ -312,7 +313,7 @@ NEEDS_API = [
 ]
 
 
-@pytest.mark.parametrize(("values", "place", "says"), BY_SCHEMA, ids=lambda v: str(v)[:60])
+@rows(("values", "place", "says"), BY_SCHEMA)
 def test_the_schema_refuses_it_and_says_where(values, place, says):
     with pytest.raises(helm.HelmValuesError) as refused:
         render(values)
@@ -321,7 +322,7 @@ def test_the_schema_refuses_it_and_says_where(values, place, says):
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(("values", "says"), BY_RULE, ids=lambda v: str(v)[:60])
+@rows(("values", "says"), BY_RULE)
 def test_a_rule_of_two_keys_refuses_it_and_names_one(values, says):
     with pytest.raises(helm.HelmRenderError) as refused:
         render(values, api_versions=APIS)
@@ -329,7 +330,7 @@ def test_a_rule_of_two_keys_refuses_it_and_names_one(values, says):
     assert f": {says}" in str(refused.value)
 
 
-@pytest.mark.parametrize(("values", "key", "api"), NEEDS_API, ids=lambda v: str(v)[:60])
+@rows(("values", "key", "api"), NEEDS_API)
 def test_an_object_of_an_add_on_needs_that_add_on(values, key, api):
     with pytest.raises(helm.HelmRenderError, match=f"{key}: the cluster does not know {api}"):
         render(values)
@@ -378,7 +379,7 @@ def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("path", [CHART / "values.yaml", CHART / "Chart.yaml", *CASES], ids=str)
+@rows("path", [CHART / "values.yaml", CHART / "Chart.yaml", *CASES])
 def test_yamllint_has_nothing_to_say(path):
     rules = "{extends: default, rules: {line-length: disable, document-start: disable, braces: {max-spaces-inside: 0}, truthy: disable}}"  # noqa: E501 - one value
     problems = linter.run(path.read_text(), YamlLintConfig(rules))
@@ -404,7 +405,7 @@ def test_every_switch_is_on_in_some_case():
     assert switches <= tried
 
 
-@pytest.mark.parametrize("limit", ["8GiB", "8Gi", "8.5GB", "8388608kib", "8589934592b", 8589934592])
+@rows("limit", ["8GiB", "8Gi", "8.5GB", "8388608kib", "8589934592b", 8589934592])
 def test_a_memory_limit_up_to_that_of_the_container_is_taken(limit):
     assert render({"triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": limit}})
 

@@ -29,18 +29,17 @@ _PORT_INSIDE = 8080
 def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
     """Run the test on the adapter, and see it fail on the built-in endpoint because of `fault`.
 
-    That endpoint does not change, so it is asked in `make nightly` only.
+    That endpoint does not change, so `make nightly` compares: tests/journeys/sagemaker tests the
+    adapter.
     """
     expected = pytest.mark.xfail(strict=True, raises=FAULTS, reason=fault)
-    builtin = pytest.param("builtin", marks=[expected, pytest.mark.nightly])
+    builtin = pytest.param("builtin", marks=expected)
     return pytest.mark.parametrize("endpoint", [adapter, builtin], indirect=True)
 
 
 on_adapter = pytest.mark.parametrize("endpoint", ["adapter"], indirect=True)
 on_own_adapter = pytest.mark.parametrize("endpoint", ["own adapter"], indirect=True)
-on_either = pytest.mark.parametrize(
-    "endpoint", ["adapter", pytest.param("builtin", marks=pytest.mark.nightly)], indirect=True
-)
+on_either = pytest.mark.parametrize("endpoint", ["adapter", "builtin"], indirect=True)
 
 
 def path_of(name: str) -> str:

@@ -22,7 +22,7 @@ from tests.compare.servers import (
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import write_python_model
 
-pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.compare.servers import Endpoint, on_adapter, on_both, on_either
 from tests.trees import infer_body
 
-pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
 NAMES_ONLY = "OOM in a name is out of memory"
 MISSED = "does not know these words"

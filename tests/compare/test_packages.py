@@ -9,7 +9,7 @@ import pytest
 from tests.compare.servers import FAULTS, Endpoint, error_of, on_adapter, on_both, on_own_adapter
 from tests.trees import write_python_model
 
-pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
 # as model_name says: opaque
 NAMES = ["team/a.tar.gz", "50%", "a+b:c?modèle"]

@@ -11,7 +11,7 @@ from tests.compare.servers import Endpoint, error_of, on_adapter, on_both
 from tests.running import Reply
 from tests.trees import infer_body
 
-pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
 MEDIA_TYPE = "application/vnd.sagemaker-triton.binary+json"
 

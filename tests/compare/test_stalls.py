@@ -14,7 +14,7 @@ from tests.compare.servers import FAULTS, Endpoint, on_both, path_of, wait_for_f
 from tests.running import Client, wait_until
 from tests.trees import infer_body
 
-pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
 CONNECTIONS = 24
 PAUSE_SECONDS = 0.05

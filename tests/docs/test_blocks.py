@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import rows
 from tests.docs.make_stand_in import script
 from tests.docs.pages import DATA, README, ROOT, RUNNABLE, Block, blocks, blocks_of, pages, shown
 from tests.docs.place import Place, place
@@ -55,7 +56,7 @@ def test_the_blocks_of_a_page_can_be_pasted(
     unload_all(adapter)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@rows("block", BLOCKS)
 def test_a_block_says_what_it_is_and_whether_it_is_run(block: Block) -> None:
     assert block.language in RUNNABLE | DATA
     if block.language in DATA:
@@ -67,7 +68,7 @@ def test_a_block_says_what_it_is_and_whether_it_is_run(block: Block) -> None:
         assert (ROOT / block.reason).is_file()
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in {"json", "yaml"}], ids=str)
+@rows("block", [b for b in BLOCKS if b.language in {"json", "yaml"}])
 def test_a_block_of_data_can_be_read(block: Block) -> None:
     assert list(yaml.safe_load_all(block.text))  # what is JSON is YAML as well
     if block.language == "json":

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.cases import rows
 from tests.fleet.stubs import stub_fleet
 from tests.journeys.endpoint.conftest import client_of
 
@@ -102,7 +103,7 @@ def status_of(envoy, line: str) -> int:
     return int(answer.split()[1])
 
 
-@pytest.mark.parametrize("line", lines(ROUTED))
+@rows("line", lines(ROUTED))
 def test_calls_about_one_model_go_to_its_machine_with_their_path(fleet, line):
     machine, envoy = fleet
     machine.asked.clear()
@@ -110,7 +111,7 @@ def test_calls_about_one_model_go_to_its_machine_with_their_path(fleet, line):
     assert machine.asked == [line]
 
 
-@pytest.mark.parametrize("line", lines(NOT_ROUTED))
+@rows("line", lines(NOT_ROUTED))
 def test_what_is_one_machines_own_is_404_and_comes_to_none(fleet, line):
     machine, envoy = fleet
     machine.asked.clear()
@@ -118,7 +119,7 @@ def test_what_is_one_machines_own_is_404_and_comes_to_none(fleet, line):
     assert machine.asked == []
 
 
-@pytest.mark.parametrize("method", sorted(METHODS | NOT_METHODS))
+@rows("method", sorted(METHODS | NOT_METHODS))
 def test_over_grpc_the_same_holds(fleet, method):
     machine, envoy = fleet
     machine.asked.clear()

@@ -14,13 +14,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
+# What a part runs, and its minutes of 90. The first three, packages, versitygw, envoy_gateway,
 # first_contact, gallery, mutants, java_client, ends_again, modelmesh_full, endpoint_clients,
 # endpoint_bench, hundred_models and leaks take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
     "memory": ("tests/journeys/memory", 8.0),
+    "packages": ("tests/packages", 3.0),
     "attack_http": ("tests/nightly/test_attack_http.py", 10.0),
     "attack_grpc": ("tests/nightly/test_attack_grpc.py", 10.0),
     "attack_triton": ("tests/nightly/test_attack_triton.py", 10.0),

@@ -8,10 +8,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from adapter.frontends import status
 from adapter.frontends.routes import ADMIN_ROUTES, ROUTES, openapi
+from tests.cases import rows
 from tests.openapi.document import (
     DOCUMENT,
     REGISTRY,
@@ -47,20 +46,20 @@ def codes_in(schema: object) -> set[str]:
 
 
 def examples() -> Iterator[Any]:
-    """Each example with its schema, and where it stands."""
+    """Each example with its schema."""
 
-    def walk(found: Any, where: str) -> Iterator[Any]:
+    def walk(found: Any) -> Iterator[Any]:
         if isinstance(found, dict):
             if "example" in found and "schema" in found:
-                yield pytest.param(found["schema"], found["example"], id=where)
-            for key, value in found.items():
-                yield from walk(value, f"{where}/{key}")
+                yield found["schema"], found["example"]
+            for value in found.values():
+                yield from walk(value)
         elif isinstance(found, list):
-            for number, value in enumerate(found):
-                yield from walk(value, f"{where}/{number}")
+            for value in found:
+                yield from walk(value)
 
-    yield from walk(DOCUMENT["paths"], "")
-    yield from walk(DOCUMENT["components"], "components")
+    yield from walk(DOCUMENT["paths"])
+    yield from walk(DOCUMENT["components"])
 
 
 def test_it_is_a_valid_document_of_openapi():
@@ -89,7 +88,7 @@ def test_the_codes_are_those_of_the_table_of_errors():
     assert set(DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"]) == codes
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+@rows("operation", OPERATIONS)
 def test_an_answer_has_codes_of_its_status_alone(operation):
     of_status = {(str(number), code) for number, code in status.HTTP.values()}
     of_status |= {("500", "InternalError")}
@@ -120,7 +119,7 @@ def test_every_status_of_the_endpoints_table_is_an_answer_of_its_calls():
             assert statuses <= each.statuses or "async" in each.path
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+@rows("operation", OPERATIONS)
 def test_each_status_is_listed_by_number_and_each_error_says_what_its_body_is(operation):
     for number, answer in answers(operation):
         assert HTTPStatus(int(number)) if number != "530" else True
@@ -128,7 +127,7 @@ def test_each_status_is_listed_by_number_and_each_error_says_what_its_body_is(op
         assert "content" in answer or not is_error or (operation.path, number) in WITHOUT_BODY
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+@rows("operation", OPERATIONS)
 def test_an_object_of_ours_says_that_it_has_no_other_members(operation):
     """V2 answers are Triton's, which may grow; what is below them is not looked at."""
     for number, answer in answers(operation):
@@ -154,7 +153,7 @@ def assert_closed(schema: dict[str, Any]) -> None:
         assert_closed(found["items"])
 
 
-@pytest.mark.parametrize(("schema", "example"), [*examples()])
+@rows(("schema", "example"), [*examples()])
 def test_each_example_is_what_its_schema_says(schema, example):
     import jsonschema
 

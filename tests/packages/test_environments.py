@@ -187,6 +187,7 @@ def stub_of_sklearn(folder: Path) -> None:
         writing.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.nightly
 def test_the_lines_of_the_page_make_an_environment(tmp_path: Path) -> None:
     """With pip's index in a folder: numpy as it is installed here, and a stand-in for sklearn."""
     [lines] = [b.text for b in blocks(ROOT / "docs/packages.md") if "test_environments" in b.note]

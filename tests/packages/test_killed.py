@@ -103,7 +103,15 @@ for step in itertools.count(1, stride):
 """
 
 
-@pytest.mark.parametrize(("kind", "stride"), [("folder", 1), ("archive", 4)])
+@pytest.mark.parametrize(
+    ("kind", "stride"),
+    [
+        ("folder", 3),
+        ("archive", 12),
+        pytest.param("folder", 1, marks=pytest.mark.nightly),
+        pytest.param("archive", 4, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_process_leaves_only_what_the_next_one_finds_and_removes(kind, stride, tmp_path):

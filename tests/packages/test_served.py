@@ -61,11 +61,8 @@ def test_triton_warns_of_no_folder_of_the_adapters_own(
     "places",
     [
         pytest.param({"model.py": 1}, id="at the top"),
-        pytest.param({"1/model.py": 1}, id="in a version folder"),
-        pytest.param({"net/model.py": 1}, id="in a sub-folder"),
         pytest.param({"net/7/model.py": 1}, id="in a version folder of a sub-folder"),
         pytest.param({"9/model.py": 9, "10/model.py": 1, "2/model.py": 2}, id="highest version"),
-        pytest.param({"readme.d/x.py": 9, "model.py": 1}, id="beside other folders"),
     ],
 )
 def test_a_python_model_needs_no_config(
@@ -127,8 +124,8 @@ def test_labels_are_served_from_a_folder_of_links(
 
 @pytest.mark.parametrize(
     ("name", "is_alone"),
-    [("m.tar.gz", False), ("m.tgz", True), ("m.tar", False), ("m.zip", True)],
-    ids=["tar.gz as url", "tgz alone in a folder", "tar as url", "zip alone in a folder"],
+    [("m.tar.gz", False), ("m.zip", True)],
+    ids=["tar.gz as url", "zip alone in a folder"],
 )
 def test_an_archive_is_unpacked(
     adapter: RunningAdapter, client: Client, package: Path, name: str, is_alone: bool

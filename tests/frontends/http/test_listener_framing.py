@@ -93,6 +93,8 @@ LINES = {
     "no such method": b"POSTER %s HTTP/1.1",
     "a NUL": b"POST %s\0 HTTP/1.1",
     "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM%.0s",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01%.0s",
+    "a word": b"junk%.0s",
 }
 
 

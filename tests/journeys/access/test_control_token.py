@@ -17,6 +17,7 @@ from adapter._proto import model_runtime_pb2 as mesh
 from adapter.frontends.routes import ADMIN_ROUTES, Scope
 from adapter.tools.client.connection import Target, ask
 from tests.asking import RawConnection
+from tests.cases import rows
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -113,8 +114,8 @@ def states(adapter: RunningAdapter) -> dict[str, str]:
     return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("call", CONTROL, ids=" ".join)
+@rows("wrong", WRONG)
+@rows("call", CONTROL)
 def test_a_control_call_over_rest_without_the_token_is_401(running, client, call, wrong):
     (method, path), (headers, challenge) = call, wrong
     body = {"model_name": "echo", "url": "/nowhere"} if path == "/models" else None
@@ -156,7 +157,7 @@ def test_two_headers_are_refused_though_the_first_is_right(running):
     assert status == 401
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status"), OPEN)
+@rows(("method", "path", "body", "status"), OPEN)
 def test_inference_and_reading_want_no_token(client, method, path, body, status):
     assert client.request(method, path, body).status == status
 
@@ -188,10 +189,8 @@ def call(
     return "OK", ""
 
 
-@pytest.mark.parametrize(
-    "metadata", [(), (("authorization", f"Bearer {TOKEN}x"),), (("authorization", TOKEN),)]
-)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method[1])
+@rows("metadata", [(), (("authorization", f"Bearer {TOKEN}x"),), (("authorization", TOKEN),)])
+@rows("method", METHODS)
 def test_over_grpc_loads_unloads_and_every_call_of_a_mesh_want_the_token(running, method, metadata):
     service, name, _ = method
     wants = name in WANT_TOKEN or service == "mmesh.ModelRuntime"

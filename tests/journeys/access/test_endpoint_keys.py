@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.cases import rows
 from tests.grpc_calls import calls_to, infer_request
 from tests.journeys.access.test_control_token import (
     CONTROL,
@@ -70,7 +71,7 @@ def keyed(root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("listener", ["http", "http_data"])
-@pytest.mark.parametrize(("method", "path"), ROUTES)
+@rows(("method", "path"), ROUTES)
 def test_no_route_but_those_about_the_server_is_open_without_a_signature(
     keyed: RunningAdapter, method: str, path: str, listener: str
 ) -> None:
@@ -85,7 +86,7 @@ def test_no_route_but_those_about_the_server_is_open_without_a_signature(
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method[1])
+@rows("method", METHODS)
 def test_no_method_but_those_about_the_server_is_open_without_a_signature(
     keyed: RunningAdapter, method: tuple[str, str, str], listener: str
 ) -> None:

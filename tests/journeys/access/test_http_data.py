@@ -6,6 +6,7 @@ from contextlib import closing
 import pytest
 
 from adapter.frontends.routes import ADMIN_ROUTES
+from tests.cases import rows
 from tests.ports import free_ports
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body, write_python_model
@@ -79,7 +80,7 @@ def data(running: RunningAdapter) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize(("method", "path", "body"), SERVED)
+@rows(("method", "path", "body"), SERVED)
 def test_inference_health_and_metadata_are_as_at_http(running, data, method, path, body):
     with closing(running.client()) as client:
         expected = client.request(method, path, body)
@@ -90,7 +91,7 @@ def test_inference_health_and_metadata_are_as_at_http(running, data, method, pat
         assert found.body == expected.body
 
 
-@pytest.mark.parametrize(("method", "path"), REFUSED)
+@rows(("method", "path"), REFUSED)
 def test_all_else_is_403_with_a_reason_whatever_model_it_names(running, data, method, path):
     with closing(running.client()) as client:
         known = client.request("OPTIONS", path)
@@ -106,7 +107,7 @@ def test_all_else_is_403_with_a_reason_whatever_model_it_names(running, data, me
     assert [model["state"] for model in running.state()["models"]] == ["READY"]
 
 
-@pytest.mark.parametrize("path", sorted(OF_ADMIN))
+@rows("path", sorted(OF_ADMIN))
 def test_nothing_of_admin_is_there(data, path):
     assert data.get(path).status == 400
 

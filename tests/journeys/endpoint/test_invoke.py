@@ -217,34 +217,6 @@ def test_an_error_of_the_model_has_members_that_boto3_drops(caller: Client) -> N
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-TRIES = """\
-import pathlib
-tries = pathlib.Path({path!r})
-tries.write_text((tries.read_text() if tries.exists() else "") + "x")
-if len(tries.read_text()) <= {failures}:
-    raise MemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-"""
-
-
-@pytest.mark.usefixtures("victim")
-def test_an_inference_that_ran_out_of_memory_is_sent_again_where_something_could_go(
-    runtime: Any, add_model: Callable[..., str], tmp_path: Path
-) -> None:
-    path = tmp_path / "tries"
-    name = add_model("room-for-one", answer=TRIES.format(path=str(path), failures=1))
-    assert json.loads(invoke(runtime, name)["Body"].read())["outputs"]
-    assert path.read_text() == "xx"
-
-
-@pytest.mark.usefixtures("victim")
-def test_it_is_sent_again_once(runtime: Any, add_model: Callable[..., str], tmp_path: Path) -> None:
-    """The second time its words are not believed, on a machine that has no GPU."""
-    path = tmp_path / "tries"
-    name = add_model("room-for-two", answer=TRIES.format(path=str(path), failures=9))
-    assert refusal(runtime, name).response["OriginalStatusCode"] == 500
-    assert path.read_text() == "xx"
-
-
 def test_too_many_callers_of_one_model_are_told_at_once_when_to_come_again(
     served: RunningAdapter, caller: Client, bucket: Bucket, gate: Gate, tmp_path: Path
 ) -> None:

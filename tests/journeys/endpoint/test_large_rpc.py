@@ -40,8 +40,9 @@ def states(caller) -> list[str]:
     return [each["state"] for each in caller.admin.get("/debug/state").json()["models"]]
 
 
-@pytest.mark.parametrize("size", [5 * MIB, 20 * MIB])
-@pytest.mark.parametrize("metadata", [{}, {"mm_model_id": "a.tar.gz"}], ids=["", "mm-model-id"])
+@pytest.mark.parametrize(
+    ("size", "metadata"), [(5 * MIB, {}), (20 * MIB, {"mm_model_id": "a.tar.gz"})]
+)
 def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
     store.put("a.tar.gz", 2)
     caller = start("--on-demand")

@@ -1,7 +1,6 @@
 """The real command, a real Triton, a folder of models as the store, and room for two models."""
 
 import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,37 +13,16 @@ from grpc import RpcError
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-from adapter.core.residency.waiting import room_seconds
 from tests.asking import refusal
 from tests.grpc_calls import calls_to
-from tests.journeys.endpoint.folder_store import MEMORY, Caller, Store
-from tests.processes import arguments, descendants
+from tests.journeys.endpoint.folder_store import Caller, Store
+from tests.journeys.endpoint.test_resident import MIB, resident
 from tests.running import wait_until
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-ROOM_SECONDS = room_seconds(55)  # of the default of model_wait_seconds
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
-
-
-def patiently(caller: Caller, name: str) -> float:
-    """What the model has added. A call that has waited for room as long as calls do is sent again,
-    as clients do: how long all the loads before it take is the machine's affair.
-    """
-    with closing(Caller(caller.adapter)) as own:
-        while True:
-            begun = time.monotonic()
-            reply = own.http.post(
-                "/endpoints/any/invocations",
-                infer_body(0.0),
-                headers={"X-Amzn-SageMaker-Target-Model": name},
-            )
-            if reply.status != 503:
-                assert reply.status == 200, reply.body
-                answer: float = reply.json()["outputs"][0]["data"][0]
-                return answer
-            assert time.monotonic() - begun > ROOM_SECONDS, reply.body
 
 
 def test_with_room_for_two_of_three_the_least_recently_used_goes_and_comes_back_from_disk(
@@ -56,45 +34,19 @@ def test_with_room_for_two_of_three_the_least_recently_used_goes_and_comes_back_
     assert caller.invoke("a.tar.gz") == (0, "miss")
     assert caller.invoke("team/b.tar.gz") == (1, "miss")
     assert caller.invoke("a.tar.gz") == (0, "hit")
+    found = resident(caller)
+    assert [each["name"] for each in found] == ["team/b.tar.gz", "a.tar.gz"]
+    assert [each["bytes"] for each in found] == [100 * MIB] * 2
+    assert [each["in_flight"] for each in found] == [0, 0]
+    assert found[0]["idle_seconds"] > found[1]["idle_seconds"] >= 0
     assert caller.invoke("c.tar.gz") == (2, "miss")
     assert caller.loaded() == ["a.tar.gz", "c.tar.gz"]
+    assert [each["name"] for each in resident(caller)] == ["a.tar.gz", "c.tar.gz"]
     assert caller.invoke("team/b.tar.gz") == (1, "disk")
     assert caller.loaded() == ["c.tar.gz", "team/b.tar.gz"]
     assert caller.ledger() == {"c.tar.gz", "team/b.tar.gz"}
     evicted = 'triton_adapter_endpoint_evictions_total{from="memory",reason="room"}'
     assert caller.count(evicted) == 2
-
-
-def test_sixteen_callers_of_six_models_with_room_for_two_all_get_their_own_answer(start, store):
-    names = [f"m{number}.tar.gz" for number in range(6)]
-    for number, name in enumerate(names):
-        store.put(name, number)
-    caller = start(*ROOM_FOR_TWO)
-
-    def call(number: int) -> tuple[float, int]:
-        return patiently(caller, names[number % 6]), number % 6
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(call, range(30)))
-    assert [answer for answer, _ in answers] == [expected for _, expected in answers]
-    assert len(caller.loaded()) == len(caller.ledger()) == 2
-
-
-def test_a_platform_s_load_evicts_and_is_never_evicted(start, store, tmp_path):
-    for number, name in enumerate("ab"):
-        store.put(name + ".tar.gz", number)
-    own = write_python_model(tmp_path / "roots" / "own", config=CONFIG + MEMORY)
-    caller = start(*ROOM_FOR_TWO, "--eviction=lru")
-    for name in ("a.tar.gz", "b.tar.gz"):
-        caller.invoke(name)
-    assert caller.http.load("own", own).status == 200
-    assert caller.loaded() == ["b.tar.gz", "own"]
-    assert caller.invoke("a.tar.gz")[1] == "disk"
-    assert caller.loaded() == ["a.tar.gz", "own"]
-    assert caller.http.load("more", own).status == 200
-    status, refusal = caller.refused("b.tar.gz")
-    assert (status, caller.loaded()) == (503, ["more", "own"])
-    assert "needs 100.0 MiB" in refusal["Message"]
 
 
 def test_no_caller_can_name_what_is_in_the_cache(start, store, tmp_path):
@@ -119,24 +71,6 @@ def test_models_of_preload_are_loaded_before_the_adapter_is_ready(start, store):
     assert caller.invoke("a.tar.gz") == (1, "hit")
 
 
-def test_a_model_that_died_is_loaded_anew_by_the_next_call(start, store):
-    store.put("a.tar.gz", 1)
-    caller = start()
-    caller.invoke("a.tar.gz")
-    _end_process_of(caller, "a.tar.gz")
-    wait_until(lambda: _answers(caller, "a.tar.gz"), 60, "the model answers again")
-
-
-def test_after_the_end_of_triton_the_next_call_finds_the_files_on_disk(start, store):
-    store.put("a.tar.gz", 1)
-    caller = start()
-    assert caller.invoke("a.tar.gz") == (1, "miss")
-    caller.end_triton()
-    wait_until(lambda: _answers(caller, "a.tar.gz"), 60, "the model answers again")
-    assert caller.loaded() == ["a.tar.gz"]
-    assert caller.count('triton_adapter_endpoint_requests_total{cache="disk"}') >= 1
-
-
 def _ask(caller: Caller, way: str, name: str) -> tuple[bool, str]:
     """Return whether there is an answer, and what was said."""
     if way == "grpc":
@@ -153,13 +87,12 @@ def _ask(caller: Caller, way: str, name: str) -> tuple[bool, str]:
     return reply.status == 200, reply.body.decode()
 
 
-@pytest.mark.parametrize("restart", ["forget", "reload"])
 def test_no_call_is_sent_to_a_triton_that_lacks_the_model_and_ready_means_that_it_has_it(
-    start, store, restart
+    start, store
 ):
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number)
-    caller = start(*ROOM_FOR_TWO, "--on-demand", f"--on-triton-restart={restart}")
+    caller = start(*ROOM_FOR_TWO, "--on-demand", "--on-triton-restart=reload")
     is_over, told = threading.Event(), list[tuple[float, bool, str]]()
 
     def ask_on(way: str, name: str) -> None:
@@ -186,20 +119,6 @@ def test_no_call_is_sent_to_a_triton_that_lacks_the_model_and_ready_means_that_i
         each.result()
     assert [text for _, _, text in told if "does not have the model" in text] == []
     assert [each for each in told if each[0] > ready and not each[1]] == []
-
-
-def _end_process_of(caller: Caller, name: str) -> None:
-    """End the python processes that compute the model."""
-    below = descendants(caller.adapter.process.pid)
-    commands = {pid: arguments(pid) for pid in below}
-    stubs = [
-        pid
-        for pid, command in commands.items()
-        if "stub" in "".join(command[:1]) and any(name in part for part in command)
-    ]
-    assert stubs
-    for pid in stubs:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _answers(caller: Caller, name: str) -> bool:
@@ -273,34 +192,6 @@ def test_a_call_of_v2_that_waits_for_its_model_says_nothing_of_the_adapters_own_
     assert noted("grpc", "ModelInfer") == (1, 0)
 
 
-def test_v2_s_repository_loads_models_of_the_store_for_good(start, store):
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz", "c.tar.gz")):
-        store.put(name, number)
-    caller = start(*ROOM_FOR_TWO, "--on-demand")
-    repository = "/v2/repository/models/a.tar.gz/load"
-    assert caller.http.post(repository).status == 200
-    for name in ("b.tar.gz", "c.tar.gz"):
-        caller.invoke(name)
-    assert caller.loaded() == ["a.tar.gz", "c.tar.gz"]
-    store.put("a.tar.gz", 5)
-    assert caller.http.post(repository, {"parameters": {"force_reload": True}}).status == 200
-    assert caller.invoke("a.tar.gz") == (5, "hit")
-    assert caller.http.post("/v2/repository/models/nothing/load").status == 404
-
-
-# -- idle ------------------------------------------------------------------------------------------
-
-
-def test_a_model_that_nobody_calls_is_unloaded(start, store):
-    for name in ("a.tar.gz", "kept.tar.gz"):
-        store.put(name, 1)
-    caller = start("--idle-unload-seconds=0.5", "--pin=kept*")
-    for name in ("kept.tar.gz", "a.tar.gz"):
-        caller.invoke(name)
-    wait_until(lambda: caller.loaded() == ["kept.tar.gz"], 60, "the idle model is unloaded")
-    assert caller.invoke("a.tar.gz") == (1, "disk")
-
-
 # -- room on disk: 5 MiB, for models of 1.5 MiB and of 3 while they are unpacked -------------------
 
 
@@ -322,26 +213,3 @@ def test_a_disk_full_of_idle_models_makes_room_by_unloading_the_least_recently_u
     evictions = "triton_adapter_endpoint_evictions_total"
     assert caller.count(evictions + '{from="memory",reason="disk"}') == 2
     assert caller.count(evictions + '{from="disk",reason="limit"}') == 2
-
-
-def test_a_disk_full_of_pinned_models_is_no_room_at_once_and_nothing_is_unloaded(start, store):
-    names = fill(store, 3)
-    caller = start("--cache-limit=5MiB", "--pin=m0*", "--pin=m1*")
-    for name in names[:2]:
-        caller.invoke(name)
-    status, refusal = caller.refused(names[2])
-    assert status == 503
-    assert "no room on disk" in refusal["Message"]
-    assert caller.loaded() == names[:2]
-    assert caller.count("triton_adapter_endpoint_no_room_total") == 1
-
-
-def test_callers_of_more_models_than_the_disk_has_room_for_are_all_answered(start, store):
-    names = fill(store, 6)
-    caller = start("--cache-limit=5MiB", "--fetch-concurrency=6")
-
-    def call(number: int) -> float:
-        return patiently(caller, names[number])
-
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(call, range(6))) == list(range(6))

@@ -169,6 +169,7 @@ def test_four_hanging_loads_that_are_unloaded_cost_no_model_that_is_loaded(
     check_four_hanging(adapter, client, package, end="unload")
 
 
+@pytest.mark.nightly
 def test_four_hanging_loads_whose_time_is_over_cost_no_model_that_is_loaded(tmp_path: Path) -> None:
     with (
         embedded_adapter(f"--model-roots={tmp_path}", "--load-timeout-seconds=12") as adapter,

@@ -163,7 +163,7 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.races
+@pytest.mark.nightly
 def test_an_adapter_killed_at_any_moment_leaves_nothing_that_the_next_does_not_put_right(
     tmp_path: Path,
 ) -> None:

@@ -128,22 +128,19 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
-@pytest.mark.parametrize("whose", ["external", "embedded"])
 @pytest.mark.races
 def test_a_triton_that_was_restarted_is_noticed_at_once(
-    request: pytest.FixtureRequest, package: Path, whose: str, mode: str
+    triton: RunningAdapter, package: Path, mode: str
 ) -> None:
+    """The embedded one is: test_killed.py, test_ping.py."""
     flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
-    with (
-        adapter_on(whose, request, flags) as (adapter, keeper),
-        closing(adapter.client()) as client,
-    ):
+    with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
         load_all(client, package)
-        restarts = len(keeper.events("triton.restarted")) + 1
-        os.kill(tritonserver(keeper), signal.SIGKILL)
+        restarts = len(triton.events("triton.restarted")) + 1
+        os.kill(tritonserver(triton), signal.SIGKILL)
         assert invoke(client, "one") in {503, 404}
 
-        keeper.wait_for("triton.restarted", restarts=restarts)
+        triton.wait_for("triton.restarted", restarts=restarts)
         adapter.wait_for("triton.models_vanished", _NOTICED_SECONDS)
 
         if mode == "reload":
@@ -155,20 +152,6 @@ def test_a_triton_that_was_restarted_is_noticed_at_once(
             wait_until(lambda: not folders(adapter), 60, "what was staged is cleared away")
             load_all(client, package)
         check_served_and_unloaded(adapter, client)
-
-
-@contextmanager
-def adapter_on(
-    whose: str, request: pytest.FixtureRequest, flags: tuple[str, ...]
-) -> Iterator[tuple[RunningAdapter, RunningAdapter]]:
-    """An adapter, and the one that keeps its Triton alive."""
-    if whose == "embedded":
-        with embedded_adapter(*flags, COMPLETE) as adapter:
-            yield adapter, adapter
-    else:
-        triton = request.getfixturevalue("triton")
-        with beside(triton, *flags) as adapter:
-            yield adapter, triton
 
 
 def folders(adapter: RunningAdapter) -> list[Path]:

@@ -172,7 +172,13 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("failure", "each"), [(answered, 1), (answered_long, 5)], ids=["as-labelled", "300-kb"]
+    ("failure", "each"),
+    [
+        (answered, 3),
+        (answered_long, 20),
+        pytest.param(answered, 1, marks=pytest.mark.nightly),
+        pytest.param(answered_long, 5, marks=pytest.mark.nightly),
+    ],
 )
 def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
     open_listener: Callable[[], Listener],
@@ -208,9 +214,9 @@ def failed_loads(open_listener: Callable[[], Listener], packages: Sequence[Path]
 @pytest.mark.parametrize(
     ("open_listener", "failure", "each"),
     [
-        ("http", raised, 12),
-        ("grpc", raised, 18),
-        ("http", raised_long, 30),
+        ("http", raised, 40),
+        ("grpc", raised, 60),
+        ("http", raised_long, 100),
         pytest.param("http", raised, 1, marks=pytest.mark.nightly),
         pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
         pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),

@@ -1,9 +1,7 @@
 """What the tests of leaving ModelMesh share: the controller's examples, and the program."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -50,18 +48,6 @@ def keys(bucket: Bucket, prefix: str = "") -> dict[str, bytes]:
     }
 
 
-def run(bucket: Bucket, given: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """The program, with a file that has this."""
-    return subprocess.run(
-        [sys.executable, PROGRAM, *arguments(bucket, given, folder, *flags)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **variables(bucket)},
-        check=False,
-    )
-
-
 def arguments(bucket: Bucket, given: str, folder: Path, *flags: str) -> list[str]:
     (folder / "isvcs.json").write_text(given)
     always = ("--to", f"s3://{bucket.name}/by-name", "--bucket", f"localMinIO={bucket.name}")
@@ -72,11 +58,10 @@ def variables(bucket: Bucket) -> dict[str, str]:
     return {**bucket.environ, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def leave(
-    bucket: Bucket, services: list[Object], folder: Path, *flags: str
-) -> tuple[int, list[str]]:
-    """Exit code and lines of the program, run in this process, which has imported boto3."""
-    given = json.dumps({"kind": "List", "items": services})
+def run(bucket: Bucket, given: str, folder: Path, *flags: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of the program with a file that has this. It is run in this
+    process, which has imported boto3.
+    """
     out, err = StringIO(), StringIO()
     with (
         pytest.MonkeyPatch.context() as changed,
@@ -89,5 +74,14 @@ def leave(
         changed.setattr(sys, "argv", [PROGRAM.name, *arguments(bucket, given, folder, *flags)])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(PROGRAM), run_name="__main__")
-    assert err.getvalue() == ""
-    return int(ended.value.code or 0), out.getvalue().replace(bucket.name, "BUCKET").splitlines()
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def leave(
+    bucket: Bucket, services: list[Object], folder: Path, *flags: str
+) -> tuple[int, list[str]]:
+    """Exit code and lines of the program."""
+    given = json.dumps({"kind": "List", "items": services})
+    code, out, err = run(bucket, given, folder, *flags)
+    assert err == ""
+    return code, out.replace(bucket.name, "BUCKET").splitlines()

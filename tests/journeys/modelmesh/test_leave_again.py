@@ -137,9 +137,9 @@ def test_what_is_wrong_with_one_is_a_line_and_the_others_go_on(bucket, tmp_path)
 def test_one_object_is_taken_as_a_list_of_one(bucket, tmp_path):
     bucket.put(PYTHON)
 
-    done = run(bucket, json.dumps(service("a", "python", **at("a"))), tmp_path, "--copy")
+    code, _, said = run(bucket, json.dumps(service("a", "python", **at("a"))), tmp_path, "--copy")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (code, said) == (0, "")
     assert len(keys(bucket, "by-name/a/")) == 2
 
 
@@ -154,11 +154,11 @@ def test_one_object_is_taken_as_a_list_of_one(bucket, tmp_path):
     ids=["to", "file", "empty", "namespace"],
 )
 def test_what_nothing_can_be_done_with_is_one_error(bucket, tmp_path, given, flag, error):
-    done = run(bucket, given, tmp_path, flag)
+    code, out, said = run(bucket, given, tmp_path, flag)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert error in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (code, out) == (2, "")
+    assert error in said
+    assert "Traceback" not in said
 
 
 def test_a_schema_is_found_by_the_storage_and_else_by_the_annotation(bucket, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cases import rows
 from tests.docs.pages import anchors
 from tests.journeys.observability.prometheus import hurried, triton_metrics
 from tests.journeys.observability.promtool import needs_promtool, promtool
@@ -73,7 +74,7 @@ def test_the_names_of_an_expression_are_found():
     assert found == {"a_b", "x_y", "z", "up"}
 
 
-@pytest.mark.parametrize("expression", expressions())
+@rows("expression", expressions())
 def test_every_metric_of_an_expression_exists(expression):
     used = {name for name in names_in(expression) if not name.startswith("nv_")}
     assert used - own_names() - _OF_PROMETHEUS == set()
@@ -90,7 +91,7 @@ def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, cl
     assert used - there == set()
 
 
-@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule["alert"])
+@rows("rule", _RULES)
 def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule):
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["annotations"].keys() - {"holders"} == {"summary", "description", "runbook"}
@@ -142,7 +143,7 @@ def listed() -> tuple[dict[str, list[str]], set[str]]:
     return rows, set(re.findall(r"`([^`\n]+)`", section)) & _CASES.keys()
 
 
-@pytest.mark.parametrize("alert", [rule["alert"] for rule in _RULES])
+@rows("alert", [rule["alert"] for rule in _RULES])
 def test_the_page_says_in_which_case_an_alert_fires_and_in_which_not(alert):
     fired, quiet = (re.findall(r"`([^`]+)`", cell) for cell in listed()[0][alert])
     assert [alert in fires(case) for case in fired] == [True]
@@ -188,9 +189,7 @@ def test_every_panel_asks_the_data_source_that_is_chosen_and_has_its_place():
     assert len({panel["id"] for panel in _DASHBOARD["panels"]}) == len(_DASHBOARD["panels"])
 
 
-@pytest.mark.parametrize(
-    "expression", [each for exprs in shown_by_panel().values() for each in exprs]
-)
+@rows("expression", [each for exprs in shown_by_panel().values() for each in exprs])
 def test_every_selector_of_the_dashboard_is_of_the_chosen_pods(expression):
     chosen = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
     selectors = re.findall(r"\{([^}]*)\}", expression)

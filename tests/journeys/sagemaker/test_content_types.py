@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asking import refusal
+from tests.cases import rows
 from tests.journeys.memory.models import counted
 from tests.journeys.sagemaker.test_bodies import peak_rss, reset_peak
 from tests.running import (
@@ -43,11 +44,7 @@ JPEG = base64.b64decode(
     "ENDg8QEBEQCgwSExIQEw8QEBD/yQALCAABAAEBAREA/8wABgAQEAX/2gAIAQEAAD8A0s8g/9k="
 )
 RECORDED = json.loads((Path(__file__).parents[2] / "data/sagemaker_serializers.json").read_text())
-SENT = [
-    pytest.param(case, id=f"{sender['package']} {sender['version']}: {case['case']}")
-    for sender in RECORDED["senders"]
-    for case in sender["cases"]
-]
+SENT = [case for sender in RECORDED["senders"] for case in sender["cases"]]
 VALUES = [[0, 1.5, 2], [3, 4, 5]]
 
 
@@ -157,7 +154,7 @@ def told(reply: Reply) -> Any:
     return values.reshape(output["shape"]).tolist()
 
 
-@pytest.mark.parametrize("case", SENT)
+@rows("case", SENT)
 def test_what_the_serializers_of_sagemakers_sdk_send_has_the_answer_that_they_read(
     caller: Client, case: dict[str, Any]
 ) -> None:
@@ -187,13 +184,12 @@ def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", JSON, BINARY, NPY, CSV])
-@pytest.mark.parametrize(
+@rows(
     ("content_type", "body"),
     [
         *(("", v2(*VALUES)), (JSON, v2(*VALUES)), (RAW, b" \n" + v2(*VALUES))),
         *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
     ],
-    ids=["none", "json", "json as bytes", "npy", "csv"],
 )
 def test_any_of_the_bodies_has_any_of_the_answers(
     caller: Client, content_type: str, body: bytes, accept: str
@@ -219,7 +215,7 @@ def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
     assert refusal(invoke(caller, "images", b"", "image/png"))[0] == 400
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "content_type"),
     [
         *(("images", NPY), ("images", RAW), ("images", "text/plain"), ("images", "audio/wav")),
@@ -237,7 +233,7 @@ def test_any_other_type_is_415_with_the_types_that_are_taken(
     assert invoke(caller, "numbers", v2([1.0])).status == 200  # on the same connection
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "content_type", "body", "accept"),
     [
         ("numbers", CSV, b"1", "text/html"),
@@ -255,9 +251,7 @@ def test_an_answer_that_nobody_accepts_is_406_with_the_types_that_there_are(
     assert f"{JSON}, {BINARY}" in reply.json()["error"]
 
 
-@pytest.mark.parametrize(
-    "accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"]
-)
+@rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
 def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) -> None:
     for said in ("é " * 20, "é " * MIB):  # whole, and as a stream
         reply = invoke(caller, "texts", said.encode(), TEXT, accept)
@@ -295,7 +289,7 @@ def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:
     assert invoke(caller, "images", {"inputs": [strings]}, JSON, RAW).body == b"a"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content_type", "body", "why"),
     [
         (CSV, b"1,2\n3", "row 2 has 1 values"),
@@ -361,7 +355,7 @@ def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Cli
         assert told(reply) == VALUES
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "array", "why"),
     [
         ("integers", np.array([[0, 256]]), "application/x-npy: 256 is out of the range of UINT8"),
@@ -433,7 +427,7 @@ def test_bytes_are_json_by_the_first_character_within_4096(
         assert peak_rss(pid) - before < 20 * MIB
 
 
-@pytest.mark.parametrize("content_type", [NPY, CSV, RAW, "image/png"])
+@rows("content_type", [NPY, CSV, RAW, "image/png"])
 def test_a_type_that_a_model_did_not_opt_into_is_400_with_what_it_would_need(
     caller: Client, content_type: str
 ) -> None:
@@ -446,7 +440,7 @@ def test_a_type_that_a_model_did_not_opt_into_is_400_with_what_it_would_need(
 
 
 @pytest.mark.parametrize("content_type", ["", JSON, CSV, RAW, "image/png", "text/plain"])
-@pytest.mark.parametrize("accept", ["", "text/html", NPY])
+@rows("accept", ["", "text/html", NPY])
 def test_a_model_that_did_not_opt_in_is_asked_as_ever_and_without_delay(
     typed: RunningAdapter, caller: Client, content_type: str, accept: str
 ) -> None:
@@ -459,7 +453,7 @@ def test_a_model_that_did_not_opt_in_is_asked_as_ever_and_without_delay(
 
 @given(st.binary(max_size=150), st.integers(0, 150), st.sampled_from([NPY, CSV, RAW, "image/png"]))
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whatever_comes_has_its_own_answer_or_a_refusal(
     caller: Client, noise: bytes, at: int, content_type: str

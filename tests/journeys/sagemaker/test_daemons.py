@@ -86,11 +86,6 @@ def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
     return Daemon(package, request.param)
 
 
-some_ways = pytest.mark.parametrize(
-    "daemon", ["in a session of its own", "executes in the session of Triton"], indirect=True
-)
-
-
 @pytest.fixture
 def forked(package: Path) -> Daemon:
     return Daemon(package, "in a session of its own")
@@ -221,7 +216,7 @@ def test_the_memory_of_a_daemon_counts_until_it_is_ended(
         assert used() < before + 0.5 * _HELD_BYTES
 
 
-@some_ways
+@pytest.mark.parametrize("daemon", ["executes in the session of Triton"], indirect=True)
 def test_a_daemon_is_ended_before_another_triton_is_started(
     adapter: RunningAdapter, client: Client, daemon: Daemon
 ) -> None:
@@ -235,8 +230,14 @@ def test_a_daemon_is_ended_before_another_triton_is_started(
     wait_until(lambda: len(adapter.events("triton.restarted")) > before, 60, "it is back")
 
 
-@some_ways
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("daemon", "number"),
+    [
+        ("in a session of its own", signal.SIGKILL),
+        ("executes in the session of Triton", signal.SIGTERM),
+    ],
+    indirect=["daemon"],
+)
 def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) -> None:
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={daemon.package.parent}")
     try:

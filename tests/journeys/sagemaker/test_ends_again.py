@@ -51,6 +51,7 @@ def served(client: Client, names: list[str]) -> bool:
     return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
 
 
+@pytest.mark.nightly
 def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
@@ -65,6 +66,7 @@ def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp
         assert adapter.events("model.return_given_up") == []
 
 
+@pytest.mark.nightly
 def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
@@ -114,15 +116,16 @@ threading.Timer({seconds}, os.kill, (os.getppid(), signal.SIGKILL)).start()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("how", "when"),
     [  # a caller's own load that ended Triton is not sent again
         ("load", "request"),
-        pytest.param("load_at_start", "initialize", marks=pytest.mark.nightly),
-        pytest.param("load", "after", marks=pytest.mark.nightly),
-        pytest.param("load_at_start", "after", marks=pytest.mark.nightly),
-        pytest.param("load_at_start", "request", marks=pytest.mark.nightly),
+        ("load_at_start", "initialize"),
+        ("load", "after"),
+        ("load_at_start", "after"),
+        ("load_at_start", "request"),
     ],
 )
 def test_a_model_that_ends_triton_each_time_is_given_up_and_the_others_stay(

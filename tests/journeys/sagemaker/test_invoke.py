@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import BINARY, JSON, binary_request, refusal, sized
+from tests.cases import rows
 from tests.running import Client, Reply, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
@@ -44,7 +45,7 @@ def moody(served: RunningAdapter, model_root: Path) -> str:
     return "/models/moody/invoke"
 
 
-@pytest.mark.parametrize("kind", [JSON, "application/octet-stream", "text/csv", "x", None])
+@rows("kind", [JSON, "application/octet-stream", "text/csv", "x", None])
 def test_json_is_taken_under_any_content_type(caller: Client, kind: str | None) -> None:
     reply = caller.post(
         _PATH, infer_body(1.5, -2.0), {} if kind is None else {"Content-Type": kind}
@@ -55,7 +56,7 @@ def test_json_is_taken_under_any_content_type(caller: Client, kind: str | None) 
     assert reply.json()["outputs"][0]["data"] == [1.5, -2.0]
 
 
-@pytest.mark.parametrize(
+@rows(
     "kind",
     [
         f"{BINARY};json-header-size={{}}",
@@ -97,21 +98,27 @@ def test_json_in_and_binary_out(caller: Client) -> None:
     assert reply.body[size:] == struct.pack("<f", 0.5)
 
 
-@pytest.mark.parametrize("size", ["abc", "", "-1", "1.5", "1e2", "0x10", "9" * 40, "²", "1 2"])
+@rows("size", ["abc", "", "-1", "1.5", "1e2", "0x10", "9" * 40, "²", "1 2"])
 def test_a_json_header_size_that_is_no_number_is_refused(caller: Client, size: str) -> None:
     reply = caller.post(_PATH, binary_request(1)[0], sized(size))
 
     assert refusal(reply)[:2] == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("kind", [BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"])
+def test_a_json_header_size_of_0_means_a_raw_tensor(caller: Client) -> None:
+    reply = caller.post(_PATH, struct.pack("<2f", 1.5, -2.0), sized(0))
+
+    assert (reply.status, reply.body[-8:]) == (200, struct.pack("<2f", 1.5, -2.0))
+
+
+@rows("kind", [BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"])
 def test_the_binary_media_type_without_its_size_is_refused(caller: Client, kind: str) -> None:
     reply = caller.post(_PATH, binary_request(1)[0], {"Content-Type": kind})
 
     assert refusal(reply)[:2] == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("too_many", [1, 10_000_000])
+@rows("too_many", [1, 10_000_000])
 def test_a_json_header_size_beyond_the_body_is_refused(caller: Client, too_many: int) -> None:
     body, _ = binary_request(1)
 
@@ -151,14 +158,14 @@ _WRONG = {
 }
 
 
-@pytest.mark.parametrize("body", _WRONG.values(), ids=_WRONG.keys())
+@rows("body", _WRONG.values())
 def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(
     caller: Client, body: object
 ) -> None:
     assert refusal(caller.post(_PATH, body)) == (400, "InvalidRequest", "echo")
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         infer_body(1.0, 2.5),
@@ -167,9 +174,8 @@ def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(
         infer_body(1.0) | {"parameters": {"binary_data_output": True}, "unheard_of": [1]},
         infer_body(),
     ],
-    ids=["json", "id", "binary", "binary-all", "empty-tensor"],
 )
-@pytest.mark.parametrize("packed", ["", "gzip", "deflate"])
+@rows("packed", ["", "gzip", "deflate"])
 def test_tritons_answer_is_passed_on_byte_for_byte(
     caller: Client, raw_triton: Client, body: dict[str, object], packed: str
 ) -> None:
@@ -186,8 +192,8 @@ def test_tritons_answer_is_passed_on_byte_for_byte(
     assert ours.headers["Content-Type"] == (JSON if size is None else binary)
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "GZIP"])
-@pytest.mark.parametrize("kind", ["json", "binary"])
+@rows("name", ["gzip", "deflate", "GZIP"])
+@rows("kind", ["json", "binary"])
 def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None:
     plain, headers = json.dumps(infer_body(2.0)).encode(), {}
     if kind == "binary":
@@ -200,7 +206,7 @@ def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None
     assert reply.status == 200
 
 
-@pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "nonsense"])
+@rows("name", ["br", "zstd", "gzip, gzip", "nonsense"])
 def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -> None:
     for path in (_PATH, "/v2/models/echo/infer"):
         reply = caller.post(path, infer_body(1.0), {"Content-Encoding": name})
@@ -229,8 +235,8 @@ def not_packed_so() -> dict[str, tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("how", ["whole", "chunked"])
-@pytest.mark.parametrize("path", [_PATH, "/v2/models/echo/infer"])
-@pytest.mark.parametrize(("coding", "body"), not_packed_so().values(), ids=not_packed_so())
+@rows("path", [_PATH, "/v2/models/echo/infer"])
+@rows(("coding", "body"), not_packed_so().values())
 def test_a_body_that_is_not_packed_as_it_says_is_refused(
     caller: Client, path: str, coding: str, body: bytes, how: str
 ) -> None:
@@ -242,7 +248,7 @@ def test_a_body_that_is_not_packed_as_it_says_is_refused(
     assert caller.post(_PATH, infer_body(1.0)).status == 200
 
 
-@pytest.mark.parametrize("body", [b"", iter([b""])], ids=["whole", "chunked"])
+@rows("body", [b"", iter([b""])])
 def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -> None:
     reply = caller.post(_PATH, body)
 
@@ -295,7 +301,7 @@ def test_attributes_and_inference_id_come_back(caller: Client) -> None:
         assert {name: reply.headers[name] for name in _IDS} == _IDS
 
 
-@pytest.mark.parametrize("odd", ["caf\xe9", "a\tb", "\xff\xfe"])
+@rows("odd", ["caf\xe9", "a\tb", "\xff\xfe"])
 def test_what_is_not_printable_ascii_does_not_come_back(caller: Client, odd: str) -> None:
     headers = dict.fromkeys(_IDS, odd)
     for reply in (caller.post(_PATH, infer_body(1.0), headers), caller.post(_PATH, b"{", headers)):

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from tests.asking import quoted, refusal
+from tests.cases import rows
 from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all
 
 pytestmark = pytest.mark.triton
@@ -56,7 +57,7 @@ def test_the_list_is_sorted_by_name_and_whole_by_default(listing: Client) -> Non
     assert reply.json()["models"][0] == {"modelName": "10", "modelUrl": str(EXAMPLES / "identity")}
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 1000])
+@rows("limit", [1, 2, 3, 4, 5, 6, 1000])
 def test_pages_hold_every_model_once_and_none_is_empty(listing: Client, limit: int) -> None:
     found = pages(listing, limit)
 
@@ -75,18 +76,14 @@ def test_an_empty_token_is_the_first_page(listing: Client) -> None:
     assert names(listing.get("/models?next_page_token=")) == _SORTED
 
 
-@pytest.mark.parametrize(
-    "limit",
-    ["0", "-1", "1001", "1.5", "abc", "", "1e2", "%C2%B2", "%D9%A3", "9" * 30, "9" * 5000],
-    ids=lambda limit: limit[:12],
+@rows(
+    "limit", ["0", "-1", "1001", "1.5", "abc", "", "1e2", "%C2%B2", "%D9%A3", "9" * 30, "9" * 5000]
 )
 def test_a_limit_out_of_range_is_refused(listing: Client, limit: str) -> None:
     assert refusal(listing.get(f"/models?limit={limit}")) == (400, "InvalidRequest", None)
 
 
-@pytest.mark.parametrize(
-    "token", ["!", "abc", "a", "1", "%FF", base64.b64encode(b"\xff\xfe").decode(), "a%20b=="]
-)
+@rows("token", ["!", "abc", "a", "1", "%FF", base64.b64encode(b"\xff\xfe").decode(), "a%20b=="])
 def test_a_token_that_is_none_of_ours_is_refused(listing: Client, token: str) -> None:
     reply = listing.get(f"/models?next_page_token={token}")
 

@@ -13,6 +13,7 @@ from tests.asking import (
     refusal,
     triton_index,
 )
+from tests.cases import rows
 from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
@@ -137,7 +138,7 @@ def test_a_missing_folder_is_404(client: Client, package: Path) -> None:
     assert "nothing" in reply.json()["error"]
 
 
-@pytest.mark.parametrize("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/"])
+@rows("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/"])
 def test_a_path_outside_the_model_roots_is_refused(client: Client, url: str) -> None:
     assert refusal(client.load("echo", url))[:2] == (400, "InvalidRequest")
 
@@ -213,7 +214,7 @@ _NO_LOADS = [
 ]
 
 
-@pytest.mark.parametrize("body", _NO_LOADS, ids=lambda body: repr(body[:40]))
+@rows("body", _NO_LOADS)
 def test_what_is_no_load_is_refused(client: Client, body: bytes) -> None:
     assert refusal(client.post("/models", body))[:2] == (400, "InvalidRequest")
 

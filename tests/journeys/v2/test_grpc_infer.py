@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.http2 import frames
+from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of
 from tests.journeys.v2.calls import at_one_listener
@@ -74,7 +75,7 @@ def test_a_model_answers_to_its_name(calls, doubling):
     assert (answer.model_name, answer.model_version, answer.id) == (doubling, "1", "7")
 
 
-@pytest.mark.parametrize("name", ["team/a b", "größe", "..", "n" * 900])
+@rows("name", ["team/a b", "größe", "..", "n" * 900])
 def test_any_name_works_and_comes_back(calls, kept, name):
     kept.load(name, answer=DOUBLING)
     answer = calls.call("ModelInfer", infer_request(name, 2.0))
@@ -274,7 +275,7 @@ def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter,
         assert own.delete(f"/models/{package.name}").status == 200
 
 
-@pytest.mark.parametrize("character", ["x", "é", "%", "\N{GRINNING FACE}"])
+@rows("character", ["x", "é", "%", "\N{GRINNING FACE}"])
 def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, character):
     """More than 8 KiB of metadata would arrive as RESOURCE_EXHAUSTED, the text lost."""
     name = kept.load("verbose", answer="raise ValueError(chr(int(values[0])) * 300_000)")
@@ -367,7 +368,7 @@ def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, listener, kept):
     assert str(64 * MIB) in text
 
 
-@pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@rows("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_a_compressed_request_is_understood(calls, doubling, kind):
     values = [1.0] * 10_000
     assert calls.infer(doubling, *values, compression=kind) == [2.0] * 10_000
@@ -391,7 +392,7 @@ def test_many_callers_get_their_own_answers(calls, kept):
 SILENT = ("", " ", "\0why")
 
 
-@pytest.mark.parametrize("number", range(len(SILENT)))
+@rows("number", range(len(SILENT)))
 def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client, kept, number):
     error = f"pb_utils.TritonError({SILENT!r}[int(values[0])])"
     name = kept.load("silent", answer=f"return pb_utils.InferenceResponse([], {error})")
@@ -405,7 +406,7 @@ def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client,
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 20])
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady"])
+@rows("method", ["ModelInfer", "ModelReady"])
 async def test_a_request_that_ends_before_its_message_is_internal_as_at_triton(
     adapter, listener, doubling, method, size
 ):

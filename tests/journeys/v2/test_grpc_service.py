@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.cases import rows
 from tests.grpc_calls import NO_LIMITS, SECONDS, SERVICE, calls_to, infer_request
 from tests.journeys.v2.calls import uploading_adapter
 from tests.running import wait_until
@@ -101,7 +102,7 @@ def test_a_mesh_learns_that_the_model_is_not_here(calls, loaded):
     assert refusal == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
 
 
-@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
+@rows("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
 def test_what_is_not_loaded_is_not_found(calls, method):
     request = getattr(pb, f"{method}Request")(name="nope")
     assert calls.refused(method, request) == (
@@ -136,7 +137,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize(("method", "word"), BEYOND.items())
+@rows(("method", "word"), BEYOND.items())
 def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(calls, method, word):
     code, text = calls.refused(method, getattr(pb, f"{method}Request")())
     assert code == "PERMISSION_DENIED"
@@ -251,7 +252,7 @@ def test_a_service_that_is_not_here_has_no_health(calls):
     watching.cancel()
 
 
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@rows("version", ["v1", "v1alpha"])
 def test_the_services_describe_themselves(calls, listener, version):
     """The messages of both versions are the same."""
     reflection = f"grpc.reflection.{version}.ServerReflection"

@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from adapter.http2 import frames
+from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import INFER, Wire, frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, Calls, calls_to, infer_request, pb
 from tests.running import COMPLETE, Client, embedded_adapter
@@ -186,7 +187,7 @@ RESTS = [
 ]
 
 
-@pytest.mark.parametrize("call", RESTS, ids=str)
+@rows("call", RESTS)
 def test_a_call_over_rest(sides: Sides, call: Rest):
     found = [side.request(call.method, call.path, call.body, call.headers) for side in sides.rest]
     ours, theirs = (reply.status for reply in found)
@@ -296,7 +297,7 @@ GRPCS = [
 ]
 
 
-@pytest.mark.parametrize("call", GRPCS, ids=str)
+@rows("call", GRPCS)
 def test_a_call_over_grpc(sides: Sides, call: Grpc):
     ours, theirs = (code_of(side, call) for side in sides.grpc)
     assert (ours, theirs) == (call.ours or call.theirs, call.theirs)
@@ -340,7 +341,7 @@ def test_a_code_of_the_models_own(sides: Sides, code: str):
     assert_has_row("REST", row, str(kinds[1]), str(kinds[0]))
 
 
-@pytest.mark.parametrize("method", [*ABOUT, "ModelInfer", "ModelStreamInfer"])
+@rows("method", [*ABOUT, "ModelInfer", "ModelStreamInfer"])
 def test_the_text_of_an_unknown_model_begins_as_tritons(sides: Sides, method: str):
     def told(calls: Calls) -> str:
         if method == "ModelStreamInfer":
@@ -506,7 +507,7 @@ def test_an_ensemble_whose_steps_are_other_folders(sides: Sides):
 # -- what other clients expect -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["live", "ready"])
+@rows("what", ["live", "ready"])
 def test_health_has_the_body_that_kserves_client_reads(sides: Sides, what: str):
     """`InferenceRESTClient.is_server_live` is `response.json().get("live")`."""
     ours, theirs = (side.get(f"/v2/health/{what}") for side in sides.rest)

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from tests.asking import background, refusal, triton_index
+from tests.cases import rows
 from tests.journeys.v2.calls import CONFIG, Repository
 from tests.running import Client, wait_until
 from tests.trees import infer_body, write_python_model
@@ -230,7 +231,7 @@ def test_a_load_that_fails_leaves_nothing(repository, adapter):
 B64 = base64.b64encode(b"x").decode()
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parameters", "words"),
     [
         ({"colour": 1, "shape": 2}, ["'colour'", "'shape'"]),
@@ -255,7 +256,7 @@ def test_what_a_load_cannot_mean_is_refused_by_name(repository, parameters, word
     assert [word for word in words if word not in reply.json()["error"]] == []
 
 
-@pytest.mark.parametrize(
+@rows(
     "path",
     [
         *("", "model.py", "1", "1/", "/1/m", "1//m", "1/../m", "1/./m", "../1/m", "0/m", "01/m"),
@@ -270,7 +271,7 @@ def test_a_file_lies_below_a_version_and_nowhere_else(repository, path):
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b'{"parameters": 1}'])
-@pytest.mark.parametrize("call", ["index", "models/m/load", "models/m/unload"])
+@rows("call", ["index", "models/m/load", "models/m/unload"])
 def test_a_body_is_a_json_object(repository, call, body):
     if call == "index" and b"parameters" in body:
         body = b'{"ready": 1}'
@@ -278,19 +279,19 @@ def test_a_body_is_a_json_object(repository, call, body):
     assert refusal(reply)[:2] == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("parameters", [{"unload_dependents": 1}, {"force": True}])
+@rows("parameters", [{"unload_dependents": 1}, {"force": True}])
 def test_an_unload_takes_one_parameter(repository, parameters):
     reply = repository.unload("m", {"parameters": parameters})
     assert refusal(reply) == (400, "InvalidRequest", "m")
     assert next(iter(parameters)) in reply.json()["error"]
 
 
-@pytest.mark.parametrize("name", ["absent", "n" * 1000])
+@rows("name", ["absent", "n" * 1000])
 def test_a_folder_that_no_model_root_has_is_missing(repository, name):
     assert refusal(repository.load(name)) == (404, "SourceMissing", name)
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "/etc"])
+@rows("name", ["..", "a/b", "/etc"])
 def test_without_files_a_name_is_one_folder_in_a_model_root(repository, name):
     quoted = "".join(f"%{byte:02X}" for byte in name.encode())
     assert refusal(repository.load(quoted)) == (400, "InvalidRequest", name)
@@ -309,7 +310,7 @@ def test_other_methods_are_told_which_one_to_use(client):
         assert (reply.status, reply.headers["Allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/v2/repository", "/v2/repository/models/m"])
+@rows("path", ["/v2/repository", "/v2/repository/models/m"])
 def test_nothing_else_is_there(client, path):
     assert refusal(client.get(path))[:2] == (400, "InvalidRequest")
 

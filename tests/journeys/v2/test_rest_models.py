@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 import pytest
 
 from tests.asking import Gate, background, binary_request, quoted, refusal
+from tests.cases import rows
 from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
@@ -89,14 +90,14 @@ _ABOUT = [
 ]
 
 
-@pytest.mark.parametrize("path", _ABOUT)
+@rows("path", _ABOUT)
 def test_what_triton_says_about_itself_and_a_model_is_passed_on(client, raw, path):
     ours, theirs = client.get(path), raw.get(path)
     assert ours.status == 200
     assert seen(ours) == seen(theirs)
 
 
-@pytest.mark.parametrize("call", ["", "/config"])
+@rows("call", ["", "/config"])
 def test_a_model_is_described_under_its_callers_name(client, raw, call):
     ours = client.get(f"/v2/models/{quoted(ODD)}{call}").json()
     theirs = raw.get(f"/v2/models/echo{call}").json()
@@ -112,7 +113,7 @@ def test_statistics_name_models_as_their_callers_do(client):
     assert sorted(found["name"] for found in every) == sorted(["echo", ODD])
 
 
-@pytest.mark.parametrize("name", ["echo", ODD])
+@rows("name", ["echo", ODD])
 def test_a_model_that_is_loaded_is_ready(client, name):
     for version in ("", "/versions/1"):
         assert client.get(f"/v2/models/{quoted(name)}{version}/ready").status == 200
@@ -124,14 +125,14 @@ _CALLS = ["", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_s
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-@pytest.mark.parametrize("call", _CALLS)
+@rows("call", _CALLS)
 def test_a_model_that_is_not_loaded_is_not_found(client, call, version):
     method = "POST" if call.startswith(("/infer", "/gen")) else "GET"
     reply = client.request(method, f"/v2/models/no%2Fbody{version}{call}", b"{}")
     assert refusal(reply) == (404, "ModelNotFound", "no/body")
 
 
-@pytest.mark.parametrize("call", ["", "/config", "/infer"])
+@rows("call", ["", "/config", "/infer"])
 def test_a_version_that_is_not_there_is_the_callers_mistake(client, raw, call):
     """Triton says 404, which means here that the model is to be loaded."""
     method, body = ("POST", infer_body(1.0)) if call == "/infer" else ("GET", None)
@@ -141,7 +142,7 @@ def test_a_version_that_is_not_there_is_the_callers_mistake(client, raw, call):
     assert (theirs.status, theirs.json()["error"]) == (404, ours.json()["error"])
 
 
-@pytest.mark.parametrize("body", [b"{", infer_body(1.0) | {"inputs": 7}])
+@rows("body", [b"{", infer_body(1.0) | {"inputs": 7}])
 def test_a_body_that_cannot_be_read_is_400_where_triton_says_500(client, raw, body):
     ours, theirs = (each.post("/v2/models/echo/infer", body) for each in (client, raw))
     assert theirs.status == 500
@@ -160,7 +161,7 @@ _BODIES = {
 
 @pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES.keys())
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-@pytest.mark.parametrize("packed", ["", "gzip", "deflate"])
+@rows("packed", ["", "gzip", "deflate"])
 def test_an_answer_is_passed_on_byte_for_byte_with_its_headers(client, raw, body, version, packed):
     path = f"/v2/models/echo{version}/infer"
     ours, theirs = (each.post(path, body, {"Accept-Encoding": packed}) for each in (client, raw))
@@ -179,7 +180,7 @@ def test_binary_tensors_go_both_ways(client, raw, count):
     assert ours.body == theirs.body
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "GZIP"])
+@rows("name", ["gzip", "deflate", "GZIP"])
 def test_a_packed_body_is_passed_on_packed(client, name):
     plain, size = binary_request(1000)
     body = zlib.compress(plain) if name == "deflate" else gzip.compress(plain)
@@ -200,7 +201,7 @@ def test_a_body_of_any_size_that_triton_takes_goes_on_to_it(client):
     assert "failed to parse the request JSON buffer" in reply.json()["error"]
 
 
-@pytest.mark.parametrize("packed", ["", "gzip"])
+@rows("packed", ["", "gzip"])
 def test_an_answer_names_the_model_as_its_caller_does(client, packed):
     path, packing = f"/v2/models/{quoted(ODD)}/infer", {"Accept-Encoding": packed}
     assert client.post(path, infer_body(1.5), packing).json()["model_name"] == ODD
@@ -211,7 +212,7 @@ def test_an_answer_names_the_model_as_its_caller_does(client, packed):
     assert reply.body[length:] == struct.pack("<f", 0.5) * 3
 
 
-@pytest.mark.parametrize("name", ["echo", ODD])
+@rows("name", ["echo", ODD])
 def test_generate_is_passed_on(client, name):
     reply = client.post(f"/v2/models/{quoted(name)}/generate", {"IN": 1.5})
     assert reply.json() == {"OUT": 1.5, "model_name": name, "model_version": "1"}
@@ -297,7 +298,7 @@ _ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("path", "allowed"), _ALLOWED.items())
+@rows(("path", "allowed"), _ALLOWED.items())
 def test_a_wrong_method_is_405_with_what_is_allowed(client, path, allowed):
     for method in {"GET", "POST", "PUT", "DELETE", "OPTIONS"} - {allowed}:
         reply = client.request(method, path)
@@ -305,7 +306,7 @@ def test_a_wrong_method_is_405_with_what_is_allowed(client, path, allowed):
         assert reply.headers["Allow"] == ("GET, HEAD" if allowed == "GET" else allowed)
 
 
-@pytest.mark.parametrize("path", ["/v2", "/v2/models/echo", f"/v2/models/{quoted(ODD)}"])
+@rows("path", ["/v2", "/v2/models/echo", f"/v2/models/{quoted(ODD)}"])
 def test_head_is_get_without_the_body(client, path):
     got, head = client.get(path), client.request("HEAD", path)
     assert (head.status, head.body) == (200, b"")
@@ -323,7 +324,7 @@ _NOWHERE = [
 ]
 
 
-@pytest.mark.parametrize("path", [*_NOWHERE, "models/echo/versions", "models//infer", "models/%FF"])
+@rows("path", [*_NOWHERE, "models/echo/versions", "models//infer", "models/%FF"])
 def test_what_is_nowhere_is_refused(client, path):
     assert refusal(client.post(f"/v2/{path}"))[:2] == (400, "InvalidRequest")
 
@@ -340,7 +341,7 @@ _CLOSED = {
 
 
 @pytest.mark.parametrize(("needs", "path"), [(n, p) for n, ps in _CLOSED.items() for p in ps])
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@rows("method", ["GET", "POST"])
 def test_what_reaches_beyond_a_model_is_closed_unless_a_setting_opens_it(
     client, needs, path, method
 ):

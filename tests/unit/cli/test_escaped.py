@@ -95,7 +95,7 @@ def test_each_command_is_here():
     assert ARGUMENTS.keys() == COMMANDS.keys()
 
 
-@pytest.mark.parametrize("argv", CASES, ids=lambda argv: argv[0])
+@rows("argv", CASES)
 def test_an_argument_is_escaped(run, argv):
     code, out, err = run(*argv)
     assert (code != 0) == (argv[:2] != ("check-config", f"--model-roots=/{HOSTILE}"))
@@ -115,7 +115,7 @@ def test_a_command_that_there_is_not_is_escaped(run):
 
 
 @pytest.mark.parametrize("command", list(ASKING))
-@pytest.mark.parametrize("body", list(BODIES))
+@rows("body", list(BODIES))
 def test_what_a_server_says_is_escaped(run, sidecar, command, body):
     status, said = BODIES[body]
     server = sidecar(status)

@@ -1,6 +1,5 @@
 """What an editor accepts in a file of settings, the adapter accepts as well."""
 
-import jsonschema
 import pytest
 import yaml
 
@@ -30,6 +29,8 @@ def load(folder, text):
     ],
 )
 def test_what_a_file_may_say_is_in_the_schema(tmp_path, text):
+    import jsonschema  # here, as it costs each process of tests seconds
+
     load(tmp_path, text)
     jsonschema.validate(yaml.safe_load(text), file_schema())
 
@@ -38,6 +39,8 @@ def test_what_a_file_may_say_is_in_the_schema(tmp_path, text):
     "text", ["memory_limits: 8GiB", "triton: near", "load_concurrency: 0", "control_token: abc"]
 )
 def test_what_a_file_may_not_say_is_not_in_the_schema(tmp_path, text):
+    import jsonschema
+
     with pytest.raises(InvalidSettings):
         load(tmp_path, text)
     with pytest.raises(jsonschema.ValidationError):
@@ -45,6 +48,8 @@ def test_what_a_file_may_not_say_is_not_in_the_schema(tmp_path, text):
 
 
 def test_it_is_a_schema_and_the_defaults_keep_to_it():
+    import jsonschema
+
     jsonschema.Draft202012Validator.check_schema(file_schema())
     given = {n: each["default"] for n, each in file_schema()["properties"].items()}
     jsonschema.validate(given, file_schema())

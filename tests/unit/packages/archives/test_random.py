@@ -72,7 +72,7 @@ def check_nothing_outside(data, name):
             assert Path(os.path.realpath(path)).is_relative_to(target)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(tar_members(), min_size=1, max_size=6))
 @pytest.mark.slow
 def test_no_list_of_tar_members_writes_or_leads_outside(members):
@@ -80,7 +80,7 @@ def test_no_list_of_tar_members_writes_or_leads_outside(members):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(zip_members(), min_size=1, max_size=6))
 @pytest.mark.slow
 def test_no_list_of_zip_members_writes_or_leads_outside(members):
@@ -94,7 +94,7 @@ SAMPLES = {
 }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     st.sampled_from(sorted(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=5),
