@@ -23,6 +23,7 @@ from adapter.runtime import clock
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PARENT, _STARTED = 1, 19  # of the fields behind the name in the stat of a process
+_OTHERS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,15 @@ class _Table:
             found += [self._member(pid, member.id.pid) for pid in self._of(member.id.pid)]
         return found
 
+    def outside(self, ancestor: int, known: Collection[int]) -> list[int]:
+        """Return those that are not below `ancestor`, as far as all their ancestors are in the
+        table or `known` to be outside. One whose parent has just ended is neither.
+        """
+        found = [0, *known]
+        for each in found:
+            found += [pid for pid in self._of(each) if pid != ancestor]
+        return found[1 + len(known) :]
+
     def _of(self, parent: int) -> Sequence[int]:
         return self.children.get(parent, ())
 
@@ -61,15 +71,18 @@ class _Table:
         return Member(ProcessId(pid, self.started[pid]), parent)
 
 
-def family(ancestor: int) -> list[Member]:
+def family(ancestor: int, others: set[int]) -> list[Member]:
     """Return the living descendants, parents first, without zombies. OSError if they cannot be
-    listed.
+    listed. Processes with the pids of `others` are not read, as they were seen to be no
+    descendants; those that are seen now are added.
     """
-    return _table().below([ancestor])
+    table = _table(others)
+    others.update(table.outside(ancestor, others))
+    return table.below([ancestor])
 
 
 def descendants(ancestor: int) -> list[int]:
-    return [member.id.pid for member in family(ancestor)]
+    return [member.id.pid for member in family(ancestor, set())]
 
 
 def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
@@ -121,22 +134,21 @@ def maps(pid: int, library: bytes) -> bool:
         return False
 
 
-def _table() -> _Table:
-    """List all processes. An adapter does this several times for each load, beside hundreds of
-    processes of others: the stat of the first thread says the same as that of the process, for a
-    quarter of the CPU, as the kernel need not add up all threads (7 us against 35 in Python 3.11,
-    with pathlib).
+def _table(skipped: Collection[int] = ()) -> _Table:
+    """List all processes but those with the pids of `skipped`. An adapter does this dozens of times
+    for each load, beside hundreds of processes of others: the stat of the first thread says the
+    same as that of the process, for a quarter of the CPU, as the kernel need not add up all threads
+    (7 us against 35 in Python 3.11, with pathlib).
     """
     started: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes as long as all the rest
-        if not name.isdecimal():
+        if not name.isdecimal() or (pid := int(name)) in skipped:
             continue
         with suppress(*_GONE):
             # the name, in brackets, may hold any bytes
             fields = _read(f"/proc/{name}/task/{name}/stat").rpartition(b")")[2].split()
             if fields[0] not in b"ZX":
-                pid = int(name)
                 started[pid] = int(fields[_STARTED])
                 children[int(fields[_PARENT])].append(pid)
     return _Table(started, children)
@@ -203,6 +215,8 @@ class ModelProcesses:
         self._on_environment = on_environment
         self._checked: set[ProcessId] | None = set()  # for an environment; None once it is known
         self._since: dict[str, int] = {}  # the models then, and when their first process began
+        self._others: set[int] = set()  # pids of processes that are not below the keeper
+        self._others_at = clock.monotonic()
 
     def owners(self) -> Mapping[int, str | None]:
         """Return each process, the server included, with its model; None if not of a single one."""
@@ -249,7 +263,7 @@ class ModelProcesses:
 
     def _scan(self) -> Mapping[ProcessId, "_Process"]:
         with self._lock:
-            inside, orphans = self._split(family(self._keeper))
+            inside, orphans = self._split(self._family())
             found: dict[int, _Process] = {}
             for member in inside:
                 found[member.id.pid] = self._attributed(member, found.get(member.parent))
@@ -264,6 +278,15 @@ class ModelProcesses:
             self._look_for_environment()
             self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
             return self._known
+
+    def _family(self) -> list[Member]:
+        """Return the descendants of the keeper. Processes of others, which may be hundreds, are
+        read once in two seconds: they never become descendants, and their pids are not given out
+        again so soon.
+        """
+        if (now := clock.monotonic()) - self._others_at > _OTHERS_SECONDS:
+            self._others, self._others_at = set(), now
+        return family(self._keeper, self._others)
 
     def _look_for_environment(self) -> None:
         if self._checked is None:

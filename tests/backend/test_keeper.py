@@ -103,7 +103,7 @@ async def test_it_does_not_outlive_a_keeper_that_somebody_kills(tmp_path, monkey
     server = await daemonising(tmp_path / "end")
     # its daemons live on and hold the pipe of the output: this time is waited in full
     monkeypatch.setattr("adapter.backend.process._REST_SECONDS", 1.0)
-    found = [member.id for member in family(server.keeper)]
+    found = [member.id for member in family(server.keeper, set())]
     os.kill(server.keeper, signal.SIGKILL)
     try:
         assert await server.ended() == "lost its keeper, and was killed"

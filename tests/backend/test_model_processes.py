@@ -29,9 +29,9 @@ class Machine:
         del self.parents[pid]
         self.parents |= {child: KEEPER for child, parent in self.parents.items() if parent == pid}
 
-    def family(self, ancestor: int) -> list[Member]:
+    def family(self, ancestor: int, others: set[int]) -> list[Member]:
         found = [Member(ProcessId(p, p), of) for p, of in self.parents.items() if of == ancestor]
-        return found + [below for member in found for below in self.family(member.id.pid)]
+        return found + [below for each in found for below in self.family(each.id.pid, others)]
 
     def arguments(self, pid: int) -> list[bytes]:
         if (model := self.says.get(pid)) is None:

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from adapter.backend.processes import descendants
+from adapter.backend.processes import descendants, family
 
 _RENAMED = """
 import sys
@@ -25,3 +27,22 @@ def test_a_process_is_seen_whatever_any_process_calls_itself(name):
         assert process.pid in descendants(os.getpid())
         process.communicate()
     assert process.pid not in descendants(os.getpid())
+
+
+def test_what_was_seen_to_be_no_descendant_is_not_read_again_and_what_begins_later_is_seen():
+    with sleeping() as ancestor, sleeping() as other:
+        others: set[int] = set()
+        assert family(ancestor.pid, others) == []
+        assert {os.getpid(), os.getppid(), other.pid} <= others
+        assert ancestor.pid not in others
+        found = [member.id.pid for member in family(os.getpid(), others)]
+        assert (ancestor.pid in found, other.pid in found) == (True, False)
+        with sleeping() as later:
+            assert later.pid in [member.id.pid for member in family(os.getpid(), others)]
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
