@@ -21,7 +21,7 @@ from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 pytestmark = pytest.mark.triton
 
 SEED = int(os.environ.get("NIGHTLY_SEED") or random.randrange(1, 10**6))
-REQUESTS = 60
+REQUESTS = 25
 SECONDS = 40  # for one answer
 MODEL = "identity"
 PATHS = (

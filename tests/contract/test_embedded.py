@@ -193,6 +193,7 @@ async def test_the_host_memory_of_a_model_that_is_being_loaded_is_seen_apart():
         seen = {}
         while seen.get("slow", 0) < 2**26:
             assert not loading.done()
+            await asyncio.sleep(0.05)
             seen = await triton.resident_bytes()
         assert seen.keys() == {"", "slow"}
         assert before.keys() == {""}

@@ -19,7 +19,7 @@ from tests.trees import write_python_model
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
-CALLERS, CALLS, SECONDS = 16, 200, 20
+CALLERS, CALLS, SECONDS = 16, 50, 20
 MODELS = ("m", "team/a")
 
 

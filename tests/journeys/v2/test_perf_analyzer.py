@@ -103,10 +103,7 @@ def inferences(adapter: RunningAdapter) -> int:
     ("listener", "more"),
     [
         ("http", ()),
-        ("grpc", ()),
-        ("grpc", ("--async", "--streaming")),
-        ("grpc_data", ()),
-        ("grpc_data", ("--async",)),
+        ("grpc", ("--async",)),
         ("grpc_data", ("--async", "--streaming")),
     ],
 )
