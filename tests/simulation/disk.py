@@ -28,11 +28,12 @@ class SimDisk:
         self.sizes: object = None
         # where the files are of a model in Triton, and which part of their package it is
         self._placed: dict[str, tuple[str, int]] = {}
+        self._gpus: dict[str, int | None] = {}
         self._draws, self._fault = draws, fault
         # what the files of the disk cache are at a place; None if there are none any more
         self.cached: Callable[[str], Spec | None] = lambda _: None
         self.read: Callable[[str, str], Spec | None] = lambda _, __: None  # by Triton
-        self.admitted: Callable[[Spec], None] = lambda _: None
+        self.admitted: Callable[[Spec, int], None] = lambda _, __: None
 
     def spec_at(self, name: str) -> Spec | None:
         if name not in self._placed:
@@ -40,6 +41,9 @@ class SimDisk:
         place, part = self._placed[name]
         spec = self.specs[place] if place in self.specs else self.read(name, place)
         return None if spec is None else spec.parts()[part]
+
+    def gpu_at(self, name: str) -> int:
+        return self._gpus.get(name) or 0
 
     async def _act(self, verb: str, name: str, model_id: str) -> None:
         await turns(self._draws.of("disk", verb, name))
@@ -57,7 +61,8 @@ class SimDisk:
         root = source.url if source.is_cached else spec.url
         on_disk = spec.takes // 4 * 3 if spec.version % 2 else 0
         backends = frozenset({"python" if spec.is_python else "onnxruntime"})
-        return Package(root, (), on_disk, spec.declared, spec.url, backends)
+        about = (on_disk, spec.declared, spec.url, backends)
+        return Package(root, (), *about, leaves_gpu_open=True)
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         spec = self.cached(source.url) if source.is_cached else self.specs[source.url]
@@ -68,7 +73,7 @@ class SimDisk:
     ) -> Placement:
         spec = self.specs[package.content_key]
         await turns(self._draws.of("disk", "place", name))
-        self.admitted(spec)
+        self.admitted(spec, gpu or 0)
         if (fault := self._fault("place", spec.model_id)) is not None:
             raise self._error(fault)
         helpers = [f"{name}.h{number}" for number in range(spec.helpers)]
@@ -76,7 +81,7 @@ class SimDisk:
         placement = Placement((*helpers, name), tuple(steps))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         for number, each in enumerate((*helpers, *steps, name)):
-            self._placed[each] = package.root, number
+            self._placed[each], self._gpus[each] = (package.root, number), gpu
         await turns(self._draws.of("disk", "placed", name))
         return placement
 

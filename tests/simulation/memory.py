@@ -3,32 +3,45 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.simulation.loop import Draws
 
 MIB = 2**20
-GPU = Device("GPU-0")
 # as adapter/backend/memory/triton_metrics.py has them
 LAG_SECONDS, _GRACE_SECONDS = 3.0, 2.0
 
 
+def gpu(number: int) -> Device:
+    return Device(f"GPU-{number}")
+
+
 class Truth:
-    """Bytes on the one device, by holder: a model's name in Triton, `baseline`, `strangers`, and
-    what is `late`: given back by a model that is gone, but not free yet.
+    """Bytes by holder: a model's name in Triton, `baseline`, `strangers`, and what is `late`: given
+    back by a model that is gone, but not free yet. `sizes` are the bytes of each device, `gpu_of`
+    says on which a holder is; it is the first for those that are not there.
     """
 
-    def __init__(self, device_bytes: int, baseline: int) -> None:
-        self.device_bytes = device_bytes
+    def __init__(self, device_bytes: int, baseline: int, more: Sequence[int] = ()) -> None:
+        self.device_bytes, self.sizes = device_bytes, (device_bytes, *more)
+        self.gpu_of: dict[str, int] = {}
         self.held: dict[str, int] = {"baseline": baseline}
         self.watch: Callable[[], None] = lambda: None
-        self._history: deque[tuple[float, int]] = deque(maxlen=4096)
+        self._history: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=4096)
         self.changed()
 
     @property
     def used(self) -> int:
         return sum(self.held.values())
+
+    def used_on(self, gpu: int) -> int:
+        return sum(n for holder, n in self.held.items() if self.gpu_of.get(holder, 0) == gpu)
+
+    def has_room(self, holder: str, count: int) -> bool:
+        """Return whether the device of the holder has so many bytes left."""
+        gpu = self.gpu_of.get(holder, 0)
+        return self.used_on(gpu) + count <= self.sizes[gpu]
 
     def set(self, holder: str, count: int) -> None:
         if count:
@@ -41,7 +54,7 @@ class Truth:
         self.set(holder, self.held.get(holder, 0) + count)
 
     def changed(self) -> None:
-        self._history.append((_now(), self.used))
+        self._history.append((_now(), tuple(map(self.used_on, range(len(self.sizes))))))
         self.watch()
 
     def restarted(self) -> None:
@@ -49,14 +62,15 @@ class Truth:
         self._history.clear()
         self.changed()
 
-    def used_at(self, moment: float) -> int:
-        """Return what was used then, or when the history begins."""
+    def used_at(self, moment: float) -> tuple[int, ...]:
+        """Return what was used of each device then, or when the history begins."""
         found = [used for at, used in reversed(self._history) if at <= moment][:1]
         return found[0] if found else self._history[0][1]
 
-    def most_since(self, moment: float) -> int:
-        """Return the most that was used since then."""
-        return max([self.used_at(moment), *(n for at, n in self._history if at >= moment)])
+    def most_since(self, moment: float, gpu: int | None = None) -> int:
+        """Return the most that was used of the device since then; None: of all together."""
+        seen = [self.used_at(moment), *(used for at, used in self._history if at >= moment)]
+        return max(sum(used) if gpu is None else used[gpu] for used in seen)
 
 
 class Reader:
@@ -70,10 +84,9 @@ class Reader:
         self.kind = kind
         self.last: MemoryReading | None = None
         self.unread_until = -math.inf
-        self.limit_bytes = truth.device_bytes
         self._truth, self._models = truth, models
         self._random = draws.of("memory reader")
-        self._shown: int | None = None
+        self._shown: tuple[int, ...] | None = None
         self._moved_at, self._doubted_at = -math.inf, None
         self.oom_kills = 0
 
@@ -89,14 +102,21 @@ class Reader:
         return self.last
 
     def _at_once(self) -> MemoryReading:
-        is_host = self.kind == "host"
-        read = DeviceReading(self.limit_bytes, self._truth.used, None if is_host else 0)
-        return MemoryReading(
-            {HOST if is_host else GPU: read},
-            self.kind,
-            oom_kills=self.oom_kills if is_host else None,
-            of_models=self._models() if is_host else None,
-        )
+        if self.kind == "host":
+            return MemoryReading(
+                {HOST: DeviceReading(self._truth.device_bytes, self._truth.used)},
+                self.kind,
+                oom_kills=self.oom_kills,
+                of_models=self._models(),
+            )
+        used = tuple(map(self._truth.used_on, range(len(self._truth.sizes))))
+        return MemoryReading(self._gpus(used), self.kind)
+
+    def _gpus(self, used: tuple[int, ...]) -> dict[Device, DeviceReading]:
+        return {
+            gpu(number): DeviceReading(size, used[number], number)
+            for number, size in enumerate(self._truth.sizes)
+        }
 
     def _late(self) -> MemoryReading | None:
         now = _now()
@@ -105,8 +125,7 @@ class Reader:
             self._shown, self._moved_at, self._doubted_at = shown, now, None
         elif self._doubted_at and now - self._doubted_at > LAG_SECONDS + _GRACE_SECONDS:
             return None
-        read = DeviceReading(self.limit_bytes, shown, 0)
-        return MemoryReading({GPU: read}, "triton", LAG_SECONDS)
+        return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)
 
     @property
     def is_in_doubt(self) -> bool:

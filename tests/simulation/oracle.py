@@ -5,6 +5,7 @@ without a cause among them is a violation.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from adapter.control.recycling import Recycling
 from adapter.errors import (
@@ -334,9 +335,28 @@ class Oracle(Rest):
         return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
     @property
+    def limits(self) -> list[int]:
+        """Return the limit of each device."""
+        sizes = self._world.truth.sizes
+        return [min(size, self.settings.memory_limit or size) for size in sizes]
+
+    @property
     def limit(self) -> int:
-        device = self._world.truth.device_bytes
-        return min(device, self.settings.memory_limit or device)
+        """Return the limit of the largest device: what fits beside all others together, fits."""
+        return max(self.limits)
+
+    def booked_on(self, gpu: int, specs: Iterable[Spec]) -> int:
+        """Return the most that these may have of the device, beside the baseline; they have nothing
+        of it where they were loaded to another.
+        """
+        return sum(self.most(each) for each in specs if not self._is_elsewhere(each, gpu))
+
+    def _is_elsewhere(self, spec: Spec, gpu: int) -> bool:
+        held = self._world.held_of(spec.model_id)
+        is_settled = bool(held) and all(h.state == "READY" and h.gpu != gpu for h in held)
+        records = self._world.control.registry.records() if self._world.control else ()
+        names = {each.id.partition("#")[0] for each in records if each.state.value != "READY"}
+        return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
@@ -350,12 +370,15 @@ class Oracle(Rest):
         truth, endpoint = self._world.truth, self._world.endpoint
         others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
         others = [each for each in others if each.model_id != call.model_id]
-        # strangers that were there before the first model count as the baseline until the last goes
-        booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
-        moment = call.begun - RECENT_SECONDS
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
-        used = truth.most_since(moment) + loading
-        return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
+        moment = call.begun - RECENT_SECONDS
+        for gpu, limit in enumerate(self.limits):
+            # strangers from before the first model count as the baseline until the last goes
+            booked = truth.held["baseline"] + self._strangers + self.booked_on(gpu, others)
+            used = truth.most_since(moment, gpu) + loading
+            if max(booked, used) + self.most(spec) + self.settings.reserve < limit:
+                return True
+        return False
 
     def _is_room_to_come(self, call: Call) -> bool:
         """Whether it was refused beside an unload that is under way, be it the undo of a load,
@@ -386,13 +409,20 @@ class Oracle(Rest):
             was_believed = packages <= self._believed
             self._believed |= packages
             if was_believed and reading is not None and reading.source == "nvml":
-                return self._world.truth.most_since(call.begun - 5.0) >= self.limit
+                most = [*self._most_of_each(call.begun - 5.0)]
+                return any(n >= limit for n, limit in zip(most, self.limits, strict=True))
             return self.since(0.0, "infer", model_id=call.model_id)
-        most = self._world.truth.most_since(call.begun - 5.0)
-        is_low = most + self.most(spec) > self.limit * 0.95 - self.settings.reserve
+        is_low = any(
+            most + self.most(spec) > limit * 0.95 - self.settings.reserve
+            for most, limit in zip(self._most_of_each(call.begun - 5.0), self.limits, strict=True)
+        )
         return is_low and self._was_hit(call, "load", "stub ended", "answer")
 
-    def admitted(self, spec: Spec) -> None:
+    def _most_of_each(self, moment: float) -> Iterator[int]:
+        truth = self._world.truth
+        return (truth.most_since(moment, gpu) for gpu in range(len(truth.sizes)))
+
+    def admitted(self, spec: Spec, gpu: int) -> None:
         """A load has got its reservation: others must leave it the room that it declares."""
         self._loads_beside(spec)
         reading, world = self._world.reader.last, self._world
@@ -408,6 +438,7 @@ class Oracle(Rest):
             each
             for each in world.arriving()
             if each.spec.declared
+            and each.gpu == gpu
             and each.spec != spec
             and not each.never_ends
             and not self.unloading[each.spec.model_id]
@@ -417,9 +448,9 @@ class Oracle(Rest):
             for each in coming
         )
         least = min(spec.declared, spec.takes)
-        used = sum(reading.used.values())
-        if used + to_come + least > self.limit + SLACK_BYTES:
-            said = f"{spec.model_id} was admitted with {(self.limit - used - to_come) // MIB} MiB"
+        used, limit = [*reading.used.values()][gpu], self.limits[gpu]
+        if used + to_come + least > limit + SLACK_BYTES:
+            said = f"{spec.model_id} was admitted with {(limit - used - to_come) // MIB} MiB"
             raise Violated("3 admission", f"{said} left, of {least // MIB}")
 
     def _loads_beside(self, spec: Spec) -> None:

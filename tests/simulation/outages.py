@@ -44,7 +44,7 @@ class Outages:
     def _leak(self, parts: int) -> None:
         """Triton loses so many twentieths of the device, until it ends."""
         count = self.truth.device_bytes * parts // 20
-        if self.triton.life is not None and self.truth.used + count < self.truth.device_bytes:
+        if self.triton.life is not None and self.truth.has_room("lost", count + 1):
             self.truth.add("lost", count)
 
     def _recycle(self) -> None:

@@ -13,7 +13,7 @@ from tests.simulation.incidents import SQUEEZE_SECONDS, drawn_incident, drawn_sq
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
-from tests.simulation.platforms import V2, Operation, Platform, drawn_platform
+from tests.simulation.platforms import V2, Mesh, Operation, Platform, drawn_platform
 from tests.simulation.shelf import Shelf, drawn_shelf
 
 # What may be done to an operation of a model, by the port's verb.
@@ -50,7 +50,7 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`reader` and `is_embedded` are the machine's, for the whole run; `shelf` is what an endpoint
-    has, on a day that has one.
+    has, on a day that has one. `more_gpus`: the bytes of each GPU beside the first.
     """
 
     seed: int
@@ -62,6 +62,7 @@ class Plan:
     shifts: tuple[Settings, ...]
     entries: tuple[Entry, ...]
     shelf: Shelf | None = None
+    more_gpus: tuple[int, ...] = ()
 
     def only(self, entries: tuple[Entry, ...]) -> "Plan":
         return replace(self, entries=entries)
@@ -86,7 +87,18 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    return _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
+    plan = _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
+    return _with_gpus(plan)
+
+
+def _with_gpus(plan: Plan) -> Plan:
+    """Add GPUs of other sizes, in some days. ModelMesh would count them as one."""
+    random, platforms = Draws(plan.seed).of("gpus"), [each.platform for each in plan.shifts]
+    has_mesh = any(isinstance(each, Mesh) for each in platforms)
+    if plan.reader not in {"nvml", "triton"} or has_mesh or random.random() < 0.4:
+        return plan
+    sizes = [int(plan.device_bytes * random.choice((0.5, 1.0, 2.0))) for _ in range(3)]
+    return replace(plan, more_gpus=tuple(sizes[: random.choice((1, 1, 3))]))
 
 
 def _with_squeeze(plan: Plan) -> Plan:

@@ -291,15 +291,23 @@ class Residents:
             if name in self._endpoint.shelf.versions:
                 specs = [item.spec for item in self._endpoint.shelf.versions[name]]
             others = [*self.present(), *oracle.present.values()]
-            booked = world.truth.held["baseline"] + sum(map(oracle.most, others))
-            booked += world.truth.held.get("strangers", 0) + world.truth.held.get("lost", 0)
-            # what is being loaded is in the readings and among what is reserved
-            arriving = sum(oracle.most(held.spec) for held in world.arriving())
-            booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)
             needed = max(map(oracle.most, specs))
             if not all(map(oracle.is_known, specs)):
                 needed = max(needed, _UNKNOWN_BYTES)
-            if booked + needed > (oracle.limit - oracle.settings.reserve) * 0.9:
+            if not self._has_some_room(needed, others):
+                return True
+        return False
+
+    def _has_some_room(self, needed: int, others: list[Spec]) -> bool:
+        """Return whether some device surely has room for so much beside these."""
+        oracle, truth = self._of_models, self._world.truth
+        # what is being loaded is in the readings and among what is reserved
+        arriving = sum(oracle.most(held.spec) for held in self._world.arriving())
+        kept = sum(truth.held.get(each, 0) for each in ("baseline", "strangers", "lost"))
+        for gpu, limit in enumerate(oracle.limits):
+            used = truth.most_since(self._world.now - _RECENT_SECONDS, gpu) + arriving
+            booked = max(kept + oracle.booked_on(gpu, others), used)
+            if booked + needed <= (limit - oracle.settings.reserve) * 0.9:
                 return True
         return False
 

@@ -90,7 +90,7 @@ class Rest:
     def _came_back(self, control: ModelControl) -> None:
         """What Triton has lost is loaded again, where the adapter does that, or has ended it."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
-        is_full = sum(map(self.most, self.present.values())) > self.limit * 0.8
+        is_full = sum(map(self.most, self.present.values())) > min(self.limits) * 0.8
         was_ours = self.since(self._shift_begun, "restart")
         comes_back = self.settings.loads_again or (
             was_ours and not self.are_long(self.settings.load_seconds)

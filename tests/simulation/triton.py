@@ -43,6 +43,7 @@ class Held:
     of_callers: int = 0  # of those in flight
     unloading_since: float = 0.0
     never_ends: bool = False  # its load
+    gpu: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -84,6 +85,7 @@ class SimTriton:
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
+        self.gpu_at: Callable[[str], int] = lambda _: 0  # for which the name's files are
         self.grew: Callable[[Held], object] = lambda _: None  # in a request
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -202,6 +204,7 @@ class SimTriton:
             self.processes.end(old.process)
         spec = self._spec_at(name)
         held = life.models[name] = Held(name, spec, self.processes.start(name, spec))
+        held.gpu = self.truth.gpu_of[held.process.key] = self.gpu_at(name)
         return held
 
     def _with_steps(self, life: Life, held: Held) -> list[Held]:
@@ -226,7 +229,7 @@ class SimTriton:
             if held.process.over.is_set():
                 return await self._stub_ended(life, held)
             count = spec.takes * (part + 1) // parts - spec.takes * part // parts
-            if self.truth.used + count > self.truth.device_bytes:
+            if not self.truth.has_room(held.process.key, count):
                 return await self._out_of_memory(life, held, count, random)
             self.truth.add(held.process.key, count)
         held.state = "READY"
@@ -270,7 +273,7 @@ class SimTriton:
     async def _out_of_memory(
         self, life: Life, held: Held, count: int, random: Random
     ) -> AdapterError:
-        free = self.truth.device_bytes - self.truth.used
+        free = self.truth.sizes[held.gpu] - self.truth.used_on(held.gpu)
         self._note("out of memory", name=held.name, bytes=count, free=free)
         if held.spec.is_python and random.random() < 0.3:
             self.processes.killed_for_memory += 1
@@ -297,7 +300,7 @@ class SimTriton:
         held = self.held(name)
         if held is None or held.spec.is_python or not self.reports:
             return {}
-        return {0: self.truth.held.get(held.process.key, 0)}
+        return {held.gpu: self.truth.held.get(held.process.key, 0)}
 
     async def unload(self, name: str, model_id: str) -> None:
         life = await self._asked("unload", name)
@@ -428,7 +431,7 @@ class SimTriton:
         if grown >= held.spec.grows or random.random() < 0.5:
             return
         count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
-        if self.truth.used + count <= self.truth.device_bytes:
+        if self.truth.has_room(held.process.key, count):
             self.truth.add(held.process.key, count)
             self.grew(held)
             return

@@ -14,6 +14,7 @@ from adapter.control.models import ModelControl
 from adapter.control.ports import TimeLimits
 from adapter.core.ledger import Ledger
 from adapter.core.registry import Registry
+from adapter.core.residency.placement import PLACINGS
 from adapter.core.sizing import Sizes
 from adapter.errors import AdapterError
 from adapter.runtime import background, clock
@@ -49,7 +50,7 @@ class World(Outages):
         self.draws = Draws(plan.seed)
         self._loop = asyncio.get_running_loop()
         self.story = Story(self._loop.time)
-        self.truth = Truth(plan.device_bytes, plan.baseline)
+        self.truth = Truth(plan.device_bytes, plan.baseline, plan.more_gpus)
         self.specs = {spec.url: spec for spec in plan.models.values()}
         self.specs |= {f"/models/{name}": spec for name, spec in plan.models.items()}
         self.newest = dict(plan.models)
@@ -71,6 +72,7 @@ class World(Outages):
         )
         processes = self.triton.processes
         self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
+        self.triton.gpu_at = self.disk.gpu_at
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
         self.disk.admitted = self.judged(self.oracle.admitted)
@@ -265,6 +267,7 @@ class World(Outages):
             load_threads=LOAD_THREADS,
             recycle_share=settings.recycle_share,
         )
+        control.memory.placer.placing = PLACINGS["most_free"]  # where there are several GPUs
         self.endpoint = None if settings.platform else self._site
         if self.endpoint is not None:
             terms = self.plan.shelf.terms[number]

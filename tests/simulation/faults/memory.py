@@ -1,13 +1,31 @@
 """Faults of admission, the ledger and what failures are taken for."""
 
 from adapter.control.memory import Memory
+from adapter.control.progress import Admission
 from adapter.control.readings import Readings
 from adapter.core.accounts import Accounts
 from adapter.core.evidence import Suspicion
 from adapter.core.ledger import DeviceBook, Ledger
+from adapter.core.residency.placement import Placer
 from tests.simulation.faults.fault import Fault
 
 MEMORY = [
+    Fault(
+        "only the GPU with least free is tried",
+        "loads are refused, and models evicted, though another GPU has room",
+        Placer,
+        "options",
+        "for e in left]",
+        "for e in left[-1:]]",
+    ),
+    Fault(
+        "a model is put on another GPU than the one that has its reservation",
+        "GPU 0 runs out of memory",
+        Admission,
+        "admitted",
+        "estimate.gpu.number if",
+        "0 if",
+    ),
     Fault(
         "reservations do not count",
         "two loads are let in to the same room",
