@@ -167,18 +167,30 @@ def ask(target: Target, method: str, path: str, *args: Any, **given: Any) -> Ans
         return Answer(response.status, dict(response.headers.items()), response.read())
 
 
-_NO_ROOM = f"unload a model that is not needed (`{PROG} ps`, `{PROG} unload NAME`); try again"
+_NO_ROOM = (
+    f"unload a model that is not needed (`{PROG} ps`, `{PROG} unload NAME`) and try again; "
+    "see docs/memory.md#why-a-load-is-refused"
+)
 _LATER = "try again in a while"
 # By the `code` of the answer; docs/errors.md has them all.
 _HINTS = {
     "AlreadyLoaded": f"`{PROG} ps` shows it; unload it first to load other files by this name",
     "BackendTimeout": f"`{PROG} ps` shows what it is doing; the adapter's log may say more",
-    "BackendUnavailable": f"`{PROG} healthcheck` says why the adapter is not ready",
+    "BackendUnavailable": (
+        f"`{PROG} healthcheck` says why the adapter is not ready; "
+        "see docs/operations.md#it-is-not-ready"
+    ),
     "InsufficientMemory": _NO_ROOM,
-    "InvalidModel": f"`{PROG} inspect PATH` looks at a package without a load",
+    "InvalidModel": (
+        f"`{PROG} inspect PATH` checks a package without a load; "
+        "see docs/packages.md#what-is-refused"
+    ),
     "ModelNotFound": f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it",
     "ModelNotReady": _LATER,
-    "ModelTooLarge": f"unloading others does not help; `{PROG} memory` shows the limit",
+    "ModelTooLarge": (
+        f"unloading others does not help; `{PROG} memory` shows the limit; "
+        "see docs/memory.md#why-a-load-is-refused"
+    ),
     "OutOfMemory": _NO_ROOM,
     "Overloaded": _LATER,
     "SourceMissing": "the path is looked up where the adapter runs",
@@ -193,7 +205,7 @@ _HINTS_BY_WORDS = {
         f"{TOKEN_HINT}; where the adapter has none, a unix socket or a signed call is the way"
     ),
     "Triton itself lacks this backend": (
-        "Triton's log tells where it looked; nothing need be wrong with the package"
+        "Triton's log says where it looked; the package may be fine"
     ),
     'name it as "entry"': f"`{PROG} load NAME SOURCE --entry=MODEL` names it",
 }
