@@ -10,6 +10,7 @@ from adapter.control.memory import Memory
 from adapter.control.progress import step
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry
+from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, UnloadedMeanwhile
 from adapter.runtime import clock
@@ -34,13 +35,14 @@ def _future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class LimitedLoad:
-    """One load, of `source` less its files. `ended` is set once it is ended before its limit,
-    `running` what is cancelled then. `is_unloaded`: an unload has ended it; `is_hanging`: another
-    load that waits for a thread.
+    """One load on `terms`, of `source` less its files. `ended` is set once it is ended before its
+    limit, `running` what is cancelled then. `is_unloaded`: an unload has ended it; `is_hanging`:
+    another load that waits for a thread.
     """
 
     model_id: ModelId
     source: ModelSource
+    terms: Terms
     begun: float = field(default_factory=_loop_time)
     ended: asyncio.Future[None] = field(default_factory=_future)
     running: asyncio.Timeout | None = None
@@ -63,11 +65,16 @@ class LoadLimit:
         self._loads: dict[ModelId, LimitedLoad] = {}
         self._is_stopped = False
 
-    def begin(self, model_id: ModelId, source: ModelSource) -> LimitedLoad:
-        self._loads[model_id] = load = LimitedLoad(model_id, replace(source, files=()))
+    def begin(self, model_id: ModelId, source: ModelSource, terms: Terms) -> LimitedLoad:
+        self._loads[model_id] = load = LimitedLoad(model_id, replace(source, files=()), terms)
         if self._is_stopped:
             load.end()
         return load
+
+    def keep(self, model_id: ModelId) -> None:
+        """Have no call evict the model that is being loaded, however often that is tried."""
+        if (load := self._loads.get(model_id)) is not None:
+            load.terms.is_on_demand = False
 
     def is_under_way(self, model_id: ModelId, source: ModelSource, since: float) -> bool:
         """Return whether a load of the model from `source`, less its files, that began at `since`

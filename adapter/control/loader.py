@@ -17,7 +17,7 @@ from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, ModelSource, Package, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.renewal import can_be_doubled
+from adapter.core.residency.terms import can_be_doubled
 from adapter.core.sizing import Estimate
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (

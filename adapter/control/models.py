@@ -60,7 +60,6 @@ log = logging.getLogger(__name__)
 
 _THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loaded again"}
 _Act = Callable[[], object]
-_TermsOf = dict[ModelId, Terms]  # of the loads in progress
 _Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 _Ended = Sequence[ModelRecord | None]
 # Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
@@ -99,7 +98,7 @@ class ModelControl:
         self._loader = self._make_loader(triton, server, metrics)
         self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
-        self.loading, self._terms = dict[ModelId, asyncio.Task[ModelRecord]](), _TermsOf()
+        self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self.recovery = self._make_recovery(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
@@ -225,8 +224,7 @@ class ModelControl:
         """Have no call evict the model any more, however often its load in progress is tried."""
         if (known := self.registry.get(model_id)) is not None:
             known.is_on_demand = False
-        if (terms := self._terms.get(model_id)) is not None:
-            terms.is_on_demand = False
+        self.load_limit.keep(model_id)
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
@@ -348,13 +346,12 @@ class ModelControl:
         **log_fields: str,
     ) -> asyncio.Task[ModelRecord]:
         """Begin a load; `lost`: the model that it is to bring back."""
-        load = self.load_limit.begin(model_id, source)
+        load = self.load_limit.begin(model_id, source, terms)
         work = self.operations.logged(
-            *("load", model_id, self._load(load, source, lost, terms), self._size_of),
+            *("load", model_id, self._load(load, source, lost), self._size_of),
             log_fields=log_fields,
             url=source.url,
         )
-        self._terms[model_id] = terms
         self.loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, load))
         return task
@@ -365,22 +362,22 @@ class ModelControl:
     def _load_ended(self, load: LimitedLoad, task: asyncio.Task[ModelRecord]) -> None:
         self.load_limit.done(load)
         if self.loading.get(load.model_id) is task:
-            del self.loading[load.model_id], self._terms[load.model_id]
+            del self.loading[load.model_id]
         self.recycling.load_ended(load.model_id)
 
     async def _load(
-        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
+        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None
     ) -> ModelRecord:
         """Load, and again each time that room could be made after it ran out of memory."""
-        evictor = self.evictor if terms.evicts else None
+        evictor = self.evictor if load.terms.evicts else None
         async with AsyncExitStack() as turn:
             async with self.load_limit.of(load):
                 await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:
                 try:
-                    return await self._load_once(load, source, lost, terms, evictor)
+                    return await self._load_once(load, source, lost, evictor)
                 except AboutMemory as error:
-                    if lost is not None or not await goes_on(error, terms, evictor):
+                    if lost is not None or not await goes_on(error, load.terms, evictor):
                         raise
 
     async def _load_once(
@@ -388,10 +385,9 @@ class ModelControl:
         load: LimitedLoad,
         source: ModelSource,
         lost: ModelRecord | None,
-        terms: Terms,
         evictor: Evictor | None,
     ) -> ModelRecord:
-        model_id = load.model_id
+        model_id, terms = load.model_id, load.terms
         async with AsyncExitStack() as undo, self.load_limit.of(load):  # ends it, not its undo
             record = await self._begin_record(model_id, source, lost, terms)
             record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()

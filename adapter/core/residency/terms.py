@@ -1,9 +1,12 @@
-"""On what terms a model is loaded."""
+"""On what terms a model is loaded, and whether another version may be loaded beside it."""
 
 from dataclasses import dataclass, field
 
+from adapter.core.model import Package
 from adapter.core.registry import ModelRecord
 from adapter.errors import AboutMemory
+
+_SEQUENCES = "sequence_batching"  # requests of one sequence belong to one version
 
 
 @dataclass(slots=True)
@@ -36,3 +39,11 @@ class Terms:
             return False
         self.ran_out[self.gpu], self.gpu = error, None
         return True
+
+
+def can_be_doubled(package: Package) -> bool:
+    """Return whether two versions may be loaded at a time. Not those of a package of several
+    models, which know each other by name, nor of one that keeps state from request to request.
+    """
+    texts = [part.config_text or "" for part in package.parts]
+    return len(texts) <= 1 and not any(_SEQUENCES in text for text in texts)

@@ -1,7 +1,7 @@
 import pytest
 
 from adapter.core.model import ModelPart, Package, Role
-from adapter.core.residency.renewal import can_be_doubled
+from adapter.core.residency.terms import can_be_doubled
 
 
 def package(*configs: str | None) -> Package:
