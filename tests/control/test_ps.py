@@ -46,6 +46,21 @@ async def test_a_thousand_models_cost_ps_no_more_than_its_start_does():
 
 
 @pytest.mark.slow
+async def test_ps_shows_the_gpu_that_a_model_was_put_on():
+    house = await House(gpus={0: 500, 1: 1000}).open()
+    for name in ("a", "b"):
+        house.packages.declared[f"/{name}"] = house.sizes[name] = 400
+    house.packages.gpus["/b"] = frozenset({0})
+    await house.load("a")
+    await house.load("b")
+    out, _, _ = await ps(house)
+    title, *rows = out.splitlines()
+    assert title.split()[-1] == "GPU"
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [("a", "1"), ("b", "-")]
+    await house.close()
+
+
+@pytest.mark.slow
 async def test_ps_imports_nothing_heavy():
     _, err, _ = await ps(await House(limit=1000).open(), "-X", "importtime")
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}

@@ -200,10 +200,13 @@ async def test_room_is_made_on_the_gpu_where_enough_can_go():
     await residence.call("a")
     residence.have("b", 90 * MIB)
     await residence.call("b")
-    assert [gpu_of(residence.house, name) for name in ("own", "a", "b")] == [0, 1, 1]
-    residence.have("c", 150 * MIB)  # GPU 0 lacks 40 MiB, and nothing may go there
+    residence.have("small", 20 * MIB)
+    await residence.call("small")
+    on = [gpu_of(residence.house, name) for name in ("own", "a", "b", "small")]
+    assert on == [0, 1, 1, 0]
+    residence.have("c", 150 * MIB)  # GPU 0 lacks less, 60 MiB, and only 20 may go there
     await residence.call("c")
-    assert residence.house.listed() == ["c", "own"]
+    assert residence.house.listed() == ["c", "own", "small"]
     assert gpu_of(residence.house, "c") == 1
     await residence.close()
 
