@@ -15,13 +15,7 @@ from adapter.control.residency.on_demand import OnDemandLoader, no_room
 from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
 from adapter.control.residency.waits import Wait, Waits
-from adapter.core.artifacts import (
-    ArtifactKey,
-    CacheUse,
-    DiskUse,
-    StoreFiles,
-    parse_artifact_path,
-)
+from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, StoreFiles, parse_artifact_path
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import POLICIES

@@ -160,14 +160,14 @@ class Eviction:
 
     def _disk_bytes(self, model_id: ModelId) -> int:
         record = self._registry.get(model_id)
-        return _artifact_bytes(record.files) if record and record.files else 0
+        artifact = record.files.artifact if record and record.files else None
+        return artifact.size_bytes if artifact else 0
 
     @property
     def may_unload(self) -> bool:
         kept = {self.retention_reason(record) for record in self.loaded()}
-        return bool(kept - _FOR_GOOD) or any(
-            record.state in _PASSING for record in self._registry.of_stores()
-        )
+        states = {record.state for record in self._registry.of_stores()}
+        return bool(kept - _FOR_GOOD) or not states.isdisjoint(_PASSING)
 
     def bytes_that_stay(self) -> int:
         staying = {
@@ -215,8 +215,7 @@ class Eviction:
         kept = {self.retention_reason(each) for each in self.loaded()}
         if None in kept or not FOR_NOW.isdisjoint(kept):
             return True
-        stored = self._registry.of_stores()
-        return any(each.state in _BUSY for each in stored if each.id != model_id)
+        return any(r.state in _BUSY for r in self._registry.of_stores() if r.id != model_id)
 
     async def changed(self) -> None:
         """Wait until a model has no request any more, or for a moment."""
@@ -225,7 +224,3 @@ class Eviction:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await idle.wait()
-
-
-def _artifact_bytes(files: StoreFiles) -> int:
-    return files.artifact.size_bytes if files.artifact is not None else 0
