@@ -327,7 +327,8 @@ class Accounts:
         self._settle()
         for account in self.loads:
             self._window.disturbed()  # it may have gone on
-            if account.still_since is not None and not account.is_passed:
+            is_new = account.still_since is not None and not account.is_passed
+            if is_new and not _is_apart(account, reading):
                 # what it took before it stood still is in the window
                 self._window.loaded_beside(account.model_id, account.estimate.needs)
             account.is_passed = True
@@ -387,7 +388,7 @@ class Accounts:
 
     def _told_apart(self, account: Account, reading: MemoryReading) -> Measured | None:
         """Measure a model all of which the reading shows in processes of its own."""
-        if not account.names or not account.names <= (reading.of_models or {}).keys():
+        if not _is_apart(account, reading):
             return None
         account.is_apart = True
         self._together.discard(account)
@@ -421,6 +422,12 @@ class Accounts:
             if not account.is_apart:
                 self._growth.measured(model_id, taken)
         return Measured(model_id, account.package_key, taken, exact)
+
+
+def _is_apart(account: Account, reading: MemoryReading | None) -> bool:
+    """Return whether the reading shows all of the model in processes of its own."""
+    of_models = reading.of_models if reading is not None else None
+    return bool(account.names) and account.names <= (of_models or {}).keys()
 
 
 class Reports:

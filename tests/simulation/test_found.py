@@ -50,6 +50,11 @@ FOUND = [
         "what a load that is undone gives back is charged to others",
         "The undo of c frees memory while b is loaded: b seems to take 279 MiB, of 1067.",
     ),
+    (
+        101284,
+        "a load in processes of its own has a share of what others took",
+        "q loads beside m, which stands still: it seems to take 26 of 87 MiB, and is let in to 32.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

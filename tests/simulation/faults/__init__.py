@@ -17,6 +17,7 @@ MISSED = frozenset(
     {
         "a Triton that has only been slow counts as another one",
         "what a load that is undone gives back is charged to others",
+        "a load in processes of its own has a share of what others took",
         "what stood still is charged to others",
         "what stood still takes nothing any more",
         "a load of V2 asks again at once while another is taken down",

@@ -83,6 +83,14 @@ MEMORY = [
         "pass",
     ),
     Fault(
+        "a load in processes of its own has a share of what others took",
+        "a load beside one that stands still seems smaller, and too much is let in beside it",
+        Accounts,
+        "close",
+        "if is_new and not _is_apart(account, reading):",
+        "if is_new:",
+    ),
+    Fault(
         "what stood still is charged to others",
         "a load that took its memory late makes another seem as large as both",
         Accounts,

@@ -249,6 +249,22 @@ def test_a_load_that_was_undone_is_not_measured_later():
     assert [each.model_id for each in world.accounts.close(world.read(), 0)] == [B]
 
 
+def test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_rest():
+    """Python code may read files for minutes beside a load in Triton's own process."""
+    world = World(is_apart=True)
+    world.accounts.open(world.read(), 0)
+    for each in (account(A), account(B)):
+        each.names = frozenset({each.model_id})
+        each.estimate = Estimate({HOST: 80 * MIB}, Basis.DECLARED)
+        world.accounts.add(each)
+    still, loaded = world.accounts.models.values()
+    world.holds[A], still.still_since = 40 * MIB, 0.0
+    world.parsing = 80 * MIB  # what B takes of Triton's own process
+    world.accounts.loaded(loaded, world.read(), known=False)
+    [found] = world.accounts.close(world.read(), 0)
+    assert (found.model_id, found.bytes) == (B, {HOST: 80 * MIB})
+
+
 def test_a_load_that_is_not_measured_at_its_end_is_due_until_the_next_quiet_moment():
     world = World(is_apart=False)
     world.accounts.open(world.read(), 0)
