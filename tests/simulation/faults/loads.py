@@ -28,7 +28,7 @@ LOADS = [
         "a failed load leaves its folders",
         "the repository fills with folders that no model has",
         *_ONCE,
-        "undo.push_async_callback(self._undo, record, lambda: self._remove(record))",
+        "undo.push_async_callback(self._undo, record, lambda: self.unloads.remove(record))",
         "pass",
     ),
     Fault(
