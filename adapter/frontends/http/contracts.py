@@ -62,22 +62,17 @@ class ContainerContract:
         self._loads_for_calls = loads_for_calls
 
     def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+        control = self._control
         try:
-            lease = self._control.lease(model_id)
+            lease = control.lease(model_id)
         except AdapterError:
-            if self._may_wait(model_id):
-                return None
+            waits = control.recycling.is_on and control.recycling.holds(model_id)
+            if waits or (self._is_v2 and (self._loads_for_calls or model_id in control.loading)):
+                return None  # aiohttp waits for the model
             raise
         record = lease.record
         is_other = record.is_renamed or (is_typed and record.content_types)
         return None if is_other or self._status.has_lost(record) else lease
-
-    def _may_wait(self, model_id: ModelId) -> bool:
-        """Return whether the call waits for its model where that is not loaded."""
-        recycling = self._control.recycling
-        if recycling.is_on and recycling.holds(model_id):
-            return True
-        return self._is_v2 and (self._loads_for_calls or model_id in self._control.loading)
 
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
         return headers, body
