@@ -98,8 +98,8 @@ class Eviction:
         wait, known = self._waits.get(model_id), self._registry.find(model_id)
         candidates = self._candidates(wait.callers if wait else ())
         if isinstance(error, OutOfMemory):
-            is_for_calls = known is not None and known.files is not None
-            if is_for_calls and not self._waits.is_awaited(model_id):
+            comes = known is not None and known.files is not None and known.state not in _LOADED
+            if comes and not self._waits.is_awaited(model_id):
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
         chosen = choose_where(candidates, places, self._policy)
