@@ -9,8 +9,8 @@ Three things say how much memory a model takes. None is enough alone.
 - A reading (readings.py) says what is in use. It may be old, it does not know of loads that have
   only begun, and it tells models apart only where they have processes of their own.
 
-What is free is the limit less the headroom, less the worse of two: what is booked, and what is read
-plus what is reserved.
+Free memory is the limit less the headroom, less the larger of two figures: the bytes booked, or the
+bytes read plus those reserved.
 
 A load calls, in this order:
 

@@ -431,7 +431,8 @@ def _is_apart(account: Account, reading: MemoryReading | None) -> bool:
 
 
 class Reports:
-    """What Triton reports of models: which backends report, and whether it is believed.
+    """Keeps the sizes that Triton reports, for the backends that report, and decides whether to
+    believe them.
 
     The first load on a GPU makes a CUDA context of tritonserver, which is not reported and which no
     unload gives back.

@@ -76,7 +76,7 @@ class FetchProgress:
 
 @dataclass(slots=True, eq=False)
 class StoreFiles:
-    """What a model has of its store, from its fetch until it is unloaded.
+    """Holds a model's files from the store, from the fetch until the unload.
 
     `artifact` is None until it was fetched. `fetch_seconds`: what that took, from the store or from
     the disk, without the wait for others to end. `checked_at` is when the store was last seen to
@@ -96,7 +96,7 @@ class StoreFiles:
     is_tried_again: bool = False
 
     def taken(self) -> list[Artifact]:
-        """Return what is kept on disk for the model, which keeps it no more."""
+        """Hand over the artifacts that the model keeps on disk; the caller releases them."""
         kept = [each for each in (self.artifact, self.newer) if each is not None]
         self.artifact = self.newer = None
         return kept

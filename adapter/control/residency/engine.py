@@ -344,6 +344,8 @@ class Residency:
 
 
 def _another(model_id: ModelId, key: ArtifactKey, other: ArtifactKey | None) -> ArtifactNotFound:
-    """V2 finds a model without the suffix of its archive; a key is taken as it is."""
+    """Return the error for a key whose model was loaded from another one: V2 finds a model without
+    the suffix of its archive, an endpoint's key must match exactly.
+    """
     why = f"there is no {key}: a model of that name was loaded from {other}"
     return ArtifactNotFound(why, model_id=model_id)

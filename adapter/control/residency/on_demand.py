@@ -71,8 +71,8 @@ class OnDemandLoader:
         return CacheUse.HIT
 
     async def _is_loaded_by_others(self, model_id: ModelId) -> bool:
-        """Return whether the model is loaded, once nothing is done with it by others: a platform
-        that loads it, an unload. What is left of a dead model is unloaded.
+        """Wait for a platform's load or an unload of the model to end; return whether it is loaded
+        then. Unload the rest of a dead model.
         """
         while (known := self._registry.get(model_id)) is not None:
             if known.state is ModelState.UNLOADING:
@@ -82,15 +82,15 @@ class OnDemandLoader:
                 with suppress(ModelNotFound):  # it is gone
                     await self._control.make_way(model_id)
             else:
-                # a platform is told of a lack of room; calls have models evicted, and wait
+                # a platform's load fails where there is no room; calls evict others, and wait
                 with suppress(CapacityError):
                     await self._control.loaded(model_id)
                     return True
         return False
 
     async def _files(self, wait: Wait) -> tuple[StoreFiles | None, CacheUse]:
-        """Return the model's files, which are fetched unless they are kept already, and where they
-        were; None if it needs them no more.
+        """Fetch the model's files unless they are on disk; return them and where they came from.
+        Return None for them once others have loaded the model.
         """
         known = self._registry.coming.get(wait.model_id)
         if known is not None:

@@ -57,7 +57,7 @@ PLACINGS: Mapping[str, Placing] = {"triton": as_triton_does, "most_free": most_f
 
 
 class Placer:
-    """Finds the places of a model, by `placing`."""
+    """Lists the GPUs that a model may be put on, in the order of `placing`."""
 
     def __init__(self, sizes: Sizes, oversize: Oversize) -> None:
         self.placing: Placing = as_triton_does

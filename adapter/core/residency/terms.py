@@ -31,8 +31,8 @@ class Terms:
         return next(iter(self.ran_out.values()))
 
     def goes_elsewhere(self, error: AboutMemory) -> bool:
-        """Note that the load has failed; return whether it is to be tried on another GPU, since it
-        ran out of memory on the one that it was put on.
+        """Note that the load has failed; return whether to try another GPU, as it ran out of memory
+        on the one that was chosen for it.
         """
         if self.gpu is None:
             self.ran_out.clear()

@@ -1,4 +1,4 @@
-"""What an inference on the fast path asks of its contract: a lease, how to answer, how to refuse.
+"""Contracts of the fast path: each leases models, and words answers and refusals.
 
 SageMaker's container contract and V2 are here; endpoint/call.py has InvokeEndpoint.
 """
@@ -15,15 +15,15 @@ from adapter.frontends.http.instrumentation import INTERNAL_FAILURE, Refusal, ow
 
 
 class Attempt(Protocol):
-    """An inference that is to be refused. `was_found`: its model is loaded. `was_sent`: Triton had
-    the request before, and ran out of memory.
+    """A refused inference. `was_found`: its model is loaded. `was_sent`: Triton ran out of memory
+    with the request before.
     """
 
     was_found: bool
     was_sent: bool
 
     def authorization(self) -> str:
-        """Return that header of the request."""
+        """Return the Authorization header of the request, or an empty string."""
 
 
 class Contract(Protocol):
@@ -35,14 +35,14 @@ class Contract(Protocol):
     renames: bool
 
     def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
-        """Return a lease, or None where aiohttp is to answer. Raise what is refused at once."""
+        """Lease the model; return None to have aiohttp answer, raise an error to refuse at once."""
 
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]: ...
     def answer_line(self) -> bytes:
-        """Return what the head of this answer has beside the lines of all such answers."""
+        """Return header lines that this answer alone has."""
 
     def refusal(self, error: AdapterError | None, model_id: ModelId, attempt: Attempt) -> Refusal:
-        """Return the answer for an error; None is a bug."""
+        """Word the refusal for `error`; None stands for a bug."""
 
     async def frees_memory(self, error: CapacityError) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""Calls of InvokeEndpoint that are plain: which they are, and what the fast path asks of them."""
+"""InvokeEndpoint on the fast path: recognizes plain calls, and is their contract."""
 
 import json
 import re
@@ -32,8 +32,8 @@ _TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)"
 
 
 class EndpointCall:
-    """The contract of one call. `name`: what Triton knows the model by, unless it was stuck under
-    that name. `lines`: of the head of its answer.
+    """The contract of one call. `name`: the model's name in Triton, unless it was stuck under that
+    name. `lines`: header lines of its answer.
     """
 
     sends_again = True
