@@ -313,8 +313,10 @@ def _echoed(fields: dict[bytes, bytes]) -> bytes:
 
 
 def headers_of(raw: bytes) -> tuple[str, CIMultiDict[str]]:
-    """Target and headers of a head that was read before, for the log."""
-    scanned = scan(raw)
+    """Return target and headers of a plain head, for the log; without the lines that differ if one
+    of those comes twice.
+    """
+    scanned = scan(raw) or scan(without_differing(raw)[0])
     assert scanned is not None  # noqa: S101 - it was read before
     return scanned.target.decode(), CIMultiDict(
         (name.decode(), value.decode("utf-8", "surrogateescape"))

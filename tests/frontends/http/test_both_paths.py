@@ -357,6 +357,22 @@ async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log
         listener.house.steps.open_all()
 
 
+@pytest.mark.parametrize("name", ["Authorization", "X-Amz-Date", "traceparent"])
+@pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
+async def test_a_refusal_is_logged_where_a_line_that_differs_comes_twice(
+    path: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with opened(limits=PATIENT) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        lines = (f"{name}: a", f"{name}: b", "X-Request-Id: 7")
+        for target, status in ((path, 404), (path.replace("nobody", "m"), 200)):
+            await caller.send(request(target, b"{}", *lines))
+            assert (await caller.answer()).status == status
+    assert [r.message for r in caplog.records if r.exc_info] == []
+    assert "7" in {getattr(r, "request_id", None) for r in caplog.records}
+
+
 @pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
 async def test_a_refusal_calls_less_of_the_adapter_than_an_answer(
     path: str, caplog: pytest.LogCaptureFixture
