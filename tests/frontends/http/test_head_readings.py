@@ -17,7 +17,7 @@ from tests.cases import rows
 from tests.frontends.http.listener import FAST, opened
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
 
-SEED = int(os.environ.get("NIGHTLY_SEED") or random.randrange(1, 10**6))
+SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
 COUNT = 20_000
 _SPOILERS = bytes(range(0x21)) + b":,;Z0\x7f\x80\xa0\xff"
 _LONG = "".join(str(digit % 10) for digit in range(1, 31))
