@@ -1,12 +1,11 @@
 """The server end of a client's connection: new streams, responses, and graceful shutdown."""
 
 import asyncio
+from abc import abstractmethod
 from enum import Enum, auto
-from typing import Protocol
 
 from adapter.http2 import frames
-from adapter.http2.endpoint import SMALL_BYTES, Endpoint
-from adapter.http2.flow_control import Stream
+from adapter.http2.endpoint import Endpoint
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.http2.headers import HeaderReader, Headers, HeadersTooLarge, plain_block, status_block
 from adapter.http2.policy import (
@@ -20,7 +19,7 @@ from adapter.http2.policy import (
     too_large_call,
 )
 from adapter.http2.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
-from adapter.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
+from adapter.http2.states import FAULTS, TAKES, State
 from adapter.http2.stream import Exchange, Stage
 from adapter.http2.transport import Piece
 from adapter.http2.transport import State as Connection
@@ -28,13 +27,13 @@ from adapter.http2.transport import State as Connection
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients
 _HEADER_BYTES, _BLOCK_BYTES = 2**15, 2**16
-_FEW_BYTES, _GLITCHES_OF_SMALL_DATA = 2**10, 4
 # beyond useful frames, however long they take; each stream may begin with one
 _MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
 _SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
 _UNKNOWN = 2  # of gRPC's statuses
+_END_STREAM = frames.END_STREAM
 _OVER = Stage.OVER  # looking up a member is slow in Python 3.11
 _NOT_GRPC = b"gRPC only\n"
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
@@ -53,31 +52,21 @@ _BEFORE_SHUTDOWN = (Shutdown.NOT_BEGUN, Shutdown.WANTED)
 _LAST_ACCEPTED = Shutdown.LAST_ACCEPTED  # looking up a member is slow in Python 3.11
 
 
-class Session(Protocol):
-    """The session, as the client's end calls it."""
-
-    def begin(self, stream_id: int, call: Call, *, end: bool) -> None: ...
-    def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None: ...
-    def flush(self) -> None: ...
-    def downstream_lost(self) -> None: ...
-    def end_if_done(self) -> None: ...
-
-
 class Downstream(Endpoint[Exchange]):
-    """The server end of a client's connection.
+    """The server end of a client's connection: what is sent to the client. The session, its
+    subclass, handles what the client sends.
 
     `small_frames` counts frames that cost much for their few bytes, less some for useful bytes
     either way. No second resets it: many connections slow each other down, so each handles few
     frames in a second, and many in all.
     """
 
-    def __init__(self, session: Session, context: RelayContext) -> None:
+    def __init__(self, context: RelayContext) -> None:
         reader = HeaderReader(context.calls, _HEADER_BYTES)
         super().__init__(context.budget, context.turns, reader, _BLOCK_BYTES)
-        self.session = session
-        self._context = context
+        self.context = context
         self._shutdown = Shutdown.NOT_BEGUN
-        self._preface = frames.PREFACE
+        self.preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._last_id = self._last_accepted = self.small_frames = 0
         # the latest streams that we closed before the peer did
@@ -87,36 +76,24 @@ class Downstream(Endpoint[Exchange]):
 
     # -- the connection ---------------------------------------------------------------------
 
-    def received(self, data: bytes, at: int = 0) -> int:
-        if self._preface:
-            size = min(len(data), len(self._preface))
-            if data[:size] != self._preface[:size]:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
-            self._preface, at = self._preface[size:], size
-        return super().received(data, at)
-
     def connected(self) -> None:
         if self._shutdown is Shutdown.WANTED:
             self.shut_down()
         self.flush()
 
-    def flush_all(self) -> None:
-        self.session.flush()
-
     def lost(self) -> None:
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
-        self.session.downstream_lost()
-
-    def gone(self) -> None:
-        self.session.end_if_done()
+        for exchange in list(self.streams.values()):
+            self.forget(exchange)
+            self.client_cancelled(exchange)
 
     def goaway_received(self, last_stream_id: int) -> None:
         """A client opens no streams after GOAWAY; open ones continue."""
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         if code == Code.ENHANCE_YOUR_CALM:
-            self._context.on_shed("flood")
+            self.context.on_shed("flood")
         super().close(code, why)
 
     def last_stream(self) -> int:
@@ -131,7 +108,7 @@ class Downstream(Endpoint[Exchange]):
         if self._shutdown not in _BEFORE_SHUTDOWN:
             return
         self._shutdown = Shutdown.WANTED
-        if self.transport.state is Connection.OPEN:
+        if self.state is Connection.OPEN:
             self._shutdown = Shutdown.ANNOUNCED
             loop = asyncio.get_running_loop()
             self._shutdown_timer = loop.call_later(_SHUTDOWN_PING_SECONDS, self._refuse_new_streams)
@@ -144,7 +121,7 @@ class Downstream(Endpoint[Exchange]):
             self._refuse_new_streams()
 
     def _refuse_new_streams(self) -> None:
-        if self._shutdown is Shutdown.ANNOUNCED and self.transport.state is Connection.OPEN:
+        if self._shutdown is Shutdown.ANNOUNCED and self.state is Connection.OPEN:
             self._shutdown = Shutdown.LAST_ACCEPTED
             self.send_goaway()
             self.flush()
@@ -159,26 +136,31 @@ class Downstream(Endpoint[Exchange]):
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         if stream_id % 2 == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream of the caller's")
-        stream = self.streams.get(stream_id)
-        is_new = stream_id > self._last_id
-        self._last_id = max(stream_id, self._last_id)
+        end, exchange = flags & _END_STREAM == _END_STREAM, None
+        if stream_id > self._last_id:
+            self._last_id, is_new = stream_id, True
+        else:
+            exchange, is_new = self.streams.get(stream_id), False
         try:
-            call = self.reader.kept(block) or self._read(block)
-            if not is_new and stream is None:
-                self.frame_without_stream(stream_id, frames.HEADERS)
+            call = self.reader.kept(block) or self._call_of(block)
+            if not is_new or self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
+                self._refuse_block(stream_id, exchange, is_new=is_new)
                 return
-            self._check_block(stream)
         except StreamFault as fault:
-            if flags & frames.END_STREAM and stream is not None and self._takes_trailers(stream):
-                stream.state = AFTER_PEERS_END[stream.state]
-                self.session.data(stream.owner, b"", end=True)
-                return
-            self.reset_faulty(stream_id, fault.code, is_ended=bool(flags & frames.END_STREAM))
+            if end and exchange is not None and self._takes_trailers(exchange):
+                exchange.is_ended = True
+                self.data(exchange, b"", end=True)
+            else:
+                self.reset_faulty(stream_id, fault.code, is_ended=end)
             return
         self._last_accepted = stream_id
-        self.session.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
+        self.begin(stream_id, call, end=end)
 
-    def _read(self, block: bytes) -> Call:
+    @abstractmethod
+    def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
+        """Begin with a request."""
+
+    def _call_of(self, block: bytes) -> Call:
         try:
             call: Call = self.reader.read(block)
         except HeadersTooLarge as fault:
@@ -187,28 +169,19 @@ class Downstream(Endpoint[Exchange]):
             self.glitch(self.reader.work)
         return call
 
-    def _takes_trailers(self, stream: Stream[Exchange]) -> bool:
+    def _takes_trailers(self, exchange: Exchange) -> bool:
         """Return whether trailers may follow: never in gRPC, but RFC 9113 section 8.1 has them."""
-        return not stream.is_ended and stream.owner.call.http_status is not None
+        return not exchange.is_ended and exchange.call.http_status is not None
 
-    def _check_block(self, stream: Stream[Exchange] | None) -> None:
-        if stream is not None:
-            code = Code.STREAM_CLOSED if stream.is_ended else Code.PROTOCOL_ERROR
+    def _refuse_block(self, stream_id: int, exchange: Exchange | None, *, is_new: bool) -> None:
+        if exchange is not None:
+            code = Code.STREAM_CLOSED if exchange.is_ended else Code.PROTOCOL_ERROR
             raise StreamFault(code, "gRPC has no trailers of requests")
-        if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
+        if is_new:
             if len(self.streams) >= MAX_STREAMS:
-                self._context.on_shed("streams")
+                self.context.on_shed("streams")
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
-
-    def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
-        size = len(piece)
-        if end or size >= SMALL_BYTES:
-            self._take_off(1)
-            if size < _FEW_BYTES and not end:
-                self.glitch()
-        else:
-            self.small_frame(_GLITCHES_OF_SMALL_DATA)
-        self.session.data(stream.owner, piece, end=end)
+        self.frame_without_stream(stream_id, frames.HEADERS)
 
     def small_frame(self, glitches: int = 1) -> None:
         super().small_frame(glitches)
@@ -216,13 +189,13 @@ class Downstream(Endpoint[Exchange]):
         if self.small_frames > _MAX_SMALL_FRAMES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames of few bytes")
 
-    def _take_off(self, count: int) -> None:
+    def take_off(self, count: int) -> None:
         if self.small_frames:
             self.small_frames = max(0, self.small_frames - count)
 
     def a_second_passed(self) -> None:
         super().a_second_passed()
-        self._take_off(_SMALL_FRAMES_A_SECOND)
+        self.take_off(_SMALL_FRAMES_A_SECOND)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
         state = self._state_of(stream_id)
@@ -242,59 +215,57 @@ class Downstream(Endpoint[Exchange]):
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
 
-    def was_reset(self, stream: Stream[Exchange], _: int) -> None:
-        self.client_cancelled(stream.owner)
+    def was_reset(self, stream: Exchange, _: int) -> None:
+        self.client_cancelled(stream)
         self._close_if_done()
 
-    def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
+    def stream_fault(self, stream: Exchange, code: Code) -> None:
         self.reset_faulty(stream.id, code)
 
     def reset_faulty(self, stream_id: int, code: int, *, is_ended: bool = False) -> None:
         """Reset the stream because the client broke the protocol."""
-        stream = self.streams.get(stream_id)
-        if stream is None:
+        exchange = self.streams.get(stream_id)
+        if exchange is None:
             self.out.append(frames.reset(stream_id, code))
             if not is_ended:
                 self._note_reset(stream_id)
         else:
-            self.reset(stream, code)
-            self.client_cancelled(stream.owner)
+            self.reset(exchange, code)
+            self.client_cancelled(exchange)
         self.glitch(_GLITCHES_OF_A_FAULT)
 
     # -- frames to the client ---------------------------------------------------------------
 
-    def send(self, stream: Stream[Exchange], piece: Piece, *, end: bool = False) -> None:
-        self._take_off(_SMALL_FRAMES_OF_A_PIECE)
-        super().send(stream, piece, end=end)
-
-    def sent(self, stream: Stream[Exchange], size: int) -> None:
-        exchange = stream.owner
-        exchange.taken_bytes += size
+    def sent(self, stream: Exchange, size: int) -> None:
+        stream.taken_bytes += size
         self.glitches -= 1
-        self._take_off(size >> 10)
-        if exchange.upstream is not None and exchange.outbound is not None:
-            exchange.upstream.credit(exchange.outbound, size)
+        if self.small_frames:
+            self.take_off(size >> 10)
+        if stream.upstream is not None and stream.outbound is not None:
+            stream.upstream.credit(stream.outbound, size)
 
-    def finished(self, stream: Stream[Exchange]) -> None:
+    def finished(self, stream: Exchange) -> None:
         """End a request that was answered; its rest is not needed (RFC 9113 section 8.1)."""
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
             self._note_reset(stream.id)
-        if stream.owner.call.refusal is None:
+        if stream.call.refusal is None:
             self.glitches -= _GLITCHES_OF_AN_ANSWER
-            self._take_off(_SMALL_FRAMES_OF_A_PIECE)
+            self.take_off(_SMALL_FRAMES_OF_A_PIECE)
         self.forget(stream)
-        self._close_if_done()
+        if self._shutdown is _LAST_ACCEPTED:
+            self._close_if_done()
 
-    def reset(self, stream: Stream[Exchange], code: int) -> None:
+    def reset(self, stream: Exchange, code: int) -> None:
         self.out.append(frames.reset(stream.id, code))
         if not stream.is_ended:
             self._note_reset(stream.id)
         self.forget(stream)
         self._close_if_done()
 
-    def receiver_of(self, stream: Stream[Exchange]) -> Endpoint[Exchange] | None:
-        return stream.owner.upstream
+    def count_queued(self, stream: Exchange, size: int) -> None:
+        if stream.upstream is not None:
+            stream.upstream.add_buffered(size)
 
     # -- from the upstream ------------------------------------------------------------------
 
@@ -307,12 +278,10 @@ class Downstream(Endpoint[Exchange]):
             self._forward_end(exchange, answer)
         else:
             exchange.has_headers = True
-            inbound, start = exchange.inbound, answer.head_start
-            if start:
-                self.out += (start, inbound.number, answer.block)
+            if answer.head_start:
+                self.out += (answer.head_start, exchange.number, answer.block)
             else:
-                block = frames.header_block(inbound.id, answer.block, end=False)
-                self.out.append(block)
+                self.out.append(frames.header_block(exchange.id, answer.block, end=False))
 
     def _forward_end(self, exchange: Exchange, answer: Answer) -> None:
         direct_call = exchange.direct_call
@@ -323,28 +292,39 @@ class Downstream(Endpoint[Exchange]):
         exchange.to(_OVER)
         if direct_call is not None:
             direct_call.answered()
-        inbound, start = exchange.inbound, answer.end_start
-        if start and not inbound.queue:
-            self.out += (start, inbound.number, answer.block)
-            self.finished(inbound)
+        if answer.end_start and not exchange.queue:
+            self.out += (answer.end_start, exchange.number, answer.block)
+            self.finished(exchange)
         else:
-            self.end(inbound, frames.header_block(inbound.id, answer.block, end=True))
+            self.end(exchange, frames.header_block(exchange.id, answer.block, end=True))
 
     def forward_data(self, exchange: Exchange, piece: Piece) -> None:
-        if exchange.direct_call is not None and not exchange.has_data:
-            length, most = length_of(piece), self._context.max_message_bytes
-            if length > most:
-                text = f"Triton's answer is too large: {length} vs. {most} bytes"
-                self._reject_data(exchange, piece, text)
-                return
-            is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
-            if is_short and has_no_outputs(piece, PREFIX_BYTES):
-                exchange.direct_call.answered_nothing()
-        if exchange.has_headers:
-            exchange.has_data = True
-            self.send(exchange.inbound, piece)
-        else:
+        if not exchange.has_data and not self._takes_first(exchange, piece):
+            return
+        if self.small_frames:
+            self.take_off(_SMALL_FRAMES_OF_A_PIECE)
+        self.send(exchange, piece)
+
+    def _takes_first(self, exchange: Exchange, piece: Piece) -> bool:
+        """Look at the first DATA of an answer, which may be refused."""
+        direct_call = exchange.direct_call
+        if not exchange.has_headers:
             self._reject_data(exchange, piece, "Triton's answer is odd: it has no head")
+            return False
+        exchange.has_data = True
+        if direct_call is None:
+            return True
+        length = length_of(piece)
+        if length > self.context.max_message_bytes:
+            why = (
+                f"Triton's answer is too large: {length} vs. {self.context.max_message_bytes} bytes"
+            )
+            self._reject_data(exchange, piece, why)
+            return False
+        is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
+        if is_short and has_no_outputs(piece, PREFIX_BYTES):
+            direct_call.answered_nothing()
+        return True
 
     def _reject_data(self, exchange: Exchange, piece: Piece, why: str) -> None:
         self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
@@ -368,7 +348,7 @@ class Downstream(Endpoint[Exchange]):
             self._abandoned_ended(exchange)
         elif exchange.direct_call is None:
             self._detach(exchange)
-            self.reset(exchange.inbound, code)
+            self.reset(exchange, code)
         elif code == Code.REFUSED_STREAM:
             self.fail(exchange, RelayError(Reason.UNREACHABLE, "Triton refused the stream"))
         else:
@@ -390,34 +370,33 @@ class Downstream(Endpoint[Exchange]):
             self._fail_direct(exchange, exchange.direct_call, error)
         else:
             self._detach(exchange)
-            self._end_with(exchange, *self._context.policy.worded(error))
+            self._end_with(exchange, *self.context.policy.worded(error))
 
     def _fail_direct(self, exchange: Exchange, call: DirectCall, error: Exception) -> None:
         self._detach(exchange)
-        self._context.begin(self._end_failed(exchange, call, error))
+        self.context.begin(self._end_failed(exchange, call, error))
 
     async def _end_failed(
         self, exchange: Exchange, direct_call: DirectCall, error: Exception
     ) -> None:
         is_over = exchange.stage is Stage.OVER
         status, text, more = await direct_call.failed(error, is_over=is_over)
-        if self.streams.get(exchange.inbound.id) is exchange.inbound:
+        if self.streams.get(exchange.id) is exchange:
             self._end_with(exchange, status, text, more)
             self.flush_all()
 
     def _end_with(self, exchange: Exchange, status: int, text: str, more: Headers = ()) -> None:
         """Send trailers, with `more`; queued DATA is dropped."""
-        inbound = exchange.inbound
-        self.unqueue(inbound)
+        self.unqueue(exchange)
         block = status_block(status, text, more, alone=not exchange.has_headers)
-        self.end(inbound, frames.header_block(inbound.id, block, end=True))
+        self.end(exchange, frames.header_block(exchange.id, block, end=True))
 
     def refuse(self, exchange: Exchange, error: Exception) -> None:
         if exchange.direct_call is not None:
             self._fail_direct(exchange, exchange.direct_call, error)
             return
         call = exchange.call
-        policy = self._context.policy
+        policy = self.context.policy
         status, text, more = policy.refused(call.path, error, call.metadata_name, call.headers)
         self._detach(exchange)
         self._end_with(exchange, status, text, more)
@@ -426,7 +405,7 @@ class Downstream(Endpoint[Exchange]):
         """Refuse a request whose first message has a compressed flag that gRPC does not know."""
         if not exchange.has_odd_flag(piece):
             return False
-        self.credit(exchange.inbound, len(piece))
+        self.credit(exchange, len(piece))
         error = RelayError(Reason.ENCODING, f"compressed flag {piece[0]}; 0 and 1 are understood")
         (self.fail if exchange.stage is Stage.SENDING else self.refuse)(exchange, error)
         return True
@@ -437,28 +416,28 @@ class Downstream(Endpoint[Exchange]):
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
             self._detach(exchange)
             late = RelayError(Reason.LATE, "the request did not come in time")
-            self._end_with(exchange, *self._context.policy.worded(late))
+            self._end_with(exchange, *self.context.policy.worded(late))
         elif exchange.direct_call is None:
             return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:
             text, seconds = "Triton did not answer in time", exchange.call.seconds
-            if seconds is not None and seconds < self._context.timeout_seconds:
+            if seconds is not None and seconds < self.context.timeout_seconds:
                 text = "the caller's deadline has passed"
             self.fail(exchange, RelayError(Reason.LATE, text))
-        elif exchange.inbound.queue:
+        elif exchange.queue:
             late = RelayError(Reason.LATE, "the answer was not read in time")
-            self._end_with(exchange, *self._context.policy.worded(late))
+            self._end_with(exchange, *self.context.policy.worded(late))
 
     def discard(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Drop DATA of a request that is not gRPC; answer when the request ends."""
-        self.credit(exchange.inbound, len(piece))
+        self.credit(exchange, len(piece))
         if end:
             exchange.to(Stage.OVER)
-            inbound, call = exchange.inbound, exchange.call
+            call = exchange.call
             block = plain_block(call.http_status or 0)
             text = f"{call.refusal}\n".encode() if call.http_status == HTTP_431 else _NOT_GRPC
-            self.out.append(frames.header_block(inbound.id, block, end=False))
-            self.send(inbound, text, end=True)
+            self.out.append(frames.header_block(exchange.id, block, end=False))
+            self.send(exchange, text, end=True)
 
     def client_cancelled(self, exchange: Exchange) -> None:
         """Stop waiting for the response; the inbound stream is closed already."""
@@ -476,7 +455,7 @@ class Downstream(Endpoint[Exchange]):
         that `cancels`.
         """
         self.release_buffer(exchange)
-        self.unqueue(exchange.inbound)
+        self.unqueue(exchange)
         upstream, outbound = exchange.upstream, exchange.outbound
         if upstream is None or outbound is None:
             exchange.to(Stage.OVER)

@@ -8,21 +8,12 @@ from adapter.http2.flow_control import (
     CONNECTION_WINDOW,
     MAX_FRAME,
     STREAM_WINDOW,
+    AnyStream,
     FlowControl,
-    Owner,
-    Stream,
 )
 from adapter.http2.frames import Code, ConnectionFault
 from adapter.http2.headers import HeaderReader
-from adapter.http2.states import AFTER_PEERS_END, FAULTS, State
-from adapter.http2.transport import (
-    UNTIMED_BYTES,
-    FrameTransport,
-    Heard,
-    Piece,
-    part,
-)
-from adapter.http2.transport import State as Connection
+from adapter.http2.transport import SMALL_BYTES, UNTIMED_BYTES, Heard, Piece, State, part
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
@@ -31,20 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# looking up a member of an enumeration is slow in Python 3.11
-_CLOSING, _HALF_CLOSED_REMOTE = Connection.CLOSING, State.HALF_CLOSED_REMOTE
 _DATA, _HEAD_BYTES, _FRAME_BYTES = frames.DATA, frames.HEAD_BYTES, frames.FRAME_BYTES
 _read_head = frames.read_head
 _GLITCHES_A_SECOND, _GLITCHES_OF_A_RESET, _GLITCHES_OF_SETTINGS = 20_000, 10, 10
 _MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
-SMALL_BYTES = 24  # of DATA: the shortest message of an inference has 25
+_HEADERS, _END_HEADERS, _IS_WHOLE = (
+    frames.HEADERS,
+    frames.END_HEADERS,
+    frames.END_HEADERS | _MORE_THAN_A_BLOCK,
+)
+_MAX_STREAM, _END_STREAM, _PADDED = frames.MAX_STREAM, frames.END_STREAM, frames.PADDED
+LEAST_BYTES = 24  # of DATA: the shortest message of an inference has 25
 _STREAMS_A_GLITCH = 8  # of those whose window SETTINGS changes
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
 _MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorter, HEADERS aside
 _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
-class Endpoint(FlowControl[Owner]):
+class Endpoint(FlowControl[AnyStream]):
     """One end of a connection; subclasses say what becomes of its streams.
 
     `glitches` weighs this second's frames that had no effect, less some for useful ones.
@@ -53,15 +48,17 @@ class Endpoint(FlowControl[Owner]):
     def __init__(
         self, budget: ByteBudget, turns: Turns, reader: HeaderReader[Any], max_block_bytes: int
     ) -> None:
-        super().__init__(FrameTransport(self, turns), budget)
+        super().__init__(turns, budget)
         self.reader = reader
         self.is_acknowledged = False
+        self.preface = b""  # what the peer has to send first
         self._max_block = max_block_bytes
         self._rest = bytearray()  # an incomplete frame
         # of a DATA frame that is handled as it comes: END_STREAM and stream, what is still to come
         self._data, self._data_left, self._padding_left = (0, 0), 0, 0
         self._few = bytearray()
-        self._has_settings = False
+        # SETTINGS must come first, and nothing between the frames of a header block
+        self._has_settings, self._is_strict = False, True
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags, fragments
         self._continuations = 0
         self.max_streams = frames.MAX_STREAM
@@ -88,47 +85,30 @@ class Endpoint(FlowControl[Owner]):
         more = CONNECTION_WINDOW - frames.DEFAULT_WINDOW
         self.out += (frames.settings(values), frames.window_update(0, more))
 
-    @property
-    def is_lost(self) -> bool:
-        return self.transport.state >= _CLOSING
-
     def ping(self) -> None:
-        self.transport.heard = Heard.NOTHING_SINCE_PING
+        self.heard = Heard.NOTHING_SINCE_PING
         self.out.append(frames.ping(b"adapter?"))
 
     def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         self.out.append(frames.goaway(self.last_stream(), code, why))
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
-        if self.transport.state is Connection.OPEN:
+        if self.state is State.OPEN:
             self.send_goaway(code, why)
             self.flush()
-        self.transport.close(code)
+        self.end_transport(code)
 
     # -- for subclasses ---------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Handle that the connection is made."""
         self.flush()
-
-    @abstractmethod
-    def flush_all(self) -> None:
-        """Flush every connection to which received data may have been forwarded."""
-
-    @abstractmethod
-    def lost(self) -> None:
-        """Handle that the connection is unusable. Called once."""
-
-    @abstractmethod
-    def gone(self) -> None:
-        """Handle that the connection is closed."""
 
     @abstractmethod
     def last_stream(self) -> int:
         """Return the largest id of the peer's streams that was seen."""
 
     @abstractmethod
-    def data(self, stream: Stream[Owner], piece: Piece, *, end: bool) -> None:
+    def data(self, stream: AnyStream, piece: Piece, end: bool) -> None:
         """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
 
     @abstractmethod
@@ -140,11 +120,11 @@ class Endpoint(FlowControl[Owner]):
         """Handle a header block."""
 
     @abstractmethod
-    def was_reset(self, stream: Stream[Owner], code: int) -> None:
+    def was_reset(self, stream: AnyStream, code: int) -> None:
         """Handle RST_STREAM; the stream is forgotten already."""
 
     @abstractmethod
-    def reset(self, stream: Stream[Owner], code: int) -> None:
+    def reset(self, stream: AnyStream, code: int) -> None:
         """Send RST_STREAM, and forget the stream."""
 
     @abstractmethod
@@ -152,7 +132,7 @@ class Endpoint(FlowControl[Owner]):
         """Handle GOAWAY."""
 
     @abstractmethod
-    def stream_fault(self, stream: Stream[Owner], code: Code) -> None:
+    def stream_fault(self, stream: AnyStream, code: Code) -> None:
         """Handle a stream error (section 5.4.2)."""
 
     def ping_acknowledged(self, payload: bytes) -> None:
@@ -161,11 +141,20 @@ class Endpoint(FlowControl[Owner]):
     # -- receiving --------------------------------------------------------------------------
 
     def received(self, data: bytes, at: int = 0) -> int:
+        if self.preface:
+            at = self._take_preface(data, at)
         if self._rest:
             at = self._complete(data, at)
         if self._data_left or self._padding_left:
             at = self._continue_data(data, at)
         return self._walk(data, at) if at < len(data) else at
+
+    def _take_preface(self, data: bytes, at: int) -> int:
+        size = min(len(data) - at, len(self.preface))
+        if data[at : at + size] != self.preface[:size]:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
+        self.preface = self.preface[size:]
+        return at + size
 
     def _complete(self, data: bytes, at: int) -> int:
         """Complete the frame in `_rest`; return where in `data` it ends."""
@@ -191,33 +180,35 @@ class Endpoint(FlowControl[Owner]):
 
     def _walk(self, data: bytes, at: int) -> int:
         """Handle frames until the time is up; return where that is."""
-        end, until = len(data), self.transport.until
+        end = len(data)
+        is_timed = end > UNTIMED_BYTES
         while end - at >= _HEAD_BYTES:
             high, low, kind, flags, stream_id = _read_head(data, at)
             size, start = high << 8 | low, at + _HEAD_BYTES
-            stream_id &= frames.MAX_STREAM
+            stream_id &= _MAX_STREAM
             if start + size > end:
                 if self._begins_data(kind, flags, stream_id, size, part(data, start, end)):
                     at = end
                 break
             at = start + size
-            if size > _FRAME_BYTES:
-                self._check_size(kind, size)
-            if not self._has_settings or self._block is not None:
-                self._check_order(kind, flags, stream_id)
+            if size > _FRAME_BYTES or self._is_strict:
+                self._check(kind, flags, stream_id, size)
             if kind == _DATA:
-                self._on_data(flags, stream_id, part(data, start, at))
+                payload = memoryview(data)[start:at] if size > SMALL_BYTES else data[start:at]
+                self._on_data(flags, stream_id, payload)
+            elif kind == _HEADERS and flags & _IS_WHOLE == _END_HEADERS and stream_id:
+                self.block(flags, stream_id, data[start:at])
             else:
                 self._acts.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
-            if at < end and end > UNTIMED_BYTES and clock.monotonic() > until:
+            if is_timed and at < end and clock.monotonic() > self.until:
                 return at
-        self._keep(part(data, at, end))
+        self._keep(data, at)
         return end
 
-    def _keep(self, start: Piece) -> None:
+    def _keep(self, data: bytes, at: int) -> None:
         """Keep the start of an incomplete frame."""
-        if start:
-            self._rest += start
+        if at < len(data):
+            self._rest += part(data, at, len(data))
             self._needed(self._rest)
 
     def _begins_data(
@@ -226,9 +217,7 @@ class Endpoint(FlowControl[Owner]):
         """Begin an incomplete DATA frame; return False if the frame must be gathered first."""
         if not _goes_on(kind, size) or (flags & frames.PADDED and not payload):
             return False
-        self._check_size(frames.DATA, size)
-        if not self._has_settings or self._block is not None:
-            self._check_order(frames.DATA, flags, stream_id)
+        self._check(frames.DATA, flags, stream_id, size)
         self._data, self._data_left = (flags & frames.END_STREAM, stream_id), size
         if flags & frames.PADDED:
             self._padding_left = payload[0]
@@ -265,10 +254,8 @@ class Endpoint(FlowControl[Owner]):
         self._on_data(0 if self._data_left else flags, stream_id, piece)
 
     def _drop_padding(self, size: int) -> None:
-        self.count_data(size)
-        stream = self.streams.get(self._data[1])
+        stream = self._count_data(self._data[1], size)
         if stream is not None and not stream.is_ended:
-            stream.receive_window -= size
             self.credit(stream, size)
 
     def _check_size(self, kind: int, size: int) -> None:
@@ -276,7 +263,9 @@ class Endpoint(FlowControl[Owner]):
         if size > most:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame over the limit")
 
-    def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
+    def _check(self, kind: int, flags: int, stream_id: int, size: int) -> None:
+        """Check the size of a frame, and whether it may come now."""
+        self._check_size(kind, size)
         if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block[0]):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block breaks off")
         if not self._has_settings and (kind != frames.SETTINGS or flags & frames.ACK):
@@ -285,7 +274,7 @@ class Endpoint(FlowControl[Owner]):
     def glitch(self, weight: int = 1) -> None:
         """Count a frame that has no effect."""
         self.glitches += weight
-        if self.glitches > _GLITCHES_A_SECOND or (self.is_paused and self.transport.is_flooded):
+        if self.glitches > _GLITCHES_A_SECOND or (self.is_paused and self.is_flooded):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
     def a_second_passed(self) -> None:
@@ -297,29 +286,35 @@ class Endpoint(FlowControl[Owner]):
 
     # -- frames -----------------------------------------------------------------------------
 
+    def _count_data(self, stream_id: int, size: int) -> AnyStream | None:
+        """Count DATA against both windows; return its stream if that is open."""
+        self._receive_window -= size
+        self.unannounced += size
+        self.glitches -= size >> 13
+        if self._receive_window < 0:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.receive_window -= size
+        return stream
+
     def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
         size = len(payload)
-        self.count_data(size)
-        stream = self.streams.get(stream_id)
+        stream = self._count_data(stream_id, size)
         if stream is None:
-            if size < SMALL_BYTES:
+            if size < LEAST_BYTES:
                 self.small_frame()
             self.frame_without_stream(stream_id, frames.DATA)
             return
-        stream.receive_window -= size
-        if stream.state is _HALF_CLOSED_REMOTE:
-            self.stream_fault(stream, FAULTS[stream.state])
+        if stream.is_ended or stream.receive_window < 0:
+            code = Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR
+            self.stream_fault(stream, code)
             return
-        if stream.receive_window < 0:
-            self.stream_fault(stream, Code.FLOW_CONTROL_ERROR)
-            return
-        if flags & frames.PADDED:
+        if flags & _PADDED:
             payload = frames.without_padding(payload)
             self.credit(stream, size - len(payload))
-        end = bool(flags & frames.END_STREAM)
-        if end:
-            stream.state = AFTER_PEERS_END[stream.state]
-        self.data(stream, payload, end=end)
+        end = stream.is_ended = flags & _END_STREAM == _END_STREAM
+        self.data(stream, payload, end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & _MORE_THAN_A_BLOCK:
@@ -329,7 +324,7 @@ class Endpoint(FlowControl[Owner]):
         if flags & frames.END_HEADERS:
             self.block(flags, stream_id, payload)
         else:
-            self._block = (stream_id, flags, bytearray(payload))
+            self._block, self._is_strict = (stream_id, flags, bytearray(payload)), True
             self._continuations = 0
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -342,7 +337,7 @@ class Endpoint(FlowControl[Owner]):
         if self._continuations > _MAX_CONTINUATIONS or len(block) > self._max_block:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block over the limit")
         if flags & frames.END_HEADERS:
-            self._block = None
+            self._block, self._is_strict = None, False
             self.block(first_flags, stream_id, bytes(block))
 
     def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
@@ -370,7 +365,7 @@ class Endpoint(FlowControl[Owner]):
         if len(payload) > _MAX_SETTINGS_BYTES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
         if not flags & frames.ACK:
-            self._has_settings = True
+            self._has_settings, self._is_strict = True, False
             values = frames.read_settings(payload)
             self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))
             self._take_settings(values)

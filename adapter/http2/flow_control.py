@@ -5,28 +5,24 @@ once, unless too much is buffered: no stream blocks another, and memory is bound
 sent when most of a window has been used, or a part of it and there is something else to write.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict, deque
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from adapter.http2 import frames
 from adapter.http2.frames import Code, ConnectionFault
-from adapter.http2.states import State
-from adapter.http2.transport import FrameTransport, Piece
-from adapter.http2.transport import State as Connection
+from adapter.http2.transport import FrameTransport, Piece, State
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 
-Owner = TypeVar("Owner")
-# looking up a member of an enumeration is slow in Python 3.11
-_CONNECTING = Connection.CONNECTING
-_OPEN, _HALF_CLOSED_REMOTE, _CLOSED = State.OPEN, State.HALF_CLOSED_REMOTE, State.CLOSED
+_CONNECTING = State.CONNECTING  # looking up a member of an enumeration is slow in Python 3.11
 
 # receive windows of a stream, in which a tensor of 600 KiB comes without a pause, and of the
 # connection; the largest frame that we accept, as none may be larger than the window
 STREAM_WINDOW, CONNECTION_WINDOW = 5 * 2**17, 2**20
 MAX_FRAME = STREAM_WINDOW
 # each WINDOW_UPDATE costs a system call, and wakes the peer; less where something is written anyway
-_STREAM_CREDIT, _CONNECTION_CREDIT, _SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
+_STREAM_CREDIT, _CONNECTION_CREDIT, SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
 # what one connection may buffer though all of them together are over the limit
 _SHARE_BYTES = 2**20
 
@@ -34,112 +30,106 @@ _TURN_BYTES = 2**16  # of one stream, before the next stream's turn
 _ITEMS_A_FLUSH = 32
 
 
-class Stream(Generic[Owner]):
+class Stream:
     """A stream of one connection, with both of its windows. `number` is its id as four bytes.
 
-    `queue` holds DATA beyond `send_window`, `tail` the frames that end the stream after it.
-    `unannounced` is receive credit that no WINDOW_UPDATE has carried yet; while `is_held_back`,
-    none will, nor the connection's for `held_back` bytes of it.
+    `is_ended`: the peer has sent END_STREAM. `queue` holds DATA beyond `send_window`, `tail` the
+    frames that end the stream after it. `unannounced` is receive credit that no WINDOW_UPDATE has
+    carried yet; while `is_held_back`, none will, nor the connection's for `held_back` bytes of it.
     """
 
     __slots__ = (
         "held_back",
         "id",
         "is_counted",
+        "is_ended",
         "is_held_back",
         "number",
-        "owner",
         "queue",
         "queued",
         "receive_window",
         "send_window",
-        "state",
         "tail",
         "unannounced",
     )
 
-    def __init__(self, stream_id: int, owner: Owner, send_window: int) -> None:
+    def __init__(self, stream_id: int, send_window: int) -> None:
         self.id = stream_id
         self.number = frames.number(stream_id)
-        self.owner = owner
         self.send_window = send_window
         self.queue: deque[Piece] | None = None
-        self.queued = 0
         self.tail = b""
         self.receive_window = STREAM_WINDOW
-        self.unannounced = 0
-        self.held_back = 0
-        self.is_held_back = self.is_counted = False
-        self.state = _OPEN
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the peer has sent END_STREAM."""
-        return self.state is _HALF_CLOSED_REMOTE or self.state is _CLOSED
+        self.queued = self.unannounced = self.held_back = 0
+        self.is_ended = self.is_held_back = self.is_counted = False
 
 
-class FlowControl(ABC, Generic[Owner]):
+AnyStream = TypeVar("AnyStream", bound=Stream)
+
+
+class FlowControl(FrameTransport, Generic[AnyStream]):
     """The streams of one end of a connection, and its windows.
 
     `out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
-    were received here and not forwarded yet. `is_paused`: the peer does not read.
+    were received here and not forwarded yet.
     """
 
-    def __init__(self, transport: FrameTransport, shared: ByteBudget) -> None:
-        self.transport = transport
+    def __init__(self, turns: Turns, shared: ByteBudget) -> None:
+        super().__init__(turns)
         self.out: list[Piece] = []
-        self.is_paused = False
         self.shared = shared
-        self.streams: dict[int, Stream[Owner]] = {}
+        self.streams: dict[int, AnyStream] = {}
         self.glitches = 0
         # towards the peer
         self.send_window = self.initial_window = frames.DEFAULT_WINDOW
         self.max_frame_size = frames.FRAME_BYTES
         # streams with a queue and an open window; the others wait for WINDOW_UPDATE
-        self._ready: OrderedDict[int, Stream[Owner]] = OrderedDict()
+        self._ready: OrderedDict[int, AnyStream] = OrderedDict()
         # from the peer
         self._receive_window = CONNECTION_WINDOW
-        self._unannounced = 0
-        self._waiting: dict[int, Stream[Owner]] = {}  # have credit to announce
+        self.unannounced = 0
+        self.creditors: dict[int, AnyStream] = {}  # have credit to announce
         self.buffered = self.held_back = 0
 
     # -- for subclasses ---------------------------------------------------------------------
 
     @abstractmethod
-    def sent(self, stream: Stream[Owner], size: int) -> None:
+    def sent(self, stream: AnyStream, size: int) -> None:
         """Handle that `size` bytes of DATA of that stream were written."""
 
     @abstractmethod
-    def finished(self, stream: Stream[Owner]) -> None:
+    def finished(self, stream: AnyStream) -> None:
         """Handle that the frame that ends the stream was written."""
 
     @abstractmethod
-    def receiver_of(self, stream: Stream[Owner]) -> "FlowControl[Any] | None":
-        """Return the connection on which the stream's DATA was received."""
+    def count_queued(self, stream: AnyStream, size: int) -> None:
+        """Count `size` bytes of a queue at the connection that received them; negative when they
+        leave it.
+        """
 
     # -- receiving --------------------------------------------------------------------------
 
-    def credit(self, stream: Stream[Owner], size: int) -> None:
+    def credit(self, stream: AnyStream, size: int) -> None:
         """Return receive credit: `size` bytes of that stream were forwarded, or are not needed."""
         stream.unannounced += size
         if stream.unannounced >= _STREAM_CREDIT and not stream.is_held_back:
-            self._waiting[stream.id] = stream
+            self.creditors[stream.id] = stream
 
-    def hold_back(self, stream: Stream[Owner], size: int) -> None:
+    def hold_back(self, stream: AnyStream, size: int) -> None:
         """Return no credit of that stream until `let_on`, nor the connection's for these `size`
         bytes: the connection's window bounds what its callers send that nobody has room for.
         """
         stream.is_held_back = True
         stream.held_back += size
         self.held_back += size
-        self._unannounced -= size
-        self._waiting.pop(stream.id, None)
+        self.unannounced -= size
+        self.creditors.pop(stream.id, None)
 
-    def let_on(self, stream: Stream[Owner]) -> None:
+    def let_on(self, stream: AnyStream) -> None:
         size, stream.held_back = stream.held_back, 0
         stream.is_held_back = False
         self.held_back -= size
-        self._unannounced += size
+        self.unannounced += size
         self.credit(stream, 0)
 
     @property
@@ -159,61 +149,48 @@ class FlowControl(ABC, Generic[Owner]):
 
     def _add_window_updates(self) -> None:
         """Announce receive credit in large steps."""
-        if self._waiting:
-            for stream in self._waiting.values():
+        if self.creditors:
+            for stream in self.creditors.values():
                 if stream.id in self.streams and not stream.is_ended:
                     self.out.append(frames.window_update(stream.id, stream.unannounced))
                     stream.receive_window += stream.unannounced
                     stream.unannounced = 0
-            self._waiting.clear()
-        least = _SHARED_WRITE_CREDIT if self.out else _CONNECTION_CREDIT
-        if self._unannounced >= least and not self.is_over_budget:
-            self.out.append(frames.window_update(0, self._unannounced))
-            self._receive_window += self._unannounced
-            self._unannounced = 0
+            self.creditors.clear()
+        least = SHARED_WRITE_CREDIT if self.out else _CONNECTION_CREDIT
+        if self.unannounced >= least and not self.is_over_budget:
+            self.out.append(frames.window_update(0, self.unannounced))
+            self._receive_window += self.unannounced
+            self.unannounced = 0
 
-    def may_send(self, stream: Stream[Owner]) -> bool:
+    def may_send(self, stream: AnyStream) -> bool:
         """Return whether the windows let the peer send on that stream."""
         return stream.receive_window > 0 and self._receive_window > 0
-
-    def count_data(self, size: int) -> None:
-        """Count received DATA against the connection's window."""
-        self._receive_window -= size
-        if self._receive_window < 0:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
-        self._unannounced += size
-        self.glitches -= size >> 13
 
     # -- sending ----------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write the queued frames, after everything that was read at once."""
-        if self._waiting or self._unannounced >= _SHARED_WRITE_CREDIT:
+        if self.creditors or self.unannounced >= SHARED_WRITE_CREDIT:
             self._add_window_updates()
-        if self.out and self.transport.state is not _CONNECTING:
+        if self.out and self.state is not _CONNECTING:
             out, self.out = self.out, []
-            self.transport.write(out)
-
-    def paused(self) -> None:
-        self.is_paused = True
+            self.write(out)
 
     def resumed(self) -> None:
-        self.is_paused = False
         self.send_queued()
 
-    def send(self, stream: Stream[Owner], piece: Piece, *, end: bool = False) -> None:
+    def send(self, stream: AnyStream, piece: Piece, *, end: bool = False) -> None:
         """Send DATA, or queue it where a window is too small; `end` ends the stream."""
         size = len(piece)
-        if stream.queue or (
-            size and (size > stream.send_window or size > self.send_window or self.is_paused)
-        ):
+        room = min(stream.send_window, self.send_window)
+        if stream.queue or (size and (size > room or self.is_paused)):
             self._queue(stream, piece)
             if end:
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
             self.send_queued()
             return
         if size <= self.max_frame_size:
-            self.out += (frames.data_start(size, int(end)), stream.number, piece)
+            self.out += (frames.head(size, frames.DATA, int(end), stream.id), piece)
         else:
             self._send_cut(stream, piece, int(end))
         stream.send_window -= size
@@ -222,7 +199,7 @@ class FlowControl(ABC, Generic[Owner]):
         if end:
             self.finished(stream)
 
-    def _send_cut(self, stream: Stream[Owner], piece: Piece, flags: int) -> None:
+    def _send_cut(self, stream: AnyStream, piece: Piece, flags: int) -> None:
         """Send DATA in frames of at most `max_frame_size`."""
         size, most, view = len(piece), self.max_frame_size, memoryview(piece)
         for at in range(0, size - most, most):
@@ -230,7 +207,7 @@ class FlowControl(ABC, Generic[Owner]):
         rest = size - (size - 1) // most * most
         self.out += (frames.head(rest, frames.DATA, flags, stream.id), view[size - rest :])
 
-    def end(self, stream: Stream[Owner], tail: bytes) -> None:
+    def end(self, stream: AnyStream, tail: bytes) -> None:
         """End the stream with these frames, after its queued DATA."""
         if stream.queue:
             stream.tail = tail
@@ -238,30 +215,25 @@ class FlowControl(ABC, Generic[Owner]):
             self.out.append(tail)
             self.finished(stream)
 
-    def _queue(self, stream: Stream[Owner], piece: Piece) -> None:
+    def _queue(self, stream: AnyStream, piece: Piece) -> None:
         if stream.queue is None:
             stream.queue = deque()
         if piece:  # a copy: a view would keep all that was read with it
             stream.queue.append(bytes(piece))
             stream.queued += len(piece)
-            self._add_buffered_for(stream, len(piece))
+            self.count_queued(stream, len(piece))
             self._make_ready(stream)
 
-    def _make_ready(self, stream: Stream[Owner]) -> None:
+    def _make_ready(self, stream: AnyStream) -> None:
         if stream.queue and stream.send_window > 0:
             self._ready[stream.id] = stream
 
-    def _add_buffered_for(self, stream: Stream[Owner], size: int) -> None:
-        receiver = self.receiver_of(stream)
-        if receiver is not None:
-            receiver.add_buffered(size)
-
-    def unqueue(self, stream: Stream[Owner]) -> None:
+    def unqueue(self, stream: AnyStream) -> None:
         """Drop queued DATA."""
         if stream.queue:
             stream.queue.clear()
             self._ready.pop(stream.id, None)
-            self._add_buffered_for(stream, -stream.queued)
+            self.count_queued(stream, -stream.queued)
             self.sent(stream, stream.queued)
             stream.queued = 0
 
@@ -272,7 +244,7 @@ class FlowControl(ABC, Generic[Owner]):
             if len(self.out) > _ITEMS_A_FLUSH:
                 self.flush()
 
-    def _send_next(self, stream: Stream[Owner]) -> None:
+    def _send_next(self, stream: AnyStream) -> None:
         queue, send_window = stream.queue, min(stream.send_window, self.send_window, _TURN_BYTES)
         if not queue or send_window <= 0:
             return
@@ -287,13 +259,13 @@ class FlowControl(ABC, Generic[Owner]):
         self.send_window -= size
         self.glitches -= size >> 13
         self._make_ready(stream)  # after the others
-        self._add_buffered_for(stream, -size)
+        self.count_queued(stream, -size)
         self.sent(stream, size)
         if not queue and stream.tail:
             self.out.append(stream.tail)
             self.finished(stream)
 
-    def forget(self, stream: Stream[Owner]) -> None:
+    def forget(self, stream: AnyStream) -> None:
         if stream.queue:
             self.unqueue(stream)
         if stream.is_held_back:
@@ -308,7 +280,7 @@ class FlowControl(ABC, Generic[Owner]):
         self.send_window = _widened(self.send_window, increment)
         self.send_queued()
 
-    def widen_stream(self, stream: Stream[Owner], increment: int) -> None:
+    def widen_stream(self, stream: AnyStream, increment: int) -> None:
         stream.send_window += increment
         if stream.queue:
             self._make_ready(stream)

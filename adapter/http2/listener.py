@@ -47,7 +47,7 @@ class RelayListener:
 
     @property
     def connections(self) -> int:
-        return sum(s.downstream.transport.state is not State.CLOSED for s in self._sessions)
+        return sum(s.state is not State.CLOSED for s in self._sessions)
 
     def _accept(self) -> asyncio.Protocol:
         most = self._max_connections
@@ -58,7 +58,7 @@ class RelayListener:
             return _Refusal()
         session = RelaySession(self._context)
         self._sessions.add(session)
-        return session.downstream.transport
+        return session
 
     def fallback_began(self) -> None:
         """Note that the fallback server begins with a call."""
@@ -68,7 +68,7 @@ class RelayListener:
         self._ticks += 1
         _guarded(self._context.fallback_queue.tick)
         for session in list(self._sessions):
-            if session.downstream.streams:
+            if session.streams:
                 _guarded(session.check_requests)
         if self._ticks % _TICKS_A_SECOND == 0:
             self._sessions = {session for session in self._sessions if not session.ended.is_set()}
@@ -92,13 +92,13 @@ class RelayListener:
         if self._path is not None:
             await REPOSITORY.run(Path(self._path).unlink, missing_ok=True)
         for session in self._sessions:
-            session.downstream.shut_down()
+            session.shut_down()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 for session in list(self._sessions):
                     await session.until_done()
         for session in self._sessions:
-            session.close()
+            session.close_all()
         background.end(self._ticking)
         await asyncio.wait({self._ticking, *self._context.tasks}, timeout=1)
 

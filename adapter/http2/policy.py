@@ -67,7 +67,8 @@ class Call:
     """The headers of a request. `direct` is the header block for Triton, None when the call may not
     go there; `fallback` the one for the fallback server. `metadata_name` is the metadata's name for
     the model, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the
-    message for the fallback server; None for a stream, whose messages that server judges. `length`
+    message for the fallback server; None for a stream, whose messages that server judges, and for
+    what is refused. `length`
     is `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
     HEADERS frame of `direct`; empty where it needs CONTINUATION. `headers`: all that were read.
     """
@@ -189,8 +190,8 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     if refusal is None and seconds == 0:
         refusal = RelayError(Reason.LATE, "the caller's deadline has passed")
     path, length = found[b":path"], content_length(headers)
-    most = policy.max_bytes(path)
-    start = frames.headers_start(direct or b"", end=False)
+    most = policy.max_bytes(path) if refusal is None and status is None else None
+    start = frames.headers_start(direct, end=False) if direct else b""
     about = (path, fallback, direct, metadata_name, seconds, refusal, most, length, status, start)
     return Call(*about, headers)
 

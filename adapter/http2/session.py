@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import partial
 
 from adapter.http2.downstream import Downstream
+from adapter.http2.endpoint import LEAST_BYTES
+from adapter.http2.flow_control import SHARED_WRITE_CREDIT
 from adapter.http2.frames import Code
 from adapter.http2.policy import Call, Reason, RelayContext, RelayError
 from adapter.http2.protobuf import (
@@ -22,7 +24,6 @@ from adapter.http2.protobuf import (
     length_of,
     plain_name,
 )
-from adapter.http2.states import AFTER_PEERS_END
 from adapter.http2.stream import Exchange, LargeBody, Stage
 from adapter.http2.transport import Heard, Piece, State
 from adapter.http2.upstream import Upstream
@@ -30,6 +31,7 @@ from adapter.http2.upstream import Upstream
 _SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _POLL_SECONDS = 0.1
 _MAX_TICK_SECONDS = 0.5  # after a longer pause it was the event loop that was slow, not the clients
+_FEW_BYTES, _GLITCHES_OF_SMALL_DATA = 2**10, 4
 _NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
 # smaller messages are forwarded when they are complete, larger ones as they are received
 _BUFFERED_MESSAGE_BYTES = 2**18
@@ -37,30 +39,32 @@ _BUFFERED_MESSAGE_BYTES = 2**18
 _ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
 
 
-class RelaySession:
+class RelaySession(Downstream):
     """One client's connection, its requests, and the upstream connections they use."""
 
     def __init__(self, context: RelayContext) -> None:
-        self.context = context
+        super().__init__(context)
         self.upstreams: list[Upstream] = []
-        self.downstream = Downstream(self, context)
         self.ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._begun = self._received_at = self._busy_at = self._checked = self._clock()
 
-    def flush(self) -> None:
-        self.downstream.flush()
+    def flush_all(self) -> None:
+        if self.out or self.creditors or self.unannounced >= SHARED_WRITE_CREDIT:
+            self.flush()
         for upstream in self.upstreams:
-            upstream.flush()
+            if upstream.out or upstream.creditors or upstream.unannounced >= SHARED_WRITE_CREDIT:
+                upstream.flush()
 
     # -- upstream connections ---------------------------------------------------------------
 
     def upstream(self, *, is_triton: bool) -> Upstream:
         """Return a connection that accepts more streams; open one if there is none."""
         for upstream in self.upstreams:
-            if upstream.is_triton is is_triton and upstream.accepts_streams:
+            is_full = upstream.is_ending or len(upstream.streams) >= upstream.max_streams
+            if upstream.is_triton is is_triton and not is_full:
                 return upstream
-        upstream = Upstream(self.context, self.downstream, self._upstream_lost, is_triton=is_triton)
+        upstream = Upstream(self.context, self, self._upstream_lost, is_triton=is_triton)
         self.upstreams.append(upstream)
         self.context.begin(self._connect(upstream))
         return upstream
@@ -69,37 +73,36 @@ class RelaySession:
         context = self.context
         connect = context.connect_triton if upstream.is_triton else context.connect_fallback
         try:
-            await connect(upstream.transport)
+            await connect(upstream)
         except OSError:
             upstream.close()
-            self.flush()
+            self.flush_all()
 
     def _upstream_lost(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
-        delivered = upstream.transport.was_open
+        delivered = upstream.was_open
         why = "the connection to Triton broke" if delivered else "Triton cannot be reached"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
-            self.downstream.upstream_failed(stream.owner, why, delivered=delivered)
+            self.upstream_failed(stream.exchange, why, delivered=delivered)
 
     # -- the session ------------------------------------------------------------------------
 
-    def downstream_lost(self) -> None:
-        for stream in list(self.downstream.streams.values()):
-            self.downstream.forget(stream)
-            self.downstream.client_cancelled(stream.owner)
+    def lost(self) -> None:
+        super().lost()
         for upstream in list(self.upstreams):
             upstream.close_if_done()
 
-    def end_if_done(self) -> None:
-        if self.downstream.transport.state is State.CLOSED and not self.upstreams:
+    def gone(self) -> None:
+        """End if the client and all upstreams have gone."""
+        if self.state is State.CLOSED and not self.upstreams:
             self.ended.set()
 
     @property
     def is_done(self) -> bool:
         """Whether the client has left, and no model works on its requests."""
-        return self.downstream.transport.state is State.CLOSED and all(
-            stream.owner.direct_call is not None and stream.owner.direct_call.is_lost
+        return self.state is State.CLOSED and all(
+            stream.exchange.direct_call is not None and stream.exchange.direct_call.is_lost
             for upstream in self.upstreams
             for stream in upstream.streams.values()
         )
@@ -110,71 +113,85 @@ class RelaySession:
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self.ended.wait()
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         """Close every connection at once, whatever is in flight."""
-        self.downstream.close(Code.CANCEL)
+        self.close(Code.CANCEL)
         for upstream in list(self.upstreams):
             upstream.close()
 
     def check_requests(self) -> None:
         """Apply time limits and the limit of buffered bytes; called ten times a second."""
         self._check_time_limits()
-        if self.downstream.is_over_budget:
+        if self.is_over_budget:
             self._drain_buffers()
-        elif self.downstream.is_stalled:
+        elif self.is_stalled:
             self._refuse_held_back()
-        self.flush()
+        self.flush_all()
 
     def check_connection(self) -> None:
         """Detect dead and idle peers, and refill the budget of glitches; called once a second."""
-        now, downstream, transport = self._clock(), self.downstream, self.downstream.transport
-        for endpoint in (downstream, *self.upstreams):
-            endpoint.a_second_passed()
-        if downstream.streams:
+        now = self._clock()
+        self.a_second_passed()
+        for upstream in self.upstreams:
+            upstream.a_second_passed()
+        if self.streams:
             self._busy_at = now
-        if transport.heard is Heard.SOMETHING:
-            self._received_at, transport.heard = now, Heard.NOTHING
-        if not downstream.is_acknowledged and now - self._begun > _SETTINGS_SECONDS:
-            downstream.close(Code.SETTINGS_TIMEOUT)
+        if self.heard is Heard.SOMETHING:
+            self._received_at, self.heard = now, Heard.NOTHING
+        if not self.is_acknowledged and now - self._begun > _SETTINGS_SECONDS:
+            self.close(Code.SETTINGS_TIMEOUT)
         elif now - self._received_at > _SILENT_SECONDS + _PING_SECONDS:
-            downstream.close()
-        elif now - self._received_at > _SILENT_SECONDS and transport.heard is Heard.NOTHING:
-            downstream.ping()
+            self.close()
+        elif now - self._received_at > _SILENT_SECONDS and self.heard is Heard.NOTHING:
+            self.ping()
         elif now - self._busy_at > _IDLE_SECONDS:
-            downstream.shut_down()
-        self.flush()
+            self.shut_down()
+        self.flush_all()
 
     # -- requests ---------------------------------------------------------------------------
 
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
-        downstream, seconds = self.downstream, self.context.timeout_seconds
-        if call.seconds is not None:
-            seconds = min(seconds, call.seconds)
-        exchange = Exchange(stream_id, downstream.initial_window, call, self._clock() + seconds)
-        if end:
-            exchange.inbound.state = AFTER_PEERS_END[exchange.inbound.state]
-        downstream.streams[stream_id] = exchange.inbound
+        seconds = self.context.timeout_seconds
+        if call.seconds is not None and call.seconds < seconds:
+            seconds = call.seconds
+        exchange = Exchange(stream_id, self.initial_window, call, self._clock() + seconds)
+        self.streams[stream_id] = exchange
+        if end or call.max_bytes is None:
+            self._begin_at_once(exchange, end=end)
+
+    def _begin_at_once(self, exchange: Exchange, *, end: bool) -> None:
+        """Begin with a request that does not wait for its message."""
+        exchange.is_ended, call = end, exchange.call
         if end and call.length:
-            downstream.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
+            self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)
         elif call.http_status is not None:
-            downstream.discard(exchange, b"", end=end)
+            self.discard(exchange, b"", end=end)
         elif (error := call.refusal or exchange.counted_in(self.context.budget)) is not None:
-            downstream.refuse(exchange, error)
+            self.refuse(exchange, error)
         elif call.max_bytes is None:
             self._to_fallback(exchange, b"", end=end)
-        elif end:
+        else:
             self._refuse_incomplete(exchange)
 
-    def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        exchange.received_bytes += len(piece)
-        if end and exchange.received_bytes == len(piece) and self._goes_whole(exchange, piece):
-            return
+    def data(self, stream: Exchange, piece: Piece, end: bool) -> None:
+        size = len(piece)
+        stream.received_bytes += size
+        if end or size >= LEAST_BYTES:
+            if self.small_frames:
+                self.take_off(1)
+            if size < _FEW_BYTES and not end:
+                self.glitch()
+        else:
+            self.small_frame(_GLITCHES_OF_SMALL_DATA)
+        if not (end and stream.received_bytes == size and self._goes_whole(stream, piece)):
+            self._take(stream, piece, end=end)
+
+    def _take(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         length, received = exchange.call.length, exchange.received_bytes
         if length is not None and (received > length or (end and received < length)):
-            # RFC 9113 section 8.1.1
-            self.downstream.reset_faulty(exchange.inbound.id, Code.PROTOCOL_ERROR)
+            self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)  # RFC 9113 section 8.1.1
         elif exchange.call.http_status is not None:
-            self.downstream.discard(exchange, piece, end=end)
+            self.discard(exchange, piece, end=end)
         elif exchange.stage is _SENDING:
             if exchange.body is not None:
                 exchange.body.take(len(piece))
@@ -184,26 +201,26 @@ class RelaySession:
         elif exchange.stage is _WAITING:
             self._buffer(exchange, piece)
         else:
-            self.downstream.credit(exchange.inbound, len(piece))
+            self.credit(exchange, len(piece))
 
     def _goes_whole(self, exchange: Exchange, piece: Piece) -> bool:
         """Forward a complete request of one DATA frame to Triton, as most small requests are, or
         refuse it. False, with nothing done, where it is anything else.
         """
-        call = exchange.call
-        if call.direct is None or call.length is not None or not isinstance(piece, bytes):
+        call, size = exchange.call, len(piece)
+        if not call.direct_start or call.length not in {None, size} or not isinstance(piece, bytes):
             return False
         name = plain_name(piece, self.context.max_message_bytes)
         if name is None:
             return False
         upstream = self.upstream(is_triton=True)
-        if not upstream.fits_whole(len(piece)) or not call.direct_start:
+        if not upstream.fits_whole(size):
             return False
         admitted = self.context.policy.admit(name, call.metadata_name)
         if admitted is None:
             return False
         if isinstance(admitted, Exception):
-            self.downstream.refuse(exchange, admitted)
+            self.refuse(exchange, admitted)
             return True
         exchange.direct_call = admitted
         upstream.open_whole(exchange, piece)
@@ -212,7 +229,7 @@ class RelaySession:
     # -- buffering --------------------------------------------------------------------------
 
     def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        if self.downstream.refuses_flag(exchange, piece):
+        if self.refuses_flag(exchange, piece):
             return
         start: Piece | bytearray = piece
         if exchange.buffered:
@@ -230,7 +247,7 @@ class RelaySession:
         if not isinstance(exchange.buffered, bytearray):
             exchange.buffered = bytearray()
         exchange.buffered += piece
-        self.downstream.add_buffered(len(piece))
+        self.add_buffered(len(piece))
 
     def _name_in(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
         if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
@@ -245,30 +262,29 @@ class RelaySession:
             return True
         size = PREFIX_BYTES + length_of(start)
         is_large = size < here or size > _BUFFERED_MESSAGE_BYTES
-        if name is Peek.NO or is_large or self.downstream.is_over_budget:
+        if name is Peek.NO or is_large or self.is_over_budget:
             return False
         exchange.needed_bytes = size + 1
         return True
 
     def _drain_buffers(self) -> None:
         """Route requests that are being buffered; refuse those that wait: they keep others out."""
-        for stream in list(self.downstream.streams.values()):
-            exchange = stream.owner
+        for exchange in list(self.streams.values()):
             if exchange.stage is Stage.ARRIVING and exchange.buffered:
                 name = self._name_in(exchange, exchange.buffered)
                 if name is not Peek.MORE:
                     self._hold_and_route(exchange, name, bytes(exchange.buffered), end=False)
             elif exchange.stage is Stage.WAITING:
-                self.downstream.refuse(exchange, _overloaded())
+                self.refuse(exchange, _overloaded())
 
     def _refuse_held_back(self) -> None:
         """Refuse the latest request that waits for room, if another one, which need not wait,
         cannot come because of it.
         """
-        arriving = [stream for stream in self.downstream.streams.values() if not stream.is_ended]
+        arriving = [stream for stream in self.streams.values() if not stream.is_ended]
         if any(not stream.is_held_back for stream in arriving):
             last = next(stream for stream in reversed(arriving) if stream.is_held_back)
-            self.downstream.refuse(last.owner, _overloaded())
+            self.refuse(last, _overloaded())
 
     # -- routing ----------------------------------------------------------------------------
 
@@ -278,15 +294,13 @@ class RelaySession:
         """Route a message; the bytes of a large one count until they have been forwarded."""
         size = length_of(piece)
         if size > _BUFFERED_MESSAGE_BYTES:
-            self.downstream.release_buffer(exchange)
-            exchange.body = LargeBody(
-                exchange, self.downstream, self.downstream.refuse, PREFIX_BYTES + size
-            )
+            self.release_buffer(exchange)
+            exchange.body = LargeBody(exchange, self, self.refuse, PREFIX_BYTES + size)
             exchange.body.take(len(piece))
         self._route(exchange, name, piece, end=end)
 
     def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
-        self.downstream.release_buffer(exchange)
+        self.release_buffer(exchange)
         block = exchange.call.direct
         exchange.remaining_bytes = PREFIX_BYTES + length_of(piece)
         if self._breaks_off(exchange, piece, end=end):
@@ -298,12 +312,12 @@ class RelaySession:
             return  # it was refused
         elif (error := self._too_large(exchange, length_of(piece))) is not None:
             if block is None or not isinstance(name, bytes):
-                self.downstream.refuse(exchange, error)
+                self.refuse(exchange, error)
             elif self._may_wait(exchange, name, length_of(piece)):
                 self._wait_for_model(exchange, name, piece)
             else:
                 known = self.context.policy.error_of(name, exchange.call.metadata_name)
-                self.downstream.refuse(exchange, known or error)
+                self.refuse(exchange, known or error)
         else:
             self._to_fallback(exchange, piece, end=end)
 
@@ -327,11 +341,11 @@ class RelaySession:
         error = await self.context.policy.ready(name, exchange.call.metadata_name)
         exchange.wait = None
         if error is not None:
-            self.downstream.refuse(exchange, error)
+            self.refuse(exchange, error)
         else:
             piece = bytes(exchange.buffered)
-            self._hold_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
-        self.flush()
+            self._hold_and_route(exchange, name, piece, end=exchange.is_ended)
+        self.flush_all()
 
     def _too_large(self, exchange: Exchange, size: int) -> RelayError | None:
         most, direct = exchange.call.max_bytes, self.context.max_message_bytes
@@ -356,7 +370,7 @@ class RelaySession:
             return False
         if isinstance(admitted, Exception):
             if end:
-                self.downstream.refuse(exchange, admitted)
+                self.refuse(exchange, admitted)
             return False
         exchange.direct_call, exchange.scanner = admitted, scanner
         if not end:
@@ -373,7 +387,7 @@ class RelaySession:
     def _refuse_incomplete(self, exchange: Exchange) -> None:
         count = exchange.received_bytes
         why = f"the request ended after {count} bytes, before its message was complete"
-        self.downstream.refuse(exchange, RelayError(Reason.INCOMPLETE, why))
+        self.refuse(exchange, RelayError(Reason.INCOMPLETE, why))
 
     # -- forwarding -------------------------------------------------------------------------
 
@@ -384,14 +398,14 @@ class RelaySession:
             return
         self._buffer(exchange, piece)
         exchange.to(_WAITING)
-        self.context.fallback_queue.wait(self, partial(self._send_queued, exchange))
+        self.context.fallback_queue.wait(self, partial(self._send_waiting, exchange))
 
-    def _send_queued(self, exchange: Exchange) -> None:
+    def _send_waiting(self, exchange: Exchange) -> None:
         if exchange.stage is _WAITING:
             piece = bytes(exchange.buffered)
-            self.downstream.release_buffer(exchange)
-            self._send_fallback(exchange, piece, end=exchange.inbound.is_ended)
-            self.flush()
+            self.release_buffer(exchange)
+            self._send_fallback(exchange, piece, end=exchange.is_ended)
+            self.flush_all()
 
     def _send_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         self.context.fallback_queue.sent()
@@ -400,18 +414,18 @@ class RelaySession:
             self._forward(exchange, piece, end=end)
 
     def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
-        upstream = exchange.upstream = self.upstream(is_triton=is_triton)
+        upstream = self.upstream(is_triton=is_triton)
         exchange.to(Stage.SENDING)
-        exchange.outbound = upstream.open(exchange, block, end=end)
+        outbound = upstream.open(exchange, block, end=end)
         if end:
-            upstream.finished(exchange.outbound)
+            upstream.finished(outbound)
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         scanner = exchange.scanner
-        if self.downstream.refuses_flag(exchange, piece):
+        if self.refuses_flag(exchange, piece):
             return
         if self._breaks_off(exchange, piece, end=end):
-            self.downstream.credit(exchange.inbound, len(piece))
+            self.credit(exchange, len(piece))
             self._refuse_incomplete(exchange)
             return
         if scanner is not None:
@@ -420,8 +434,8 @@ class RelaySession:
                 if end:
                     scanner.end()
             except Malformed as error:
-                self.downstream.credit(exchange.inbound, len(piece))
-                self.downstream.fail(exchange, RelayError(Reason.INVALID, str(error)))
+                self.credit(exchange, len(piece))
+                self.fail(exchange, RelayError(Reason.INVALID, str(error)))
                 return
         self._send(exchange, piece, end=end)
 
@@ -442,20 +456,19 @@ class RelaySession:
     def _check_time_limits(self) -> None:
         now = self._clock()
         seconds, self._checked = min(now - self._checked, _MAX_TICK_SECONDS), now
-        for stream in list(self.downstream.streams.values()):
-            exchange = stream.owner
+        for exchange in list(self.streams.values()):
             if now > exchange.deadline:
-                self.downstream.deadline_exceeded(exchange)
+                self.deadline_exceeded(exchange)
             elif exchange.is_arriving:
                 self._check_arriving(exchange, seconds)
-            elif stream.queue:
+            elif exchange.queue:
                 self._check_unread(exchange, now)
 
     def _model_unloads(self, exchange: Exchange) -> None:
         """Refuse a request that is still arriving; expect the response to be read fast."""
         if exchange.is_arriving:
             self._refuse_arriving(exchange, "the model is being unloaded")
-            self.flush()
+            self.flush_all()
         elif exchange.hurry_mark is None:
             exchange.hurry_mark = (self._clock(), exchange.taken_bytes)
 
@@ -463,18 +476,18 @@ class RelaySession:
         """Refuse a request that arrives too slowly; `seconds` have passed since the last check."""
         if self.context.is_stopping:
             self._refuse_arriving(exchange, "the adapter is stopping")
-        elif exchange.stage is Stage.WAITING or exchange.inbound.is_held_back:
+        elif exchange.stage is Stage.WAITING or exchange.is_held_back:
             return  # its caller is not the one that is waited for
-        elif self.downstream.may_send(exchange.inbound):
+        elif self.may_send(exchange):
             exchange.waited_seconds += seconds
             limits, waited = self.context.caller_limits, exchange.waited_seconds
             if waited > limits.slow and exchange.received_bytes < waited * limits.rate:
                 why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
-                self.downstream.refuse(exchange, RelayError(Reason.SLOW, why))
+                self.refuse(exchange, RelayError(Reason.SLOW, why))
 
     def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
         error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")
-        self.downstream.refuse(exchange, error)
+        self.refuse(exchange, error)
 
     def _check_unread(self, exchange: Exchange, now: float) -> None:
         """Reset a stream whose client does not read; part of its response is queued."""
@@ -492,8 +505,8 @@ class RelaySession:
             seconds, so_far = now - exchange.hurry_mark[0], taken - exchange.hurry_mark[1]
             is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
         if is_stuck:
-            self.downstream.reset(exchange.inbound, Code.CANCEL)
-            self.downstream.client_cancelled(exchange)
+            self.reset(exchange, Code.CANCEL)
+            self.client_cancelled(exchange)
 
 
 def _overloaded() -> RelayError:

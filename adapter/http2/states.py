@@ -35,21 +35,3 @@ FAULTS = {
     State.HALF_CLOSED_REMOTE: Code.STREAM_CLOSED,
     State.CLOSED: Code.STREAM_CLOSED,
 }
-
-# indexed by the state before
-AFTER_OUR_END = (
-    State.IDLE,
-    State.HALF_CLOSED_LOCAL,
-    State.HALF_CLOSED_LOCAL,
-    State.CLOSED,
-    State.CLOSED,
-    State.RESET,
-)
-AFTER_PEERS_END = (
-    State.IDLE,
-    State.HALF_CLOSED_REMOTE,
-    State.CLOSED,
-    State.HALF_CLOSED_REMOTE,
-    State.CLOSED,
-    State.RESET,
-)

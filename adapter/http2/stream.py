@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """How far a request has come. `follows` is its row of `FOLLOWS`, as a look-up costs a hash."""
+    """How far a request has come. A look-up by a member costs a hash: `follows` is its row of
+    `FOLLOWS`; `receives` whether the client's part is not all forwarded, `is_answered` whether the
+    client waits for nothing more of the upstream.
+    """
 
     follows: tuple["Stage", ...]
+    receives: bool
+    is_answered: bool
 
     ARRIVING = "nothing has been forwarded; what was received is buffered"
     WAITING = "as ARRIVING, while the model is loaded"
@@ -38,17 +43,24 @@ FOLLOWS = {
 }
 
 
-for _stage, _after in FOLLOWS.items():
-    _stage.follows = tuple(_after)
+_ARRIVING, _WAITING, _SENDING, _SENT, _ABANDONED, _OVER = Stage
+for _stage in Stage:
+    _stage.follows = tuple(FOLLOWS[_stage])
+    _stage.receives = _stage in {_ARRIVING, _WAITING, _SENDING}
+    _stage.is_answered = _stage in {_ABANDONED, _OVER}
 
-_ARRIVING, _ABANDONED, _OVER = Stage.ARRIVING, Stage.ABANDONED, Stage.OVER
-_RECEIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
+
+class Outbound(Stream):
+    """The stream of an upstream connection that a request was forwarded to."""
+
+    __slots__ = ("exchange",)
+
+    exchange: "Exchange"  # set by the connection: a call of another __init__ takes longer
 
 
-class Exchange:
-    """One relayed request.
+class Exchange(Stream):
+    """One relayed request: the stream of the client's connection. `outbound` is that of `upstream`.
 
-    `inbound` is the stream of the client's connection, `outbound` that of `upstream`.
     `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
     `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
@@ -70,7 +82,7 @@ class Exchange:
         "has_data",
         "has_headers",
         "hurry_mark",
-        "inbound",
+        "is_answered",
         "last_byte",
         "needed_bytes",
         "outbound",
@@ -86,12 +98,13 @@ class Exchange:
     )
 
     def __init__(self, stream_id: int, send_window: int, call: Call, deadline: float) -> None:
+        super().__init__(stream_id, send_window)
         self.call = call
         self.deadline = deadline
         self.stage = _ARRIVING
-        self.inbound: Stream[Exchange] = Stream(stream_id, self, send_window)
-        self.outbound: Stream[Exchange] | None = None
-        self.upstream: Endpoint[Exchange] | None = None
+        self.is_answered = False
+        self.outbound: Outbound | None = None
+        self.upstream: Endpoint[Outbound] | None = None
         self.direct_call: DirectCall | None = None
         self.scanner: NameScanner | None = None
         self.body: LargeBody | None = None
@@ -107,15 +120,9 @@ class Exchange:
         self.has_headers = self.has_data = False  # of the response, forwarded to the client
 
     @property
-    def is_answered(self) -> bool:
-        """Whether the client waits for nothing more of the upstream."""
-        return self.stage is _OVER or self.stage is _ABANDONED
-
-    @property
     def is_arriving(self) -> bool:
         """Whether this is a unary inference whose client has not sent END_STREAM."""
-        is_unary = self.stage in _RECEIVING and self.call.direct is not None
-        return is_unary and not self.inbound.is_ended
+        return self.stage.receives and not self.is_ended and self.call.direct is not None
 
     def counted_in(self, budget: ByteBudget) -> Exception | None:
         """Count a stream, which may stay open for long, until its caller's end is forgotten; return
@@ -124,7 +131,7 @@ class Exchange:
         if self.call.max_bytes is not None:
             return None
         error = budget.begin_stream()
-        self.inbound.is_counted = error is None
+        self.is_counted = error is None
         return error
 
     def has_odd_flag(self, piece: Piece) -> bool:
@@ -138,8 +145,8 @@ class Exchange:
     def to(self, stage: Stage) -> None:
         if stage not in self.stage.follows:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
-        self.stage = stage
-        if stage not in _RECEIVING:
+        self.stage, self.is_answered = stage, stage.is_answered
+        if not stage.receives:
             if self.body is not None:
                 self.body.end()
             if self.wait is not None:
@@ -165,10 +172,10 @@ class LargeBody:
 
     def take(self, size: int) -> None:
         if not self._holding.take(size):
-            self._downstream.hold_back(self._exchange.inbound, size)
+            self._downstream.hold_back(self._exchange, size)
 
     def end(self) -> None:
-        self._downstream.let_on(self._exchange.inbound)
+        self._downstream.let_on(self._exchange)
         self._holding.end()
 
     # -- for the budget ---------------------------------------------------------------------
@@ -176,10 +183,10 @@ class LargeBody:
     def is_reading(self) -> bool:
         outbound = self._exchange.outbound
         is_taken = outbound is None or not outbound.queue
-        return is_taken and self._downstream.may_send(self._exchange.inbound)
+        return is_taken and self._downstream.may_send(self._exchange)
 
     def resume(self) -> None:
-        self._downstream.let_on(self._exchange.inbound)
+        self._downstream.let_on(self._exchange)
         self._downstream.flush_all()
 
     def cut(self, error: Exception) -> None:

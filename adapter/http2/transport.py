@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from enum import Enum, IntEnum, auto
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from adapter.http2.frames import Code, ConnectionFault
 from adapter.runtime.turns import Turns
@@ -16,7 +17,7 @@ _PAUSE_BYTES = 2**18
 # unsent bytes; DATA stops at _PAUSE_BYTES, so the rest are replies to the peer's frames
 _MAX_UNSENT_BYTES = 2**21
 _ERROR_CLOSE_SECONDS, _CLOSE_SECONDS = 2.0, 30.0
-_SMALL_BYTES = 2**12
+SMALL_BYTES = 2**12  # copying so much costs less than a view
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
 UNTIMED_BYTES = 2**11  # what is read at once and is less is handled at once
 
@@ -43,47 +44,53 @@ _CONNECTING, _OPEN, _CLOSING, _CLOSED = State
 _SOMETHING = Heard.SOMETHING
 
 
-class End(Protocol):
-    """Receives the events of a transport."""
+class FrameTransport(asyncio.Protocol, ABC):
+    """The asyncio side of one connection. `until` is when the time of this turn is up."""
 
-    def connected(self) -> None: ...
-    def received(self, data: bytes, at: int) -> int:
-        """Handle `data` from `at` on, until it is later than `until` of the transport; return how
-        far that is.
-        """
-
-    def paused(self) -> None:
-        """Handle that the peer does not read: what is written now is buffered."""
-
-    def resumed(self) -> None: ...
-    def flush_all(self) -> None:
-        """Flush every connection to which received data may have been forwarded."""
-
-    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None: ...
-    def lost(self) -> None:
-        """Handle that the transport is CLOSING. Called once."""
-
-    def gone(self) -> None:
-        """Handle that the transport is CLOSED."""
-
-
-class FrameTransport(asyncio.Protocol):
-    """The asyncio protocol of one connection. `until` is when the time of this turn is up."""
-
-    def __init__(self, end: End, turns: Turns) -> None:
+    def __init__(self, turns: Turns) -> None:
         self.state = _CONNECTING
         self.heard = _SOMETHING
+        self.is_lost = False  # CLOSING or CLOSED
+        self.is_paused = False  # the peer does not read: what is written now is buffered
         self.until = 0.0
-        self._end = end
         self._turns = turns
         self._unread = b""
-        self._read = 0  # bytes of `_unread`
+        self._handled = 0  # bytes of `_unread`
         self._transport: asyncio.Transport | None = None
         self._abort: asyncio.TimerHandle | None = None
 
     @property
     def was_open(self) -> bool:
         return self._transport is not None
+
+    # -- for subclasses ---------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """Handle that the connection is made."""
+
+    @abstractmethod
+    def received(self, data: bytes, at: int = 0) -> int:
+        """Handle `data` from `at` on, until it is later than `until`; return how far that is."""
+
+    @abstractmethod
+    def resumed(self) -> None:
+        """Handle that the peer reads again."""
+
+    @abstractmethod
+    def flush_all(self) -> None:
+        """Flush every connection to which received data may have been forwarded."""
+
+    @abstractmethod
+    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        """Say `code` to the peer, and close."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """Handle that the connection is CLOSING: it is unusable. Called once."""
+
+    @abstractmethod
+    def gone(self) -> None:
+        """Handle that the connection is CLOSED."""
 
     # -- asyncio ----------------------------------------------------------------------------
 
@@ -94,22 +101,23 @@ class FrameTransport(asyncio.Protocol):
             return
         self._transport.set_write_buffer_limits(high=_PAUSE_BYTES)
         self.state = _OPEN
-        self._end.connected()
+        self.connected()
 
     def connection_lost(self, _: Exception | None) -> None:
         if self._abort is not None:
             self._abort.cancel()
         self._lose()
         self.state = _CLOSED
-        self._end.gone()
-        self._end.flush_all()
+        self.gone()
+        self.flush_all()
 
     def pause_writing(self) -> None:
-        self._end.paused()
+        self.is_paused = True
 
     def resume_writing(self) -> None:
-        self._end.resumed()
-        self._end.flush_all()
+        self.is_paused = False
+        self.resumed()
+        self.flush_all()
 
     def data_received(self, data: bytes) -> None:
         if self.state is not _OPEN:
@@ -120,7 +128,7 @@ class FrameTransport(asyncio.Protocol):
             return
         if len(data) > UNTIMED_BYTES:
             if not self._turns.has_time():
-                self._unread, self._read = data, 0
+                self._unread, self._handled = data, 0
                 self._wait_for_turn()
                 return
             self.until = self._turns.until
@@ -138,25 +146,24 @@ class FrameTransport(asyncio.Protocol):
         if self.state is not _OPEN or self._transport is None:
             return
         self.until = self._turns.until
-        if self._receive(data, self._read):
+        if self._receive(data, self._handled):
             self._turns.wait(self._continue_reading)
         else:
             self._transport.resume_reading()
 
     def _receive(self, data: bytes, at: int) -> bool:
         """Handle `data`; return whether some of it is left when the time is up."""
-        end = self._end
         try:
-            at = end.received(data, at)
+            at = self.received(data, at)
         except ConnectionFault as fault:
-            end.close(fault.code, str(fault))
+            self.close(fault.code, str(fault))
         except Exception:
             log.exception("request.failed", extra={"method": "http/2"})
-            end.close(Code.INTERNAL_ERROR)
-        end.flush_all()
+            self.close(Code.INTERNAL_ERROR)
+        self.flush_all()
         if at == len(data) or self.state is not _OPEN:
             return False
-        self._unread, self._read = data, at
+        self._unread, self._handled = data, at
         return True
 
     # -- sending ----------------------------------------------------------------------------
@@ -177,28 +184,28 @@ class FrameTransport(asyncio.Protocol):
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
-    def close(self, code: int) -> None:
+    def end_transport(self, code: int) -> None:
         """Close once the written bytes are sent, or after some seconds, fewer after an error."""
         transport = self._transport
         if self.state is _OPEN and transport is not None:
-            self.state = _CLOSING
             transport.close()
             seconds = _ERROR_CLOSE_SECONDS if code else _CLOSE_SECONDS
             self._abort = asyncio.get_running_loop().call_later(seconds, transport.abort)
-            self._end.lost()
+            self._lose()
         elif transport is None:
             self._lose()
             self.state = _CLOSED
-            self._end.gone()
+            self.gone()
 
     def _lose(self) -> None:
-        if self.state < _CLOSING:
+        if not self.is_lost:
+            self.is_lost = True
             self.state = _CLOSING
-            self._end.lost()
+            self.lost()
 
 
 def part(data: Piece, start: int, end: int) -> Piece:
     """Return part of `data`: a copy where that is cheaper than a view."""
-    if end - start > _SMALL_BYTES:
+    if end - start > SMALL_BYTES:
         return memoryview(data)[start:end]
     return data[start:end]

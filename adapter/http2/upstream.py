@@ -5,20 +5,19 @@ from collections.abc import Callable
 from adapter.http2 import frames
 from adapter.http2.downstream import Downstream
 from adapter.http2.endpoint import Endpoint
-from adapter.http2.flow_control import Stream
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.http2.headers import HeaderReader
-from adapter.http2.policy import Answer, RelayContext
-from adapter.http2.states import AFTER_OUR_END, AFTER_PEERS_END
-from adapter.http2.stream import Exchange, Stage
+from adapter.http2.policy import RelayContext
+from adapter.http2.stream import Exchange, Outbound, Stage
 from adapter.http2.transport import Piece
 
 _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2
+_END_STREAM = frames.END_STREAM
 _SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Python 3.11
 
 
-class Upstream(Endpoint[Exchange]):
+class Upstream(Endpoint[Outbound]):
     """The client end of a connection to Triton or to the fallback server.
 
     A request that Triton has received completely is neither reset nor its connection closed,
@@ -39,14 +38,10 @@ class Upstream(Endpoint[Exchange]):
         self._on_lost = on_lost
         self.is_triton = is_triton
         self.has_goaway = False
+        self.is_ending = False  # accepts no more streams
         self._next_id = 1
         self.out.append(frames.PREFACE)
         self.send_settings({frames.ENABLE_PUSH: 0})
-
-    @property
-    def accepts_streams(self) -> bool:
-        is_full = len(self.streams) >= self.max_streams or self._next_id > _LAST_ID
-        return not (self.has_goaway or self.is_lost or is_full)
 
     # -- the connection ---------------------------------------------------------------------
 
@@ -54,6 +49,7 @@ class Upstream(Endpoint[Exchange]):
         self._downstream.flush_all()
 
     def lost(self) -> None:
+        self.is_ending = True
         self._on_lost(self)
 
     def gone(self) -> None:
@@ -64,10 +60,12 @@ class Upstream(Endpoint[Exchange]):
 
     def goaway_received(self, last_stream_id: int) -> None:
         """Fail the streams that the server did not process; the others continue."""
-        self.has_goaway = True
+        self.has_goaway = self.is_ending = True
         for stream in [one for one in self.streams.values() if one.id > last_stream_id]:
             self.forget(stream)
-            self._downstream.upstream_failed(stream.owner, "Triton is going away", delivered=False)
+            self._downstream.upstream_failed(
+                stream.exchange, "Triton is going away", delivered=False
+            )
         self.close_if_done()
 
     def close_if_done(self) -> None:
@@ -76,11 +74,18 @@ class Upstream(Endpoint[Exchange]):
 
     # -- requests ---------------------------------------------------------------------------
 
-    def open(self, exchange: Exchange, block: bytes, *, end: bool) -> Stream[Exchange]:
-        stream = Stream(self._next_id, exchange, self.initial_window)
-        self.streams[stream.id] = stream
-        self._next_id += 2
+    def open(self, exchange: Exchange, block: bytes, *, end: bool) -> Outbound:
+        stream = self._new_stream(exchange)
         self.out.append(frames.header_block(stream.id, block, end=end))
+        return stream
+
+    def _new_stream(self, exchange: Exchange) -> Outbound:
+        stream_id = self._next_id
+        stream = self.streams[stream_id] = Outbound(stream_id, self.initial_window)
+        stream.exchange, exchange.outbound, exchange.upstream = exchange, stream, self
+        self._next_id += 2
+        if stream_id >= _LAST_ID:
+            self.is_ending = True
         return stream
 
     def fits_whole(self, size: int) -> bool:
@@ -90,41 +95,40 @@ class Upstream(Endpoint[Exchange]):
 
     def open_whole(self, exchange: Exchange, message: bytes) -> None:
         """Send a complete request, for which `fits_whole` was true."""
-        size, call = len(message), exchange.call
-        stream = Stream(self._next_id, exchange, self.initial_window - size)
-        self.streams[stream.id] = exchange.outbound = stream
-        exchange.upstream = self
-        self._next_id += 2
+        size, call, stream = len(message), exchange.call, self._new_stream(exchange)
+        stream.send_window -= size
         self.send_window -= size
-        start, data = call.direct_start, frames.data_start(size, frames.END_STREAM)
-        self.out += (start, stream.number, call.direct or b"", data, stream.number, message)
-        self.finished(stream)
+        head = frames.head(size, frames.DATA, frames.END_STREAM, stream.id)
+        self.out += (call.direct_start, stream.number, call.direct or b"", head, message)
+        exchange.to(_SENT)
 
-    def reset(self, stream: Stream[Exchange], code: int) -> None:
+    def reset(self, stream: Outbound, code: int) -> None:
         """Reset an incomplete request, or one at the fallback server."""
         self.forget(stream)
         self.out.append(frames.reset(stream.id, code))
         self.close_if_done()
 
-    def forget(self, stream: Stream[Exchange]) -> None:
-        super().forget(stream)
-        stream.owner.outbound = None
+    def forget(self, stream: Outbound) -> None:
+        if stream.queue:
+            self.unqueue(stream)
+        self.streams.pop(stream.id, None)
+        stream.exchange.outbound = None
 
-    def sent(self, stream: Stream[Exchange], size: int) -> None:
-        self._downstream.credit(stream.owner.inbound, size)
+    def sent(self, stream: Outbound, size: int) -> None:
+        self._downstream.credit(stream.exchange, size)
 
-    def finished(self, stream: Stream[Exchange]) -> None:
-        stream.state = AFTER_OUR_END[stream.state]
-        stream.owner.to(_SENT)
+    def finished(self, stream: Outbound) -> None:
+        stream.exchange.to(_SENT)
 
-    def receiver_of(self, stream: Stream[Exchange]) -> Downstream | None:
-        """Return None for a large message, which the byte budget counts."""
-        return self._downstream if stream.owner.body is None else None
+    def count_queued(self, stream: Outbound, size: int) -> None:
+        """Not those of a large message, which the byte budget counts."""
+        if stream.exchange.body is None:
+            self._downstream.add_buffered(size)
 
     # -- responses --------------------------------------------------------------------------
 
-    def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
-        exchange = stream.owner
+    def data(self, stream: Outbound, piece: Piece, end: bool) -> None:
+        exchange = stream.exchange
         if end:
             self._ended(stream)
             self._downstream.malformed(exchange, "it has no trailers")
@@ -134,32 +138,29 @@ class Upstream(Endpoint[Exchange]):
             self._downstream.forward_data(exchange, piece)
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
-        stream = self.streams.get(stream_id)
-        answer: Answer | None
+        stream, answer, why = self.streams.get(stream_id), None, ""
         try:
-            answer = self.reader.read(block)
+            answer = self.reader.kept(block) or self.reader.read(block)
         except StreamFault as fault:
-            answer, why = None, str(fault)
-        else:
-            why = ""
+            why = str(fault)
         if stream is None:
             self.frame_without_stream(stream_id, frames.HEADERS)
             return
-        end = bool(flags & frames.END_STREAM)
+        end = flags & _END_STREAM == _END_STREAM
         if end:
             self._ended(stream)
         if answer is None:
-            self._downstream.malformed(stream.owner, why)
+            self._downstream.malformed(stream.exchange, why)
         else:
-            self._downstream.forward_headers(stream.owner, answer, end=end)
+            self._downstream.forward_headers(stream.exchange, answer, end=end)
 
-    def _ended(self, stream: Stream[Exchange]) -> None:
+    def _ended(self, stream: Outbound) -> None:
         """Close a stream whose response is complete; the rest of the request is not needed."""
-        stream.state = AFTER_PEERS_END[stream.state]
-        if stream.owner.stage is _SENDING:
+        if stream.exchange.stage is _SENDING:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
         self.forget(stream)
-        self.close_if_done()
+        if not self.streams:
+            self.close_if_done()
 
     def frame_without_stream(self, stream_id: int, _: int) -> None:
         """Ignore a frame of a stream that was reset: the server may not have received the reset."""
@@ -167,12 +168,12 @@ class Upstream(Endpoint[Exchange]):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
         self.glitch()
 
-    def was_reset(self, stream: Stream[Exchange], code: int) -> None:
-        self._downstream.upstream_reset(stream.owner, code)
+    def was_reset(self, stream: Outbound, code: int) -> None:
+        self._downstream.upstream_reset(stream.exchange, code)
         self.close_if_done()
 
-    def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
+    def stream_fault(self, stream: Outbound, code: Code) -> None:
         self.forget(stream)
         self.out.append(frames.reset(stream.id, code))
-        self._downstream.malformed(stream.owner, f"HTTP/2: {code.name}")
+        self._downstream.malformed(stream.exchange, f"HTTP/2: {code.name}")
         self.close_if_done()

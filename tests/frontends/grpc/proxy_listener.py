@@ -84,9 +84,9 @@ class ProxySetup:
         async with asyncio.timeout(SECONDS):
             for session in list(self.server._sessions):
                 await session.ended.wait()
-                assert session.downstream.streams == {}
+                assert session.streams == {}
                 assert session.upstreams == []
-                assert session.downstream.buffered == 0
+                assert session.buffered == 0
             assert self.server._context.budget.held == 0
             while self.server._context.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -119,7 +119,7 @@ async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
         wire.send(frames.header_block(1, head_of(STREAM), end=False))
         await until(lambda: budget_of(proxy).held == 2**16)
         (session,) = proxy.server._sessions
-        await until(lambda: session.upstreams[0].transport.was_open)
+        await until(lambda: session.upstreams[0].was_open)
         session.upstreams[0].close()
         session.flush()
         await wire.answer(1)

@@ -264,7 +264,7 @@ async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes():
         pouring = asyncio.create_task(pour(triton, 1, whole))
         (session,) = proxy.server._sessions
         async with asyncio.timeout(10):
-            while not session.downstream.is_paused:  # noqa: ASYNC110
+            while not session.is_paused:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         closing = asyncio.create_task(proxy.server.close(10))
         await asyncio.sleep(0)
@@ -305,15 +305,15 @@ async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_ti
             wire.send(HEAD_OF_1)
             wire.send(frame(frames.PING, 0, 0, bytes(8)))
             await wire.until(frames.PING)
-        odd, _ = (session for session in proxy.server._sessions if session.downstream.streams)
-        odd.downstream.streams[1].owner.deadline = None  # which no clock compares with
+        odd, _ = (session for session in proxy.server._sessions if session.streams)
+        odd.streams[1].deadline = None  # which no clock compares with
         told = asyncio.create_task(first.answer(1)), asyncio.create_task(second.answer(1))
         async with asyncio.timeout(10):
             await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
         (done,) = [task for task in told if task.done()]
         assert status(done.result()[1]) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert "request.failed" in {record.message for record in caplog.records}
-        odd.downstream.streams[1].owner.deadline = 0.0
+        odd.streams[1].deadline = 0.0
         await asyncio.gather(*told)
 
 

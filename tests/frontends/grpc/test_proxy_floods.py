@@ -61,12 +61,12 @@ async def blocked_answers(monkeypatch):
         triton.send(*(answer(stream_id, b"x" * 10) for stream_id in ids))
         await wire.until(frames.HEADERS, ids[-1])
         (session,) = proxy.server._sessions
-        yield wire, session.downstream
+        yield wire, session
 
 
 async def cost_of(wire, caller, flood: bytes) -> float:
     """CPU seconds that the adapter alone takes to read that, or until it closes."""
-    caller.glitches, caller.small_frames, spent, own = 0, 0, [], caller.transport
+    caller.glitches, caller.small_frames, spent, own = 0, 0, [], caller
     receive = type(own).data_received
 
     def timed(data: bytes) -> None:
@@ -316,4 +316,4 @@ async def test_a_stream_of_small_messages_is_no_flood():
         answers = [answer async for answer in channel.stream_stream(STREAM)(messages())]
         (session,) = proxy.server._sessions
         assert len(answers) == count
-        assert session.downstream.glitches < count
+        assert session.glitches < count

@@ -52,12 +52,12 @@ def held(proxy) -> int:
     """All that the listener has in its memory of what passes."""
     total = 0
     for session in proxy.server._sessions:
-        total += sum(len(stream.owner.buffered) for stream in session.downstream.streams.values())
-        for wire in (session.downstream, *session.upstreams):
+        total += sum(len(stream.buffered) for stream in session.streams.values())
+        for wire in (session, *session.upstreams):
             total += sum(stream.queued for stream in wire.streams.values())
             total += sum(map(len, wire.out)) + len(wire._rest)
-            if wire.transport._transport is not None:
-                total += wire.transport._transport.get_write_buffer_size()
+            if wire._transport is not None:
+                total += wire._transport.get_write_buffer_size()
     return total
 
 

@@ -104,7 +104,7 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
         whole = prefixed(bytes(32 * MIB - 5))
         pouring = asyncio.create_task(pour(triton, 1, whole))
         (session,) = proxy.server._sessions
-        await until(lambda: session.downstream.is_paused and session.upstreams[0].buffered > 0)
+        await until(lambda: session.is_paused and session.upstreams[0].buffered > 0)
         await come_to_rest(proxy)
         assert 0 < held(proxy) < STREAM_WINDOW + UNSENT
         wire.reader._transport.resume_reading()
@@ -126,6 +126,6 @@ async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
             while not session.ended.is_set():
                 wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
                 # those limits are not what this is about
-                session.downstream.glitches = session.downstream.small_frames = 0
+                session.glitches = session.small_frames = 0
                 await asyncio.sleep(0)
         assert held(proxy) < 4 * MIB

@@ -22,15 +22,15 @@ class Peer(Endpoint):
 
     def __init__(self) -> None:
         super().__init__(ByteBudget(2**30), Turns(), None, 2**16)
-        self.stream = self.streams[1] = Stream(1, None, 0)
+        self.stream = self.streams[1] = Stream(1, 0)
         self.pieces: list[bytes] = []
         self.has_ended = False
         self.credited = 0
         self.faults: list[int] = []
-        self.transport.until = math.inf
+        self.until = math.inf
         self.received(frames.settings({}))
 
-    def data(self, stream, piece, *, end):
+    def data(self, stream, piece, end):
         assert not self.has_ended
         self.pieces.append(bytes(piece))
         self.has_ended = end
@@ -82,7 +82,7 @@ def check_cut(size, most, padding):
         assert peer.has_ended
         assert bool(peer.out), "the PING behind it was read"
         extra = 0 if padding is None else padding + 1
-        assert peer._unannounced == size + extra
+        assert peer.unannounced == size + extra
         assert peer.credited <= extra
 
 

@@ -39,13 +39,13 @@ class Wire(asyncio.Transport):
         self.ends.append("abort")
 
 
-class RecordingEnd:
-    def __init__(self) -> None:
-        self.transport = FrameTransport(self, Turns())
+class RecordingEnd(FrameTransport):
+    def __init__(self, turns: Turns | None = None) -> None:
+        super().__init__(turns or Turns())
         self.told: list[str] = []
         self.fails: Exception | None = None
 
-    def received(self, data: bytes, at: int) -> int:
+    def received(self, data: bytes, at: int = 0) -> int:
         self.told.append(f"received {data[at:]!r}")
         if self.fails is not None:
             raise self.fails
@@ -53,13 +53,22 @@ class RecordingEnd:
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         self.told.append(f"close {Code(code).name}")
-        self.transport.close(code)
+        self.end_transport(code)
+
+    def connected(self) -> None:
+        self.told.append("connected")
+
+    def resumed(self) -> None:
+        self.told.append("resumed")
 
     def flush_all(self) -> None:
         pass
 
-    def __getattr__(self, name: str):
-        return lambda: self.told.append(name)
+    def lost(self) -> None:
+        self.told.append("lost")
+
+    def gone(self) -> None:
+        self.told.append("gone")
 
 
 @pytest.fixture
@@ -68,11 +77,11 @@ def end():
 
 
 async def test_a_connection_goes_from_connecting_to_closed(end):
-    transport, wire = end.transport, Wire()
+    transport, wire = end, Wire()
     assert (transport.state, transport.was_open) == (State.CONNECTING, False)
     transport.connection_made(wire)
     assert (transport.state, transport.was_open) == (State.OPEN, True)
-    transport.close(Code.NO_ERROR)
+    transport.end_transport(Code.NO_ERROR)
     assert (transport.state, wire.ends) == (State.CLOSING, ["close"])
     transport.connection_lost(None)
     assert transport.state is State.CLOSED
@@ -80,20 +89,20 @@ async def test_a_connection_goes_from_connecting_to_closed(end):
 
 
 async def test_its_end_is_told_once_that_it_is_lost(end):
-    end.transport.connection_made(Wire())
-    end.transport.close(Code.NO_ERROR)
-    end.transport.close(Code.NO_ERROR)
-    end.transport.connection_lost(None)
+    end.connection_made(Wire())
+    end.end_transport(Code.NO_ERROR)
+    end.end_transport(Code.NO_ERROR)
+    end.connection_lost(None)
     assert end.told.count("lost") == 1
 
 
 async def test_only_an_open_connection_writes_and_reads(end):
-    transport, wire = end.transport, Wire()
+    transport, wire = end, Wire()
     transport.write([b"too early"])
     transport.connection_made(wire)
     transport.write([b"a", b"b"])
     transport.data_received(b"in")
-    transport.close(Code.NO_ERROR)
+    transport.end_transport(Code.NO_ERROR)
     transport.write([b"too late"])
     transport.data_received(b"too late")
     transport.connection_lost(None)
@@ -102,10 +111,10 @@ async def test_only_an_open_connection_writes_and_reads(end):
 
 
 async def test_one_that_is_given_up_before_it_is_made_is_closed_at_once(end):
-    end.transport.close(Code.NO_ERROR)
-    assert (end.transport.state, end.told) == (State.CLOSED, ["lost", "gone"])
+    end.end_transport(Code.NO_ERROR)
+    assert (end.state, end.told) == (State.CLOSED, ["lost", "gone"])
     wire = Wire()
-    end.transport.connection_made(wire)
+    end.connection_made(wire)
     assert wire.ends == ["abort"]
 
 
@@ -117,15 +126,15 @@ async def test_one_that_is_given_up_before_it_is_made_is_closed_at_once(end):
     ],
 )
 async def test_what_its_end_cannot_read_closes_it(end, error, code):
-    end.transport.connection_made(Wire())
+    end.connection_made(Wire())
     end.fails = error
-    end.transport.data_received(b"in")
+    end.data_received(b"in")
     assert end.told[-2:] == [f"close {code}", "lost"]
-    end.transport.connection_lost(None)
+    end.connection_lost(None)
 
 
 async def test_bytes_after_a_ping_are_heard(end):
-    transport = end.transport
+    transport = end
     transport.connection_made(Wire())
     transport.heard = Heard.NOTHING_SINCE_PING
     transport.data_received(b"in")
@@ -136,9 +145,8 @@ class SlowEnd(RecordingEnd):
     """Takes longer over a byte than there is time in a turn."""
 
     def __init__(self, name: str, turns: Turns, handled: list[str]) -> None:
-        super().__init__()
-        self.transport = FrameTransport(self, turns)
-        self.transport.connection_made(Wire())
+        super().__init__(turns)
+        self.connection_made(Wire())
         self.name, self.handled = name, handled
 
     def received(self, data: bytes, at: int) -> int:
@@ -151,23 +159,22 @@ async def test_what_takes_longer_than_a_turn_goes_on_in_later_turns_in_fair_orde
     turns = Turns()
     one, other = (SlowEnd(name, turns, handled) for name in "xy")
     asyncio.get_running_loop().call_soon(handled.append, "a turn")
-    one.transport.data_received(b"123")
-    other.transport.data_received(b"123")
+    one.data_received(b"123")
+    other.data_received(b"123")
     assert handled == ["x1", "y1"]
-    assert one.transport._transport.ends == ["pause"]
+    assert one._transport.ends == ["pause"]
     for _ in range(10):
         await asyncio.sleep(0)
     assert handled == ["x1", "y1", "a turn", "x2", "y2", "x3", "y3"]
-    assert other.transport._transport.ends == ["pause", "resume"]
+    assert other._transport.ends == ["pause", "resume"]
 
 
 class CostlyEnd(RecordingEnd):
     """Takes most of a turn over whatever it reads."""
 
     def __init__(self, name: str, turns: Turns, handled: list[str], now: list[float]) -> None:
-        super().__init__()
-        self.transport = FrameTransport(self, turns)
-        self.transport.connection_made(Wire())
+        super().__init__(turns)
+        self.connection_made(Wire())
         self.name, self.handled, self.now = name, handled, now
 
     def received(self, data: bytes, at: int) -> int:
@@ -184,22 +191,22 @@ async def test_all_connections_share_the_time_of_a_turn(monkeypatch):
     ends = [CostlyEnd(str(i), shared, handled, now) for i in range(5)]
     asyncio.get_running_loop().call_soon(handled.append, "a turn")
     for end in ends:
-        end.transport.data_received(bytes(5000))
-    ends[4].transport.data_received(b"more")
+        end.data_received(bytes(5000))
+    ends[4].data_received(b"more")
     small = CostlyEnd("small", shared, handled, now)
-    small.transport.data_received(b"small")
+    small.data_received(b"small")
     assert handled == ["0", "1", "small"]
     for _ in range(5):
         await asyncio.sleep(0)
     assert handled == ["0", "1", "small", "a turn", "2", "3", "4"]
-    assert ends[4].transport._transport.ends == ["pause", "resume"]
+    assert ends[4]._transport.ends == ["pause", "resume"]
 
 
 async def test_what_was_left_is_dropped_with_its_connection():
     handled: list[str] = []
     end = SlowEnd("x", Turns(), handled)
-    end.transport.data_received(b"123")
-    end.transport.connection_lost(None)
+    end.data_received(b"123")
+    end.connection_lost(None)
     for _ in range(5):
         await asyncio.sleep(0)
     assert handled == ["x1"]
