@@ -303,7 +303,7 @@ class RelaySession(Downstream):
         self.release_buffer(exchange)
         block = exchange.call.direct
         exchange.remaining_bytes = PREFIX_BYTES + length_of(piece)
-        if self._breaks_off(exchange, piece, end=end):
+        if exchange.breaks_off(piece, end=end):
             self._refuse_incomplete(exchange)
         elif block is not None and self._admits(exchange, name, piece, end=end):
             self._open(exchange, block, is_triton=True, end=False)
@@ -377,13 +377,6 @@ class RelaySession(Downstream):
             admitted.on_unload(partial(self._model_unloads, exchange))
         return True
 
-    def _breaks_off(self, exchange: Exchange, piece: Piece, *, end: bool) -> bool:
-        """Return whether the request ends with this piece, before its message is complete: the
-        fallback server would never begin with it.
-        """
-        is_unary = exchange.call.max_bytes is not None
-        return end and is_unary and len(piece) < exchange.remaining_bytes
-
     def _refuse_incomplete(self, exchange: Exchange) -> None:
         count = exchange.received_bytes
         why = f"the request ended after {count} bytes, before its message was complete"
@@ -424,7 +417,7 @@ class RelaySession(Downstream):
         scanner = exchange.scanner
         if self.refuses_flag(exchange, piece):
             return
-        if self._breaks_off(exchange, piece, end=end):
+        if exchange.breaks_off(piece, end=end):
             self.credit(exchange, len(piece))
             self._refuse_incomplete(exchange)
             return
@@ -469,8 +462,8 @@ class RelaySession(Downstream):
         if exchange.is_arriving:
             self._refuse_arriving(exchange, "the model is being unloaded")
             self.flush_all()
-        elif exchange.hurry_mark is None:
-            exchange.hurry_mark = (self._clock(), exchange.taken_bytes)
+        else:
+            exchange.hurry(self._clock())
 
     def _check_arriving(self, exchange: Exchange, seconds: float) -> None:
         """Refuse a request that arrives too slowly; `seconds` have passed since the last check."""
@@ -491,20 +484,11 @@ class RelaySession(Downstream):
 
     def _check_unread(self, exchange: Exchange, now: float) -> None:
         """Reset a stream whose client does not read; part of its response is queued."""
-        limits, taken = self.context.caller_limits, exchange.taken_bytes
-        if self.context.is_stopping and exchange.hurry_mark is None:
-            exchange.hurry_mark = (now, taken)
+        if self.context.is_stopping:
+            exchange.hurry(now)
         if exchange.unread_mark is None and exchange.direct_call is not None:
-            exchange.direct_call.on_unload(lambda: self._model_unloads(exchange))
-        if exchange.unread_mark is None or exchange.unread_mark[1] != taken:
-            exchange.unread_mark = (now, taken)
-        is_stuck = (
-            exchange.direct_call is not None and now - exchange.unread_mark[0] > limits.answer
-        )
-        if exchange.hurry_mark is not None:
-            seconds, so_far = now - exchange.hurry_mark[0], taken - exchange.hurry_mark[1]
-            is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
-        if is_stuck:
+            exchange.direct_call.on_unload(partial(self._model_unloads, exchange))
+        if exchange.is_stuck(now, self.context.caller_limits):
             self.reset(exchange, Code.CANCEL)
             self.client_cancelled(exchange)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapter.http2.endpoint import Endpoint
 from adapter.http2.flow_control import Stream
-from adapter.http2.policy import Call, DirectCall
+from adapter.http2.policy import Call, CallerLimits, DirectCall
 from adapter.http2.protobuf import COMPRESSED, PREFIX_BYTES, NameScanner
 from adapter.http2.transport import Piece
 from adapter.runtime.byte_budget import ByteBudget
@@ -141,6 +141,30 @@ class Exchange(Stream):
         """
         is_first = self.received_bytes == len(piece) > 0
         return is_first and piece[0] > COMPRESSED and not self.is_answered
+
+    def breaks_off(self, piece: Piece, *, end: bool) -> bool:
+        """Return whether the request ends with this piece, before its message is complete: the
+        fallback server would never begin with it.
+        """
+        is_unary = self.call.max_bytes is not None
+        return end and is_unary and len(piece) < self.remaining_bytes
+
+    def hurry(self, now: float) -> None:
+        """Expect the response to be read fast from now on."""
+        if self.hurry_mark is None:
+            self.hurry_mark = (now, self.taken_bytes)
+
+    def is_stuck(self, now: float, limits: CallerLimits) -> bool:
+        """Return whether the client has not read enough of a response that is queued."""
+        taken, is_stuck = self.taken_bytes, False
+        if self.unread_mark is None or self.unread_mark[1] != taken:
+            self.unread_mark = (now, taken)
+        if self.direct_call is not None:
+            is_stuck = now - self.unread_mark[0] > limits.answer
+        if self.hurry_mark is not None:
+            seconds, so_far = now - self.hurry_mark[0], taken - self.hurry_mark[1]
+            is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
+        return is_stuck
 
     def to(self, stage: Stage) -> None:
         if stage not in self.stage.follows:
