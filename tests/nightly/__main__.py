@@ -54,6 +54,7 @@ SHARES = {
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
+    "properties": ("tests/nightly/test_properties.py", 4.0),
 }
 
 
