@@ -55,7 +55,8 @@ def of_gateways(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [made for made in objects(values) if made["apiVersion"].startswith("gateway.")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
     found = [made for path in CASES for made in of_gateways(values_of(case(path)))]
 
@@ -66,7 +67,8 @@ def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
     assert misfits(decoder, found) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_a_misspelt_field_and_a_wrong_type_are_found(decoder):
     misspelt, wrong = (only("BackendTrafficPolicy", FLEET) for _ in range(2))
     misspelt["spec"]["healthCheck"]["panicTreshold"] = 0

@@ -45,7 +45,7 @@ def actionlint(request: pytest.FixtureRequest) -> str:
     return str(folder / "actionlint")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_actionlint_and_shellcheck_have_nothing_to_say(actionlint):
     shellcheck = Path(sys.executable).with_name("shellcheck")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, packages, versitygw, envoy_gateway,
-# first_contact, gallery, mutants, java_client, ends_again, modelmesh_full, endpoint_clients,
+# first_contact, gallery, mutants, grpc_clients, ends_again, modelmesh_full, endpoint_clients,
 # endpoint_bench, hundred_models and leaks take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
@@ -38,6 +38,8 @@ SHARES = {
     "stores": ("tests/store/test_storm.py", 4.0),
     "versitygw": ("tests/store/test_versitygw.py", 1.0),
     "envoy_gateway": ("tests/nightly/test_envoy_gateway.py", 2.0),
+    "gateway_types": ("tests/chart/test_fleet.py", 1.0),
+    "workflows": ("tests/images/test_release.py", 1.0),
     "first_contact": ("tests/nightly/test_first_contact.py", 6.0),
     "gallery": ("tests/nightly/test_gallery.py", 2.0),
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
@@ -47,12 +49,13 @@ SHARES = {
     "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
-    "java_client": ("tests/journeys/v2/test_grpc_clients.py", 1.0),
+    "grpc_clients": ("tests/journeys/v2/test_grpc_clients.py", 1.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
     "leaks": ("tests/contract/test_leaks.py", 6.0),
     "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
+    "found_days": ("tests/simulation/test_found.py", 1.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
     "properties": ("tests/nightly/test_properties.py", 4.0),
 }

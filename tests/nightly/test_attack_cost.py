@@ -24,7 +24,6 @@ from tritonclient.grpc import service_pb2 as pb
 from adapter.http2 import frames
 from tests.asking import binary_request
 from tests.attack.test_bodies import PATH, RAW, TARGET, Slow, forged, invoke, store_of
-from tests.attack.test_cuts import resident_bytes
 from tests.frontends.grpc.proxy_listener import STREAM, frame, head_of, prefixed
 from tests.frontends.grpc.test_proxy_floods import (
     PRIORITY,
@@ -36,6 +35,7 @@ from tests.frontends.grpc.test_proxy_floods import (
 )
 from tests.grpc_calls import NO_LIMITS
 from tests.nightly.test_attack_resources import Oracle
+from tests.nightly.test_cuts import resident_bytes
 from tests.running import RunningAdapter, wait_until
 from tests.trees import write_python_model
 

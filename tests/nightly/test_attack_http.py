@@ -19,11 +19,11 @@ from typing import Self
 
 import pytest
 
-from tests.attack.test_cuts import resident_bytes
 from tests.attack.test_kinds import play as play_kinds
 from tests.frontends.http.test_forged_answers import LENGTH, Forgery
 from tests.frontends.http.test_forged_answers import Wire as TritonWire
 from tests.journeys.memory.models import metric
+from tests.nightly.test_cuts import resident_bytes
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import write_python_model
 

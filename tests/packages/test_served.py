@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.packages.models import (
     write_calling,
     write_ensemble,
 )
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -34,8 +35,9 @@ def completing(model_root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def adapter(completing: RunningAdapter) -> Iterator[RunningAdapter]:
-    yield completing
+def asking(completing: RunningAdapter) -> Iterator[Client]:
+    with closing(completing.client()) as client:
+        yield client
     unload_all(completing)
 
 
@@ -66,19 +68,19 @@ def test_triton_warns_of_no_folder_of_the_adapters_own(
     ],
 )
 def test_a_python_model_needs_no_config(
-    adapter: RunningAdapter, client: Client, package: Path, places: dict[str, int]
+    completing: RunningAdapter, asking: Client, package: Path, places: dict[str, int]
 ) -> None:
     for place, add in places.items():
         write_alone(package / place, add)
-    put(client, "m", package)
-    assert ask(client, "m", 1, 2) == [2, 3]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
+    put(asking, "m", package)
+    assert ask(asking, "m", 1, 2) == [2, 3]
+    take_down(asking, "m")
+    check_nothing_is_left(completing)
 
 
-def test_a_single_file_is_a_model(client: Client, package: Path) -> None:
-    put(client, "m", write_alone(package / "main.txt", 1), model_type="python")
-    assert ask(client, "m", 1) == [2]
+def test_a_single_file_is_a_model(asking: Client, package: Path) -> None:
+    put(asking, "m", write_alone(package / "main.txt", 1), model_type="python")
+    assert ask(asking, "m", 1) == [2]
 
 
 def test_of_several_versions_with_a_config_the_highest_answers(
@@ -302,7 +304,7 @@ def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: st
     write_adding(tmp_path / "models" / "e" / "one", 2)
     write_ensemble(tmp_path / "models" / "e" / "whole", "one", version=None)
     flags = (f"--model-roots={tmp_path / 'models'}", f"--staging={staging}")
-    with embedded_adapter(*flags) as adapter:
+    with embedded_adapter(*flags, COMPLETE) as adapter:
         client = adapter.client()
         put(client, "m", model)
         put(client, "e", tmp_path / "models" / "e")

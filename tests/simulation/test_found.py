@@ -65,6 +65,7 @@ def test_the_day_is_right(seed, fault, story):
     assert played(drawn(seed)).violation is None
 
 
+@pytest.mark.nightly
 @each
 def test_the_day_is_wrong_with_the_fault_that_it_found(seed, fault, story):
     with FAULTS[fault].put_back():

@@ -54,15 +54,15 @@ def day(seed: int) -> Outcome:
 
 
 def test_a_seed_gives_the_same_events_in_every_process():
-    digests = {digest_in_a_process(3, hash_seed) for hash_seed in ("1", "2")}
+    digests = {digest_in_a_process(1, hash_seed) for hash_seed in ("1", "2")}
     assert len(digests) == 1
 
 
 def test_seeds_give_different_events():
-    assert day(3).story.digest != day(4).story.digest
+    assert day(1).story.digest != day(2).story.digest
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_wrong_in_these_days(seed):
     assert day(seed).violation is None
 

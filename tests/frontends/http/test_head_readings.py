@@ -18,7 +18,7 @@ from tests.frontends.http.listener import FAST, opened
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
-COUNT = 20_000
+COUNT = 3_000
 _SPOILERS = bytes(range(0x21)) + b":,;Z0\x7f\x80\xa0\xff"
 _LONG = "".join(str(digit % 10) for digit in range(1, 31))
 LONG_LENGTHS = (

@@ -16,7 +16,7 @@ from tests.grpc_calls import infer_request
 from tests.running import COMPLETE, embedded_adapter
 from tests.trees import write_python_model
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 CALLERS, CALLS, SECONDS = 16, 50, 20
@@ -67,7 +67,7 @@ def client(request) -> list[str]:
     [
         ("go", "grpc", MODELS[0]),
         ("go", "grpc_data", MODELS[1]),
-        pytest.param("java", "grpc_data", MODELS[0], marks=pytest.mark.nightly),  # 14 s of CPU
+        ("java", "grpc_data", MODELS[0]),
     ],
     indirect=["client"],
 )

@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.frontends.http.binary import MEDIA_TYPE
-from tests.attack.cutting import Relay
+from tests.nightly.cutting import Relay
 
 MODEL = "echo"
 BIG = 75_000
