@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from enum import Enum, auto
+from enum import IntEnum, auto
 from types import TracebackType
 from typing import TypeAlias
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 _SILENT_SECONDS = 2.0
 
 
-class LeaseState(Enum):
+class LeaseState(IntEnum):
     NEW = auto()
     HELD = auto()
     ABANDONED = auto()  # the caller has gone or timed out, and Triton still works on the request
     ENDED = auto()
 
 
-# Looking up a member of an enumeration is slow in Python 3.11.
-_NEW, _HELD, _ABANDONED, _ENDED = LeaseState
+# A lease holds the int: to look a member of an enumeration up takes Python 3.11 long.
+_NEW, _HELD, _ABANDONED, _ENDED = map(int, LeaseState)
 
 
 class Leases:
@@ -147,14 +147,16 @@ class Lease:
 
     # set by Leases.of: a call of __init__ takes as long as all the rest of it
     record: ModelRecord
-    state: LeaseState
+    state: int
     _begun: float
     _leases: Leases
 
-    @property
     def is_lost(self) -> bool:
-        """The request can never be answered, and does not hold the model any more."""
-        return self.record.lost > 0 and self.state in {_HELD, _ABANDONED}
+        """Return whether it can never be answered, and does not hold the model any more."""
+        return self.record.lost > 0 and self.state in (_HELD, _ABANDONED)
+
+    def is_held(self) -> bool:
+        return self.state == _HELD
 
     def begin(self, now: float | None = None) -> None:
         """Begin the lease, once, and before anything is awaited: an unload may run meanwhile.
@@ -173,12 +175,12 @@ class Lease:
         `refuse` is called when the model is unloaded meanwhile, at once if an unload waits already;
         it must do nothing if the lease no longer waits. A later call replaces `refuse`.
         """
-        if self.state is not _ENDED:
+        if self.state != _ENDED:
             self._leases.arrives(self, refuse)
 
     def abandon(self) -> None:
         """Note that nobody waits for the answer any more. A no-op unless the lease is held."""
-        if self.state is _HELD:
+        if self.state == _HELD:
             self.state = _ABANDONED
             self.record.abandoned += 1
             self._leases.abandoned += 1
@@ -190,8 +192,8 @@ class Lease:
         request failed with `error`. A no-op if the lease has ended already. `now`: as in `begin`.
         """
         record, leases = self.record, self._leases
-        if self.state is not _HELD:
-            if self.state is not _ABANDONED:
+        if self.state != _HELD:
+            if self.state != _ABANDONED:
                 return error
             record.abandoned -= 1
             leases.abandoned -= 1
@@ -218,7 +220,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self.state is _HELD:
+        if self.state == _HELD:
             answer = self.end(error)
             if answer is not None and answer is not error:
                 raise answer

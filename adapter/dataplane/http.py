@@ -13,17 +13,16 @@ from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_lin
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.dataplane.http_connection import PLAIN, CallOptions, Connection
-from adapter.dataplane.http_pool import Pool
-from adapter.dataplane.json_limits import (
+from adapter.dataplane.checked_bodies import (
     AT_ONCE_BYTES,
-    Limits,
     check_in_turns,
-    check_whole,
     checked,
     is_packed,
     json_bytes,
 )
+from adapter.dataplane.http_connection import PLAIN, CallOptions, Connection
+from adapter.dataplane.http_pool import Pool
+from adapter.dataplane.json_limits import Limits, check_whole
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -108,7 +107,7 @@ class HttpDataPlane:
         self.host = ""
         self.idle: Callable[[], Connection | None] = _none
         self._faults = faults
-        self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
+        self.check = partial(check_whole, max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check

@@ -123,7 +123,7 @@ class Connection:
         self.transport: asyncio.Transport
         self._owner = owner
         self._faults = faults
-        self._seconds = seconds
+        self.seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._readable = select.poll()
         self._timer: asyncio.TimerHandle | None = None
@@ -151,7 +151,7 @@ class Connection:
         self._options = options
         self._is_sent = False
         self.heard = now = self._loop.time()
-        self._due = now + self._seconds
+        self._due = now + self.seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
 
@@ -274,11 +274,11 @@ class Connection:
         if receiver is None or self._due == math.inf:
             return
         if self._options.is_stream:
-            self._due = (now if self._is_held else self.heard) + self._seconds
+            self._due = (now if self._is_held else self.heard) + self.seconds
         if self._due > now:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
             return
-        text = f"no answer from Triton within {self._seconds:g} s"
+        text = f"no answer from Triton within {self.seconds:g} s"
         error = BackendTimeout(text, model_id=self._record.asked_for if self._record else None)
         if self.is_delivered():
             receiver.failed(error)  # and leaves

@@ -17,7 +17,8 @@ _KEEP_SECONDS = 300
 class Pool:
     """As many connections as calls at once; `address` is host:port, `seconds` limits a call.
 
-    The one used last is used next, so that those too many grow old and are closed.
+    The one used last is used next, so that those too many grow old and are closed. `connections`
+    are all that are open, `unused` those without a call.
     """
 
     def __init__(
@@ -35,19 +36,19 @@ class Pool:
         self._seconds = seconds
         self._keep_seconds = keep_seconds
         self.answered_nothing = answered_nothing
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []  # the one last used is the last
+        self.connections: set[Connection] = set()
+        self.unused: list[Connection] = []  # the one last used is the last
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_lost: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Pool: {len(self._open)} connections, {len(self._idle)} idle>"
+        return f"<Pool: {len(self.connections)} connections, {len(self.unused)} idle>"
 
     def idle(self) -> Connection | None:
         """One that a call may begin on at once, if there is one."""
-        while self._idle:
-            connection = self._idle.pop()
+        while self.unused:
+            connection = self.unused.pop()
             if connection.is_quiet():
                 return connection
             connection.abort()
@@ -55,7 +56,7 @@ class Pool:
 
     def free(self, connection: Connection) -> None:
         """Another call may follow."""
-        self._idle.append(connection)
+        self.unused.append(connection)
         if self._sweeper is None:
             loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
@@ -65,9 +66,9 @@ class Pool:
         self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in self._open:
+        for connection in self.connections:
             connection.abort()
-        if self._open:
+        if self.connections:
             self._all_lost = asyncio.get_running_loop().create_future()
             await self._all_lost
 
@@ -81,7 +82,7 @@ class Pool:
             raise _unreachable(str(error) or "it does not answer", model_id) from error
         if connection.state == State.BROKEN:
             raise _unreachable("it closed a new connection at once", model_id)
-        self._open.add(connection)
+        self.connections.add(connection)
         if self._is_closed:
             connection.abort()
             raise _unreachable("the adapter is stopping", model_id)
@@ -92,22 +93,22 @@ class Pool:
         return cast("asyncio.Protocol", Connection(self, self._faults, self._seconds))
 
     def lost(self, connection: Connection) -> None:
-        self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-        if self._all_lost is not None and not self._open and not self._all_lost.done():
+        self.connections.discard(connection)
+        if connection in self.unused:
+            self.unused.remove(connection)
+        if self._all_lost is not None and not self.connections and not self._all_lost.done():
             self._all_lost.set_result(None)
 
     def _sweep(self) -> None:
         """Close those that Triton has said nothing on for so long."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
-        while self._idle:
-            left = self._idle[0].heard + self._keep_seconds - loop.time()
+        while self.unused:
+            left = self.unused[0].heard + self._keep_seconds - loop.time()
             if left > 0:
                 self._sweeper = loop.call_later(left, self._sweep)
                 return
-            self._idle.pop(0).abort()
+            self.unused.pop(0).abort()
 
 
 def _unreachable(why: str, model_id: ModelId | None) -> BackendUnavailable:

@@ -6,16 +6,12 @@ request block its HTTP port for 19 s. Only this is looked for, with operations o
 bodies are large, and almost all of them are numbers.
 """
 
-import asyncio
 import re
-import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, compress
 
-from adapter.errors import InvalidRequest, PayloadTooLarge
-from adapter.runtime import clock
-from adapter.runtime.turns import Turns
+from adapter.errors import InvalidRequest
 
 MOST_LEVELS = 1000
 # Triton looks each parameter up among all of them: 1,000 take it 5 ms. In `generate` these are the
@@ -23,12 +19,6 @@ MOST_LEVELS = 1000
 # object in the request counts as many members. What is in arrays, as inputs are, does not count.
 # Fewer members than `_FEW` take little time however they are arranged.
 MOST_MEMBERS, _OBJECT, _FEW = 1000, 100, 200
-# Hostile JSON takes up to 0.1 us a byte, numbers 0.001 us: so much is checked at once, and so much
-# in one turn of the event loop, or less where that takes longer.
-AT_ONCE_BYTES, _PIECE_BYTES, _TURN_BYTES, _TURN_SECONDS = 2**18, 2**14, 2**16, 0.001
-_GZIP_OR_ZLIB = 47
-_PACKED = frozenset({"gzip", "deflate"})
-_HEADER_LENGTH = "inference-header-content-length"
 
 _OTHERS = bytes(byte for byte in range(256) if byte not in b'[]{}:"')
 _ITS_VALUE = rb'[ \t\r\n]*(?::[ \t\r\n]*(?:\[([^]"[{]*))?)?'
@@ -37,7 +27,6 @@ _PLAIN_KEY, _PLAIN_VALUE = b'"shape"', re.compile(rb'[ \t\r\n]*:[ \t\r\n]*\[([^]
 _SHAPE = re.compile(
     rb'"(?:s|\\u0073)(?:h|\\u0068)(?:a|\\u0061)(?:p|\\u0070)(?:e|\\u0065)"' + _ITS_VALUE
 )
-_NUMBER = re.compile(r"[0-9]{1,19}")
 _KEY_BYTES, _LONGEST_KEY = len(_PLAIN_KEY), 31
 _SHARED_MEMORY = b"shared_memory_region"
 # of all shapes of one text, whose dimensions are read one by one
@@ -189,7 +178,7 @@ class Limits:
             self._shapes.feed(piece)
 
 
-def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
+def check_whole(max_unpacked: int, body: bytes, json_bytes: int | None) -> None:
     """Raise InvalidRequest for a body that would end or block Triton, which is not compressed. A
     body of few levels and members takes little time.
     """
@@ -200,133 +189,8 @@ def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
         if levels > MOST_LEVELS or marks.count(b":") > _FEW:
             Structure().feed(part)
     if _BACKSLASH in part or not _are_small(part, size):
-        Shapes(_most_values(part, len(body), max_unpacked)).feed(part)
+        Shapes(most_values(part, len(body), max_unpacked)).feed(part)
 
 
-async def check_in_turns(
-    body: bytes, json_bytes: int | None, max_unpacked: int, turns: Turns
-) -> None:
-    """`check_whole` of a large body, while others have their turns."""
-    part = body if json_bytes is None else body[:json_bytes]
-    limits = Limits(None, _most_values(part, len(body), max_unpacked))
-    await _Feed(limits, turns).feed(_cut(part))
-
-
-def _most_values(part: bytes, size: int, max_unpacked: int) -> int:
+def most_values(part: bytes, size: int, max_unpacked: int) -> int:
     return max_unpacked if _SHARED_MEMORY in part else size
-
-
-def _cut(piece: bytes) -> Iterator[bytes]:
-    for at in range(0, len(piece), _PIECE_BYTES):
-        yield piece[at : at + _PIECE_BYTES]
-
-
-async def checked(
-    body: AsyncIterator[bytes],
-    path: str,
-    headers: Mapping[str, str],
-    max_unpacked: int,
-    turns: Turns,
-) -> AsyncIterator[bytes]:
-    """All that of a stream, before each piece is passed on; before the last one its end as well,
-    so that Triton never has all of a body that is refused.
-    """
-    limits = Limits(json_bytes(path, headers), max(max_unpacked, _length(headers)))
-    checks = _Feed(limits, turns)
-    if not is_packed(headers):
-        async for piece in body:
-            await checks.feed(_cut(piece))
-            yield piece
-        return
-    unpacking, before = _Unpacking(max_unpacked), b""
-    async for piece in body:
-        await checks.feed(unpacking.feed(piece))
-        if before:
-            yield before
-        before = piece
-    await checks.feed(unpacking.end())
-    yield before
-
-
-def is_packed(headers: Mapping[str, str]) -> bool:
-    return any(
-        name.lower() == "content-encoding" and value.strip().lower() in _PACKED
-        for name, value in headers.items()
-    )
-
-
-class _Feed:
-    """Feeds one body to its limits, while others have their turns."""
-
-    def __init__(self, limits: Limits, turns: Turns) -> None:
-        self._limits = limits
-        self._turns = turns
-        self._seconds, self._size = 0.0, 0  # since its last turn
-
-    async def feed(self, pieces: Iterator[bytes]) -> None:
-        begun = clock.monotonic()
-        for piece in pieces:
-            self._limits.feed(piece)
-            self._seconds += clock.monotonic() - begun
-            self._size += len(piece)
-            if self._seconds > _TURN_SECONDS:
-                await self._turns.turn()
-                self._seconds, self._size = 0.0, 0
-            elif self._size >= _TURN_BYTES:  # a little can become much, and others have work too
-                await asyncio.sleep(0)
-                self._size = 0
-            begun = clock.monotonic()
-
-
-class _Unpacking:
-    """Of one compressed body. Triton takes what it cannot unpack for an empty body, and of several
-    members, or with other bytes behind it, the first: so all of that is refused.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._left = self._most = most
-        self._packed = zlib.decompressobj(_GZIP_OR_ZLIB)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """What it becomes, in pieces. InvalidRequest for what is not compressed, or behind it."""
-        while data and not self._packed.eof:
-            yield self._unpacked(data)
-            data = self._packed.unconsumed_tail
-        if data or self._packed.unused_data:
-            raise InvalidRequest("the compressed body has more bytes behind its end")
-
-    def end(self) -> Iterator[bytes]:
-        """The last of it. InvalidRequest where there should have been more."""
-        while not self._packed.eof and (piece := self._unpacked(b"")):
-            yield piece
-        if not self._packed.eof:
-            raise InvalidRequest("the compressed body is broken off")
-        if self._left == self._most:
-            raise InvalidRequest("the body is empty when it is unpacked")
-
-    def _unpacked(self, data: bytes) -> bytes:
-        try:
-            piece = self._packed.decompress(data, _PIECE_BYTES)
-        except zlib.error as error:
-            raise InvalidRequest(f"the body cannot be unpacked: {error}") from error
-        self._left -= len(piece)
-        if self._left < 0:
-            raise PayloadTooLarge(f"unpacked the body has more than {self._most} bytes")
-        return piece
-
-
-def _length(headers: Mapping[str, str]) -> int:
-    """Of a body that says so; what is packed is bounded when it is unpacked."""
-    return 0 if is_packed(headers) else int(headers.get("Content-Length", "0"))
-
-
-def json_bytes(path: str, headers: Mapping[str, str]) -> int | None:
-    """Return the most that Triton may take for JSON; None for all. It reads the header for `infer`
-    alone, not for `generate`.
-    """
-    if not path.endswith("/infer"):
-        return None
-    said = [value for name, value in headers.items() if name.lower() == _HEADER_LENGTH]
-    if not said or not all(_NUMBER.fullmatch(value) for value in said):
-        return None
-    return max(map(int, said))

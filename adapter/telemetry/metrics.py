@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from adapter.core.artifacts import CacheUse
+from adapter.runtime.form import FORM
 from adapter.telemetry.history import History
 from adapter.telemetry.readings import PREFIX, ModelCollector, State, StateCollector
 from adapter.telemetry.traffic import Traffic
@@ -56,7 +57,8 @@ def own_version() -> str:
 
 def about(triton: str) -> dict[str, str]:
     """Describe this process; `triton`: the setting of that name."""
-    return {"version": own_version(), "python": platform.python_version(), "triton": triton}
+    python = {"python": platform.python_version(), "form": FORM}
+    return {"version": own_version(), **python, "triton": triton}
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class InFlight:
 
 class Served:
     """The answers of one method of one frontend. Keep a reference: a look-up costs as much as a
-    count. The figures are complete after `add_up`.
+    count. The figures are complete after `add_up`. `fast`: of so many the fast path itself knows.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Served:
         self._names = {"frontend": frontend, "method": method}
         self._trace_id = trace_id
         self.in_flight = in_flight
-        self._noted: list[tuple[int | str, float, float | None, float, bool, Exemplar | None]] = []
+        self._noted: list[tuple[int | str, float, float | None, float, Exemplar | None]] = []
         self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
@@ -129,24 +129,17 @@ class Served:
         upstream_seconds: float | None = None,
         callers_seconds: float = 0.0,
         model_id: str | None = None,
-        *,
-        is_fast: bool = False,
     ) -> None:
         """Count one answer. `upstream_seconds`: how long the request waited for Triton; None if it
         was not asked, or for a stream. `callers_seconds`: how long it waited for its caller to
-        send the body and to take the answer. `is_fast`: the request took the fast path. `model_id`
-        is for the log, where there is one.
+        send the body and to take the answer. `model_id` is for the log, where there is one.
         """
         if log.root.level <= logging.DEBUG:  # a quarter of what isEnabledFor takes
             self._log(code, seconds, upstream_seconds, model_id)
-        exemplar = None if self._trace_id is None else self._exemplar(self._trace_id(), seconds)
-        self._noted.append((code, seconds, upstream_seconds, callers_seconds, is_fast, exemplar))
+        exemplar = None if self._trace_id is None else _exemplar(self._trace_id(), seconds)
+        self._noted.append((code, seconds, upstream_seconds, callers_seconds, exemplar))
         if len(self._noted) == _NOTED:
             self.add_up()
-
-    @staticmethod
-    def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
-        return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, clock.wall())
 
     def _log(
         self, code: int | str, seconds: float, triton_seconds: float | None, model_id: str | None
@@ -163,10 +156,9 @@ class Served:
         if not self._noted:
             return
         noted, self._noted = self._noted, []
-        codes, totals, upstreams, callers, are_fast, exemplars = zip(*noted, strict=True)
+        codes, totals, upstreams, callers, exemplars = zip(*noted, strict=True)
         for code, count in Counter(codes).items():
             self.codes[code] = self.codes.get(code, 0) + count
-        self.fast += sum(are_fast)
         self.total.observe(totals)
         if exemplars.count(None) < len(noted):
             for exemplar in filter(None, exemplars):
@@ -175,12 +167,16 @@ class Served:
             noted = [each for each in noted if each[2] is not None]
             if not noted:
                 return
-            codes, totals, upstreams, callers, _, _ = zip(*noted, strict=True)
+            codes, totals, upstreams, callers, _ = zip(*noted, strict=True)
         self.answers += sum(map(codes.count, _GOOD))
         self.upstream.observe(upstreams)
         self.callers.observe(callers)
         own = map(sub, map(sub, totals, upstreams), callers)
         self.own.observe([seconds if seconds > 0 else 0.0 for seconds in own])
+
+
+def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
+    return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, clock.wall())
 
 
 class Traffic(Collector):

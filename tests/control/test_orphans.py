@@ -135,7 +135,7 @@ async def test_requests_are_lost_once_no_process_is_left_that_could_answer_them(
     (line,) = events(caplog, "model.requests_lost")
     assert (line.model_id, line.requests) == ("m", 2)
     assert events(caplog, "model.left_running") == []
-    assert (left.is_lost, waiting.is_lost) == (True, True)
+    assert (left.is_lost(), waiting.is_lost()) == (True, True)
     assert house.held("m") == 0
     assert house.control.leases.begun == house.control.leases.ended == 2
     assert house.control.leases.abandoned == 1  # its connection is still there
@@ -144,7 +144,7 @@ async def test_requests_are_lost_once_no_process_is_left_that_could_answer_them(
     waiting.abandon()
     for lease in (left, waiting):
         lease.end()
-        assert not lease.is_lost
+        assert not lease.is_lost()
     assert (later.in_flight, later.abandoned) == (0, 0)
     assert (record.in_flight, record.abandoned, record.lost) == (0, 0, 0)
     assert house.control.leases.begun == house.control.leases.ended == 2
@@ -161,7 +161,7 @@ async def test_a_model_that_computes_within_triton_loses_no_request(house):
     lease.begin()
     with pytest.raises(BackendTimeout, match="its unload goes on"):
         await house.unload("m")
-    assert (house.state("m"), lease.is_lost) == (ModelState.UNLOADING, False)
+    assert (house.state("m"), lease.is_lost()) == (ModelState.UNLOADING, False)
     lease.end()
     await house.quiet()
 

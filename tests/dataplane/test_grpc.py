@@ -132,7 +132,7 @@ async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending)
         assert (held.state, outcome) == (LeaseState.ABANDONED, [])
         gate.set()
         await asyncio.wait_for(ended.wait(), 5)
-        await until(lambda: held.state is LeaseState.ENDED)
+        await until(lambda: held.state == LeaseState.ENDED)
     assert outcome == ["answered"]
 
 
@@ -151,7 +151,7 @@ async def test_a_caller_who_leaves_as_its_failure_comes_leaves_nothing_behind():
         del begun, last
         with pytest.raises(asyncio.CancelledError):
             await asked
-        await until(lambda: held.state is LeaseState.ENDED)
+        await until(lambda: held.state == LeaseState.ENDED)
     gc.collect()
     assert complaints == []
 
@@ -171,7 +171,7 @@ async def test_a_triton_that_goes_ends_what_nobody_waits_for():
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        await until(lambda: held.state is LeaseState.ENDED)
+        await until(lambda: held.state == LeaseState.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -324,9 +324,9 @@ async def test_a_stream_that_is_left_goes_on_until_triton_has_ended_it():
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-        assert held.state is LeaseState.ABANDONED
+        assert held.state == LeaseState.ABANDONED
         gate.set()
-        await until(lambda: held.state is LeaseState.ENDED)
+        await until(lambda: held.state == LeaseState.ENDED)
     assert seen == [b"ab", "ended"]
 
 
@@ -380,4 +380,4 @@ async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end
             with pytest.raises(NotTaken, match="reads too slowly"):
                 await anext(messages)
         await until(lambda: len(sent) == 64)
-    assert held.state is LeaseState.ENDED
+    assert held.state == LeaseState.ENDED

@@ -141,13 +141,14 @@ async def test_a_triton_that_does_not_take_the_body_is_a_timeout():
         await upstream.talks[0].ended.wait()
 
 
+@pytest.mark.pure
 async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout():
     async def script(talk):
         await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
         await talk.say(bytes(64 * MIB))
 
     async with served(script, seconds=60) as (plane, _), plane.forward(post(), None) as answer:
-        (connection,) = plane._pool._open
+        (connection,) = plane._pool.connections
         await until(lambda: connection._is_held)
         connection._due = 0.0
         connection._time_is_up()
@@ -262,5 +263,5 @@ async def test_whatever_happens_to_calls_the_pool_has_what_is_left():
 
     async with served(script) as (plane, _):
         await asyncio.gather(*(one(plane) for _ in range(8)))
-        in_use = plane._pool._open - set(plane._pool._idle)
+        in_use = plane._pool.connections - set(plane._pool.unused)
         assert all(connection.transport.is_closing() for connection in in_use)

@@ -69,7 +69,7 @@ async def test_a_call_whose_caller_has_left_lasts_until_its_answer_was_read(
         assert (lease.state, lease.record.in_flight) == (LeaseState.ABANDONED, 1)
         assert connections(plane) == "<Pool: 1 connections, 0 idle>"
         gate.set()
-        await until(lambda: lease.state is LeaseState.ENDED)
+        await until(lambda: lease.state == LeaseState.ENDED)
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
         assert not upstream.talks[0].ended.is_set()
     assert (lease.record.in_flight, lease.record.abandoned, failures.seen) == (0, 0, [])
@@ -89,14 +89,14 @@ async def test_a_call_that_was_given_up_as_late_lasts_as_well(failures, said, is
         lease = failures.lease()
         with pytest.raises(BackendTimeout, match=r"0\.1 s"):
             await ask(plane, lease, post(is_stream=is_stream))
-        assert lease.state is LeaseState.ABANDONED
+        assert lease.state == LeaseState.ABANDONED
         passed = asyncio.get_running_loop().time() + 0.3
         await until(lambda: asyncio.get_running_loop().time() > passed)
         assert not upstream.talks[0].ended.is_set()
         gate.set()
-        await until(lambda: lease.state is LeaseState.ENDED)
-        (connection,) = plane._pool._open
-        connection._seconds = SECONDS
+        await until(lambda: lease.state == LeaseState.ENDED)
+        (connection,) = plane._pool.connections
+        connection.seconds = SECONDS
         assert await ask(plane, failures.lease()) == b""  # the connection is as good as new
         assert len(upstream.talks) == 1
 
@@ -117,8 +117,8 @@ async def test_an_answer_that_nobody_wants_takes_no_memory(failures):
         with lease:
             async with plane.forward(post(), lease):
                 await begun.wait()
-        assert lease.state is LeaseState.ABANDONED
-        await until(lambda: lease.state is LeaseState.ENDED)
+        assert lease.state == LeaseState.ABANDONED
+        await until(lambda: lease.state == LeaseState.ENDED)
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
@@ -138,7 +138,7 @@ async def test_what_triton_says_late_is_heard(failures):
         await upstream.asked(1)
         await left(asking)
         gate.set()
-        await until(lambda: lease.state is LeaseState.ENDED)
+        await until(lambda: lease.state == LeaseState.ENDED)
     assert [type(error) for error in failures.seen] == [StubDied]
 
 
@@ -158,7 +158,7 @@ async def test_triton_ends_a_call_by_ending_its_connection(failures, is_reset):
         await upstream.asked(1)
         await left(asking)
         gate.set()
-        await until(lambda: lease.state is LeaseState.ENDED)
+        await until(lambda: lease.state == LeaseState.ENDED)
         await until(lambda: connections(plane) == "<Pool: 0 connections, 0 idle>")
 
 
@@ -172,7 +172,7 @@ async def test_at_the_end_of_the_process_nothing_is_waited_for(failures):
         await upstream.asked(1)
         await left(asking)
         await plane.close()
-        assert lease.state is LeaseState.ENDED
+        assert lease.state == LeaseState.ENDED
 
 
 async def test_a_request_that_triton_has_not_got_wholly_ends_with_its_caller(failures):
@@ -189,7 +189,7 @@ async def test_a_request_that_triton_has_not_got_wholly_ends_with_its_caller(fai
         asking = asyncio.create_task(ask(plane, lease, post(body(), headers=headers)))
         await begun.wait()
         await left(asking)
-        assert lease.state is LeaseState.ENDED
+        assert lease.state == LeaseState.ENDED
         await upstream.talks[0].ended.wait()
 
 
@@ -206,7 +206,7 @@ async def test_a_body_that_triton_does_not_read_ends_with_its_caller(failures):
         asking = asyncio.create_task(ask(plane, lease, post(bytes(64 * MIB))))
         await until(lambda: upstream.talks and upstream.talks[0].request_head)
         await left(asking)
-        assert lease.state is LeaseState.ENDED
+        assert lease.state == LeaseState.ENDED
         read.set()
         await upstream.talks[0].ended.wait()
 
@@ -216,9 +216,9 @@ async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failu
         lease = failures.lease()
         with lease:
             async with plane.forward(post(), lease):
-                (connection,) = plane._pool._open
+                (connection,) = plane._pool.connections
                 await until(lambda: connection.state == State.IDLE)
-        assert lease.state is LeaseState.ENDED
+        assert lease.state == LeaseState.ENDED
 
 
 async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end(failures):
@@ -245,5 +245,5 @@ async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end
                     await anext(chunks)
         assert isinstance(raised.value.__cause__, NotTaken)
         await sent.wait()
-        await until(lambda: lease.state is LeaseState.ENDED)
+        await until(lambda: lease.state == LeaseState.ENDED)
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"

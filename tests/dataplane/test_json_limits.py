@@ -12,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.dataplane import json_limits
+from adapter.dataplane.checked_bodies import check_in_turns, checked, is_packed, json_bytes
 from adapter.dataplane.json_limits import (
     MOST_LEVELS,
     MOST_MEMBERS,
     Shapes,
     Structure,
-    check_in_turns,
     check_whole,
-    checked,
-    is_packed,
-    json_bytes,
 )
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.runtime.turns import Turns
@@ -134,7 +131,7 @@ def test_too_many_parameters_are_refused_however_they_are_cut(text, size):
 @rows("text", TOO_MANY_PARAMETERS)
 async def test_too_many_parameters_are_refused_in_a_body_and_in_a_stream(text):
     with pytest.raises(InvalidRequest, match="parameters"):
-        check_whole(text, None, MIB)
+        check_whole(MIB, text, None)
     with pytest.raises(InvalidRequest, match="parameters"):
         await check_in_turns(text, None, MIB, Turns())
     with pytest.raises(InvalidRequest, match="parameters"):
@@ -154,13 +151,13 @@ async def test_too_many_parameters_are_refused_in_a_body_and_in_a_stream(text):
 @rows("size", [7, 10**6])
 def test_many_inputs_parameters_of_an_input_and_strings_are_accepted(text, size):
     assert not is_refused([text[at : at + size] for at in range(0, len(text), size)])
-    check_whole(text, None, MIB)
+    check_whole(MIB, text, None)
 
 
 def test_tensors_behind_the_json_are_not_looked_at():
-    check_whole(b"{}" + DEEP, 2, MIB)
+    check_whole(MIB, b"{}" + DEEP, 2)
     with pytest.raises(InvalidRequest):
-        check_whole(b"{}" + DEEP, None, MIB)
+        check_whole(MIB, b"{}" + DEEP, None)
 
 
 def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
@@ -285,7 +282,7 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
 @rows("key", [b"shape", rb"\u0073hape", rb"sh\u0061p\u0065"])
 async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
     with pytest.raises(InvalidRequest):
-        check_whole(b'{"%s":[%s],"data":[1]}' % (key, dimensions), None, MIB)
+        check_whole(MIB, b'{"%s":[%s],"data":[1]}' % (key, dimensions), None)
     packed = gzip.compress(b'{"%s":[%s]}' % (key, dimensions))
     with pytest.raises(InvalidRequest):
         await check_packed(packed, {"Content-Encoding": "gzip"}, 99)
@@ -293,9 +290,9 @@ async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
 
 def test_tensors_in_shared_memory_may_be_larger_than_the_body():
     text = b'{"shape":[9999],"parameters":{"shared_memory_region":"a"}}'
-    check_whole(text, None, MIB)
+    check_whole(MIB, text, None)
     with pytest.raises(InvalidRequest):
-        check_whole(text, None, 9998)
+        check_whole(9998, text, None)
 
 
 def test_shapes_of_more_bytes_in_all_than_a_request_needs_are_refused():
@@ -340,8 +337,8 @@ def test_time_grows_with_the_text_and_no_faster():
     string without an end, in which each escaped quote might begin another.
     """
     assert not is_refused([b'["' + b'\\"' * (MIB // 2)])
-    check_whole(b"[" + b'"shape",' * (MIB // 32) + b"1]", None, MIB)
-    check_whole(b"[[[" + b'"shape":1,' * (MIB // 32) + b"1]", None, MIB)
+    check_whole(MIB, b"[" + b'"shape",' * (MIB // 32) + b"1]", None)
+    check_whole(MIB, b"[[[" + b'"shape":1,' * (MIB // 32) + b"1]", None)
     assert not is_refused([b'"shape",' * 1000] * 100, Shapes(1))
 
 
@@ -372,6 +369,6 @@ def test_a_short_way_to_see_that_shapes_are_small_overlooks_none(text):
         return False
 
     most = len(text)
-    assert refused(lambda: check_whole(text, None, most)) == refused(
+    assert refused(lambda: check_whole(most, text, None)) == refused(
         lambda: Shapes(most).feed(text)
     )

@@ -254,7 +254,7 @@ class _DirectCall(CountedRequest):
 
     @property
     def is_lost(self) -> bool:
-        return self._lease.is_lost
+        return self._lease.is_lost()
 
     @property
     def is_cancellable(self) -> bool:

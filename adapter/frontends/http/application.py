@@ -29,7 +29,7 @@ _MALFORMED = BrokenBody("the body is malformed")
 class ClientConnection(Protocol):
     """The caller's connection. `left`: bytes of the body in hand that have not come, where that is
     known. `ahead`: what came behind the request in hand. `is_full`: the caller does not take what
-    is written.
+    is written. `is_for_good`: all bytes that follow are aiohttp's.
     """
 
     transport: asyncio.Transport
@@ -37,6 +37,7 @@ class ClientConnection(Protocol):
     ahead: bytes
     is_full: bool
     has_ended: bool
+    is_for_good: bool
 
     def accepts_requests(self) -> bool: ...
     def hold_back(self) -> None: ...
@@ -50,14 +51,11 @@ class ClientConnection(Protocol):
 
 
 class Application:
-    """`make` makes its handler. `is_for_good`: all bytes that follow are aiohttp's. `turn` is
-    set unless the body in hand waits for room.
-    """
+    """`make` makes its handler. `turn` is set unless the body in hand waits for room."""
 
     def __init__(
         self, client: ClientConnection, make: Callable[["Application"], "Handler"]
     ) -> None:
-        self.is_for_good = False
         self.client = client
         self._make = make
         self._handler: Handler | None = None
@@ -136,7 +134,7 @@ class Application:
         if "Upgrade" in request.headers:
             return False  # aiohttp may skip what comes behind one
         if not request.content.is_eof():
-            is_little = not self.is_for_good and self.client.left <= SKIPPED_BYTES
+            is_little = not self.client.is_for_good and self.client.left <= SKIPPED_BYTES
             comes = request.content.exception() is None and "Expect" not in request.headers
             if not (is_little and comes):
                 return False

@@ -66,13 +66,14 @@ class Listener(Protocol):
 
 class Connection:
     """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
-    it. `left`: of the body of the request in hand; `ahead`: what came behind it.
+    it. `is_for_good`: all bytes that follow are aiohttp's. `left`: of the body of the request in
+    hand; `ahead`: what came behind it.
     """
 
     def __init__(self, server: Listener) -> None:
         self.transport: asyncio.Transport
         self.state = _IDLE
-        self.is_full = self.has_ended = self.had_request = False
+        self.is_full = self.has_ended = self.had_request = self.is_for_good = False
         self.left = 0
         self._server = server
         self._loop = asyncio.get_running_loop()
@@ -83,12 +84,13 @@ class Connection:
         self._kept = 0  # bytes in the budget
         self._late: bytes | None = None  # what waits for its turn
         self._is_crowded = False
-        self._known = server.heads.known
+        self._heads, self._known = server.heads, server.heads.known
+        self._path = server.fast
         self._inference = Inference(self, server.fast)
         self._application = Application(self, server.handler)
 
     def accepts_requests(self) -> bool:
-        return self._server.fast.accepts_requests and not self._is_crowded
+        return self._path.accepts_requests and not self._is_crowded
 
     def is_idle(self) -> bool:
         """It has no whole head of a request in hand."""
@@ -110,15 +112,15 @@ class Connection:
     def data_received(self, data: bytes) -> None:
         is_late = self._late is not None
         if not is_late and len(data) > _SHORT_BYTES:
-            is_late = self._application.is_for_good or not self._server.turns.has_time()
+            is_late = self.is_for_good or not self._server.turns.has_time()
         if not (is_late and self._is_put_off(data)):
             self._received(data)
 
     def _received(self, data: bytes) -> None:
         try:
             state = self.state
-            if self._application.is_for_good:
-                if state not in {_LINGERING, _CLOSING}:
+            if self.is_for_good:
+                if state not in (_LINGERING, _CLOSING):
                     self._pass_on(data)
             elif state == _IDLE and not self.is_full:
                 at = data.find(END) + _END_BYTES
@@ -128,7 +130,7 @@ class Connection:
                     self._read_whole_head(data[:at], data[at:])
             elif state == _HEAD:
                 self._read_head(self.ahead + data, max(0, len(self.ahead) - _END_BYTES + 1))
-            elif state not in {_LINGERING, _CLOSING}:
+            elif state not in (_LINGERING, _CLOSING):
                 self._read_body(data)
         except Exception as error:  # noqa: BLE001 - all of them
             self.bug(error)
@@ -137,7 +139,7 @@ class Connection:
         """Keep the data for a later turn of the event loop; return False if there is no room.
         `is_older`: it came before what is kept already.
         """
-        late, budget = self._late, self._server.fast.budget
+        late, budget = self._late, self._path.budget
         if late is None and not budget.has_buffer_for(len(data)):
             return False
         budget.buffer(len(data))
@@ -153,9 +155,9 @@ class Connection:
             data, self._late = self._late, None
             if data is None:
                 return
-            if self._application.is_for_good and self.state != _CLOSING:
+            if self.is_for_good and self.state != _CLOSING:
                 data, self._late = data[:_SHORT_BYTES], data[_SHORT_BYTES:] or None
-            self._server.fast.budget.buffer(-len(data))
+            self._path.budget.buffer(-len(data))
             if self._late is not None:
                 self._server.turns.wait(self._read_late)
             elif self.state == _FAST and self.left:
@@ -189,7 +191,7 @@ class Connection:
     def _ended(self) -> None:
         try:
             if self.state == _HEAD and not self._application.waiting:
-                if self._application.is_for_good or self.ahead.strip(b"\r\n"):
+                if self.is_for_good or self.ahead.strip(b"\r\n"):
                     self.refuse_head("the head of the request broke off")
                 else:
                     self.close()  # after empty lines, which begin no request
@@ -260,7 +262,7 @@ class Connection:
             if len(raw) > HEAD_BYTES:
                 self._refuse_long_head()
                 return
-            head = self._server.heads.read(raw)
+            head = self._heads.read(raw)
         if head.length < 0:
             self._serve_for_good(raw + behind)
         else:
@@ -270,7 +272,7 @@ class Connection:
         """All that comes is aiohttp's."""
         self.ahead = b""
         self._enter(_HEAD)
-        self._application.is_for_good = True
+        self.is_for_good = True
         first, behind = data[:_SHORT_BYTES], data[_SHORT_BYTES:]
         self._application.serve(first)
         self._count_behind(first)
@@ -328,7 +330,7 @@ class Connection:
         self.hold_back()
 
     def _keeps(self, data: bytes) -> bool:
-        budget, size = self._server.fast.budget, len(data)
+        budget, size = self._path.budget, len(data)
         if not self._is_crowded and budget.has_buffer_for(size):
             budget.buffer(size)
             self._kept += size
@@ -341,7 +343,7 @@ class Connection:
     def _take_ahead(self) -> bytes:
         data, self.ahead = self.ahead, b""
         if self._kept:
-            self._server.fast.budget.buffer(-self._kept)
+            self._path.budget.buffer(-self._kept)
             self._kept = 0
         return data
 
@@ -359,7 +361,7 @@ class Connection:
 
     def answered(self, *, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
-        accepts_requests = self._server.fast.accepts_requests and not self._is_crowded
+        accepts_requests = self._path.accepts_requests and not self._is_crowded
         if is_last or self.left or not accepts_requests:
             self.end(gently=bool(self.left or self.ahead or self._is_crowded))
             return
@@ -368,7 +370,7 @@ class Connection:
         self._arrival = None
         if was_at_once and not self.has_ended:  # nothing has held the caller back
             return
-        if self._application.is_for_good:
+        if self.is_for_good:
             if not self._application.waiting:
                 self._take_ahead()
         elif len(self.ahead) <= _AHEAD_BYTES:
@@ -429,7 +431,7 @@ class Connection:
                 self._fail(error)
 
     def _is_whole(self) -> bool:
-        return self._application.is_whole() if self._application.is_for_good else not self.left
+        return self._application.is_whole() if self.is_for_good else not self.left
 
     def _fail(self, error: AdapterError) -> None:
         """The rest of the body will not come."""

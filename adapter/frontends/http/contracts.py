@@ -34,7 +34,7 @@ class Contract(Protocol):
     sends_again: bool
     renames: bool
 
-    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+    def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
         """Lease the model; return None to have aiohttp answer, raise an error to refuse at once."""
 
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]: ...
@@ -52,16 +52,15 @@ class ContainerContract:
     aiohttp. `loads_for_calls`: calls of V2 load their models.
     """
 
-    sends_again = renames = False
-
     def __init__(
         self, control: ModelControl, *, is_v2: bool, loads_for_calls: bool = False
     ) -> None:
+        self.sends_again = self.renames = False
         self._control, self._status = control, control.triton_status
         self._is_v2 = is_v2
         self._loads_for_calls = loads_for_calls
 
-    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+    def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
         control = self._control
         try:
             lease = control.lease(model_id)

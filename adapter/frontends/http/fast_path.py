@@ -8,11 +8,10 @@ only the head is parsed.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
-from adapter.control.lease import Lease, LeaseState
+from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 # Bodies up to this size are gathered; others are passed on.
 GATHERED_BYTES = 256 * 2**10
 
-_OK = 200
-_CHUNKED = b"Transfer-Encoding: chunked\r\n"
+_OK, _CHUNKED = 200, b"Transfer-Encoding: chunked\r\n"
 
 
 class Stage(IntEnum):
@@ -50,29 +48,32 @@ class Stage(IntEnum):
     SKIPPING = auto()  # it is refused, and the rest of its body dropped
 
 
-_HELD = LeaseState.HELD
 _NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIPPING = map(
     int, Stage
 )
 
 
-@dataclass(slots=True)
 class FastPath:
     """Holds what all plain inferences share. `accepts_requests`: a connection may send another."""
 
-    control: ModelControl
-    dataplane: FastDataPlane
-    instrumentation: Instrumentation
-    clock: Clock
-    budget: ByteBudget
-    accepts_requests: bool = True
+    def __init__(
+        self,
+        control: ModelControl,
+        dataplane: FastDataPlane,
+        instrumentation: Instrumentation,
+        clock: Clock,
+        budget: ByteBudget,
+    ) -> None:
+        self.control, self.dataplane = control, dataplane
+        self.instrumentation, self.clock, self.budget = instrumentation, clock, budget
+        self.accepts_requests = True
 
 
 class Inference:
     """The plain inference that a connection has in hand, one after the other. It is what both
     connections tell of: the caller's by `begin`, `feed` and `left`, Triton's as its Receiver.
 
-    `was_found` and `was_sent`: as in Attempt.
+    `was_found` and `was_sent`: as in Attempt. `_is_blocked`: Triton does not take what is written.
     """
 
     def __init__(self, client: ClientConnection, path: FastPath) -> None:
@@ -84,13 +85,12 @@ class Inference:
         self._upstream: Upstream | None = None
         self._lease: Lease | None = None
         self._holding: Holding | None = None
-        self._is_blocked = False  # Triton does not take what is written
         self._check: Check | None = None
         self._task: asyncio.Task[None] | asyncio.Handle | None = None
         self._pieces: list[bytes] = []
         self._body: bytes | None = None  # until the request is over, for a second try
         self._answer: StreamedAnswer | None = None
-        self.was_found = self.was_sent = False
+        self._is_blocked = self.was_found = self.was_sent = False
 
     # -- the caller's side ------------------------------------------------------------------
 
@@ -217,15 +217,14 @@ class Inference:
 
     def _find_lease(self) -> Lease | None:
         head = self._head
-        lease = self._contract.lease(head.model_id, is_typed=head.is_typed)
+        lease = self._contract.lease(head.model_id, head.is_typed)
         self.was_found = lease is not None
         return lease
 
     async def _connect(self) -> None:
         try:
             upstream = await self._path.dataplane.connected(self._head.model_id)
-            self._task = None
-            body, self._pieces = b"".join(self._pieces), []
+            self._task, body, self._pieces = None, b"".join(self._pieces), []
             self._send(upstream, body)
             self.resume()
         except AdapterError as error:
@@ -276,7 +275,7 @@ class Inference:
                 self._client.transport.writelines((head, body))
             lease, self._lease, self._upstream = self._lease, None, None
             if lease is not None:  # nothing else is left of a request that went on to its end
-                lease.end(now=self._heard)
+                lease.end(None, self._heard)
             self._over()
             self._client.answered(is_last=self._is_last)
         except Exception as error:  # noqa: BLE001 - all of them
@@ -469,12 +468,12 @@ class Inference:
     def _release(self, error: AdapterError | None) -> BaseException | None:
         """Of all that the request has. Returns what its caller is told of `error`."""
         reported: BaseException | None = error
-        upstream, lease = self._upstream, self._lease
-        self._upstream = self._lease = None
+        upstream, self._upstream = self._upstream, None
+        lease, self._lease = self._lease, None
         if lease is not None:
             if upstream is not None:
                 upstream.leave(self, lease)
-            if lease.state is _HELD:
+            if lease.is_held():
                 reported = lease.end(error)
         if self._answer is not None:
             self._answer.release()
@@ -497,4 +496,5 @@ class Inference:
         served.in_flight.count -= 1
         if status:
             seconds = clock.monotonic() - self._begun
-            served.count(status, seconds, self._waited, self._callers, head.model_id, is_fast=True)
+            served.fast += 1
+            served.count(status, seconds, self._waited, self._callers, head.model_id)

@@ -74,11 +74,10 @@ class Operation:
     answer begins where Triton's headers are those it `answered` and its body has that `length`.
     """
 
-    answered: RawHeaders | None = None
-    length: int | None = None
-    answer = b""
-
     def __init__(self, frontend: str, name: str, served: Served) -> None:
+        self.answered: RawHeaders | None = None
+        self.length: int | None = None
+        self.answer = b""
         self.name = name
         self.is_v2 = frontend == "v2"
         self.served = served

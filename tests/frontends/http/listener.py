@@ -14,7 +14,7 @@ from adapter.core.model import ModelId
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.contracts import container_contracts
+from adapter.frontends.http.contracts import ContainerContracts, container_contracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
@@ -135,6 +135,7 @@ class Listener:
     house: House
     upstream: Upstream
     drain: Drain
+    contracts: ContainerContracts
     seen: list[web.BaseRequest] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -248,10 +249,10 @@ async def opened(
                 return await inferences.serve(target, asked)
             return await listener.application(asked)
 
-        observer = Instrumentation(house.metrics)
+        observer, contracts = Instrumentation(house.metrics), container_contracts(house.control)
         heads = Heads(
             house.metrics.traffic.served,
-            container_contracts(house.control),
+            contracts,
             default_model=ModelId("m"),
             max_body_bytes=MAX_BODY,
             sites=sites,
@@ -272,7 +273,7 @@ async def opened(
         listening = parse_address(where)
         port = await server.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
-        listener = Listener(address, server, house, upstream, drain)
+        listener = Listener(address, server, house, upstream, drain, contracts)
         try:
             yield listener
         finally:

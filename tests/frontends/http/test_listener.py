@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from adapter.core.state import ModelState
-from adapter.frontends.http.contracts import ContainerContract
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
@@ -157,9 +156,9 @@ async def test_a_caller_who_was_held_back_is_read_from_again(path):
         assert (await caller.ask(request(path))).status == 200
 
 
-async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before(monkeypatch):
-    monkeypatch.setattr(ContainerContract, "renames", True)
+async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before():
     async with opened() as listener:
+        listener.contracts.sagemaker.renames = True
         caller = await listener.connect()
         for byte in (b"a", b"b"):
 
@@ -174,8 +173,8 @@ async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before(mo
 @pytest.mark.parametrize("sends_again", [False, True])
 async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_again):
     """As long as it is idle, and there may be thousands."""
-    monkeypatch.setattr(ContainerContract, "sends_again", sends_again)
     async with opened() as listener:
+        listener.contracts.sagemaker.sends_again = sends_again
         fast, bodies = listener.server.fast, []
         monkeypatch.setattr(fast.dataplane, "check", lambda body, _: bodies.append(body))
         caller = await listener.connect()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.dataplane import json_limits
+from adapter.dataplane import checked_bodies
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import Application
 from adapter.protocols.tensors import ContentTypes, Tensor
@@ -274,7 +274,7 @@ async def test_a_body_whose_caller_leaves_while_it_is_checked_counts_no_longer_t
             checking.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(json_limits, "_TURN_SECONDS", -1)
+        monkeypatch.setattr(checked_bodies, "_TURN_SECONDS", -1)
         monkeypatch.setattr(listener.server.fast.dataplane.turns, "turn", turn)
         caller = await listener.connect()
         await caller.send(head(FAST, FRAMES[2]) + b"2\r\n{}\r\n")

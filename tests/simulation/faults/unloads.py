@@ -22,8 +22,8 @@ UNLOADS = [
         "Triton is told to unload amid a request that it still computes",
         Lease,
         "abandon",
-        "if self.state is _HELD:",
-        "self.end()\n    if self.state is _HELD:",
+        "if self.state == _HELD:",
+        "self.end()\n    if self.state == _HELD:",
     ),
     Fault(
         "an unload is answered before Triton has let go",

@@ -52,7 +52,7 @@ class EndpointCall:
         self._given = f'"model_name":"{self.name}"'.encode()
         self._told = f'"model_name":{json.dumps(model_id)}'.encode()
 
-    def lease(self, model_id: ModelId, *, is_typed: bool) -> Lease | None:
+    def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
         lease = self._residency.resident(model_id, self._key)
         if lease is None:
             self._residency.refuse(model_id, self._key)

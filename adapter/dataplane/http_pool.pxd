@@ -1,0 +1,14 @@
+from adapter.dataplane.http_connection cimport Connection
+
+cimport cython
+
+cdef class Pool:
+    cdef object _host, _port, _faults, _seconds, _keep_seconds, _sweeper, _all_lost
+    cdef public object answered_nothing
+    cdef readonly set connections
+    cdef readonly list unused
+    cdef bint _is_closed
+
+    @cython.locals(connection=Connection)
+    cpdef idle(self)
+    cpdef free(self, connection)

@@ -1,0 +1,1 @@
+# Has no C types: it is compiled to tell that the others are.
