@@ -127,10 +127,6 @@ def play(folder: Path, rounds: int) -> None:
     )
 
 
-def test_calls_wait_while_triton_gives_back_what_loads_have_leaked(tmp_path):
-    play(tmp_path, rounds=4)
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_calls_wait_while_triton_gives_back_what_two_hundred_loads_have_leaked(tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+CLI = ROOT / "docs" / "cli.md"
 FOLDERS = ("docs", "examples", "charts", "deploy")
 RUNNABLE = frozenset({"sh", "bash", "console", "python"})
 # Languages of what is there to be read.

@@ -9,13 +9,25 @@ import yaml
 
 from tests.cases import rows
 from tests.docs.make_stand_in import script
-from tests.docs.pages import DATA, README, ROOT, RUNNABLE, Block, blocks, blocks_of, pages, shown
+from tests.docs.pages import (
+    CLI,
+    DATA,
+    README,
+    ROOT,
+    RUNNABLE,
+    Block,
+    blocks,
+    blocks_of,
+    pages,
+    shown,
+)
 from tests.docs.place import Place, place
 from tests.running import RunningAdapter, embedded_adapter, unload_all
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 RUN = [page for page in pages() if any(block.is_run_here for block in blocks(page))]
 RUN.remove(README)  # which takes as long as all others: tests/docs/test_readme.py
+RUN.remove(CLI)  # of which what is printed is compared as well: tests/docs/test_cli_page.py
 
 
 @pytest.fixture(scope="module")

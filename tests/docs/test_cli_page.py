@@ -1,4 +1,4 @@
-"""docs/cli.md shows what the commands print."""
+"""docs/cli.md can be pasted, and shows what the commands print."""
 
 import re
 import subprocess
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.pages import CLI, Block, blocks
 from tests.docs.place import Place, place
 
-PAGE = ROOT / "docs" / "cli.md"
 _FIGURE = re.compile(r"\d+(\.\d+)?( [KMG]iB)?")
 _BAR = re.compile(r"\[#+[=+]*\.*-*\]")
 
@@ -36,8 +35,8 @@ def shown(block: Block) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def run(here: Place, line: str) -> str:
-    done = subprocess.run(
+def run(here: Place, line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", "-c", line],
         cwd=here.folder,
         env=here.environment(),
@@ -47,16 +46,22 @@ def run(here: Place, line: str) -> str:
         timeout=60,
         check=False,
     )
-    # said of what takes long, as on a busy machine
-    return re.sub(r"^(un)?load \w+: .*\n", "", done.stdout, flags=re.MULTILINE)
+
+
+def bare(said: str) -> str:
+    """Without what is said of a command that takes long, as on a busy machine."""
+    return re.sub(r"^(un)?load \w+: .*\n", "", said, flags=re.MULTILINE)
 
 
 @pytest.mark.triton
-def test_the_commands_print_what_the_page_shows(here: Place) -> None:
-    found = blocks(PAGE)
-    [server] = [block for block in found if block.mode == "server"]
-    here.serve(server)
-    for block in found:
-        if block.language == "console":
+def test_the_commands_do_and_print_what_the_page_shows(here: Place) -> None:
+    for block in blocks(CLI):
+        if block.mode == "server":
+            here.serve(block)
+        elif block.language == "console":
             for line, output in shown(block).items():
-                assert shape(run(here, line)) == shape(output), f"{block}: {line}"
+                done = run(here, line)
+                assert shape(bare(done.stdout)) == shape(output), f"{block}: {line}"
+                assert (done.returncode != 0) == (block.mode == "refused"), f"{block}: {line}"
+        elif block.is_run_here:
+            here.run(block)

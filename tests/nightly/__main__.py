@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
+    "demo": ("tests/journeys/demo", 1.0),
     "memory": ("tests/journeys/memory", 8.0),
     "packages": ("tests/packages", 3.0),
     "attack_http": ("tests/nightly/test_attack_http.py", 10.0),

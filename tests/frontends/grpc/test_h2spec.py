@@ -45,7 +45,7 @@ async def test_the_listener_is_an_http_2_server_as_h2spec_has_it(h2spec, tmp_pat
         host, port = proxy.address.split(":")
         asked = ("generic", "hpack", "http2", "--host", host, "--port", port)
         # headers so large that five of them are more than a frame may have; seconds to answer
-        limits = ("--max-header-length", "16000", "--timeout", "10")
+        limits = ("--max-header-length", "16000", "--timeout", "5")
         process = await asyncio.create_subprocess_exec(
             h2spec, *asked, *limits, "--junit-report", report, stdout=asyncio.subprocess.PIPE
         )

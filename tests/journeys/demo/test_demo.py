@@ -50,6 +50,7 @@ def folder() -> Path:
         yield Path(made)
 
 
+@pytest.mark.nightly
 def test_memory_fills_is_evicted_and_fits_before_ones_eyes_also_where_there_is_a_gpu(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
         assert at.load("a", "b", "c") == [200, 200, 507]
 
 
+@pytest.mark.nightly
 def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path)
         assert at.load("b") == [200]
 
 
+@pytest.mark.nightly
 def test_nvml_and_tritons_metrics_stand_in_for_each_other(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
         assert ended >= {*names}
 
 
+@pytest.mark.nightly
 def test_four_hanging_loads_that_are_unloaded_cost_no_model_that_is_loaded(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:

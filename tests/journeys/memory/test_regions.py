@@ -50,7 +50,7 @@ values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
     root = tmp_path_factory.mktemp("models")
-    times = ("--unload-timeout-seconds=20", "--unload-stall-seconds=1", "--infer-timeout-seconds=8")
+    times = ("--unload-timeout-seconds=12", "--unload-stall-seconds=1", "--infer-timeout-seconds=4")
     with embedded_adapter(f"--model-roots={root}", *times, COMPLETE) as adapter:
         yield adapter, root
 

@@ -80,6 +80,7 @@ def test_a_load_that_is_stuck_is_given_up_and_its_name_serves_again(tmp_path: Pa
         check_agreement(adapter, stuck={"mended"})
 
 
+@pytest.mark.nightly
 def test_when_all_load_threads_are_stuck_triton_is_restarted_and_what_was_loaded_comes_back(
     tmp_path: Path,
 ) -> None:

@@ -51,7 +51,6 @@ _SLEEP = "['/bin/sleep', '3600']"
 WAYS = {
     "in a session of its own": "daemon({mark!r}, session=True, command=[])",
     "executes another program": f"daemon({{mark!r}}, session=True, command={_SLEEP})",
-    "in the session of Triton": "daemon({mark!r}, session=False, command=[])",
     "executes in the session of Triton": f"daemon({{mark!r}}, session=False, command={_SLEEP})",
     "started by a shell": (
         "subprocess.run(['setsid', '-f', 'sh', '-c', 'echo $$ > {mark}; exec sleep 3600'])"
@@ -81,7 +80,9 @@ class Daemon:
         return pid
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(
+    params=["in a session of its own", "executes in the session of Triton", "started by a shell"]
+)
 def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
     return Daemon(package, request.param)
 

@@ -12,7 +12,7 @@ from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.nightly]
 
 _NAMES = [f"m{number}" for number in range(5)]
 # Once the file is there, its python process ends the server that loads it.
@@ -51,7 +51,6 @@ def served(client: Client, names: list[str]) -> bool:
     return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
 
 
-@pytest.mark.nightly
 def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
@@ -66,7 +65,6 @@ def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp
         assert adapter.events("model.return_given_up") == []
 
 
-@pytest.mark.nightly
 def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
@@ -116,7 +114,6 @@ threading.Timer({seconds}, os.kill, (os.getppid(), signal.SIGKILL)).start()
 """
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("how", "when"),

@@ -19,7 +19,7 @@ def hasty(model_root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(
         f"--model-roots={model_root}",
         "--infer-timeout-seconds=2",
-        "--load-timeout-seconds=15",
+        "--load-timeout-seconds=8",
         "--unload-stall-seconds=8",
         COMPLETE,
     ) as adapter:

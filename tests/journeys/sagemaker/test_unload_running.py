@@ -20,12 +20,12 @@ _FOR_EVER = "import pathlib, time\npathlib.Path({mark!r}).touch()\ntime.sleep(36
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
-    """An unload waits 16 s at most for what computes, and has as long to end it."""
+    """An unload waits 10 s at most for what computes, and has as long to end it."""
     root = tmp_path_factory.mktemp("packages")
     flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
     times = (
-        "--unload-timeout-seconds=32",
-        "--unload-stall-seconds=4",
+        "--unload-timeout-seconds=20",
+        "--unload-stall-seconds=2",
         "--infer-timeout-seconds=60",
     )
     with embedded_adapter(*flags, COMPLETE, *times) as adapter:
@@ -121,7 +121,7 @@ def test_a_model_that_ends_in_time_is_let_end(
         deleting = others.ask(lambda c: c.delete("/models/slow"))
         wait_until(lambda: client.get("/models/slow").status == 404, 60, "the unload has begun")
         with pytest.raises(TimeoutError):
-            deleting.exception(5)
+            deleting.exception(3)
         gate.open()
         assert deleting.result()[0].status == 200
     assert finalized.exists()
