@@ -6,15 +6,14 @@ from scripts.simulation.study import Json
 
 _BEGIN = "<!-- simulated: {} -->\n"
 _END = "<!-- end -->\n"
+_FACTORS = (0, 200, 300, 500)  # of the balance
 
 
 def with_tables(page: str, found: Json) -> str:
     """Return the page with what is between its markers written anew."""
     for name, lines in (
-        ("predictions", _predictions(found["predictions"])),
         ("balance", _balance(found["balance"])),
         ("moved", _moved(found["moved"])),
-        ("tables", _tables(found["tables"])),
         ("shares", _shares(found["shares"])),
     ):
         before, _, rest = page.partition(_BEGIN.format(name))
@@ -36,26 +35,10 @@ def _factor(factor: int) -> str:
     return str(factor) if factor else "none"
 
 
-def _predictions(rows: Sequence[Json]) -> list[str]:
-    callers = list(dict.fromkeys(row["callers"] for row in rows))
-    kinds = dict.fromkeys((row["room"], row["factor"]) for row in rows)
-    shown = {(row["room"], row["factor"], row["callers"]): row for row in rows}
-    return _table(
-        ["room for models on each machine", "balance factor", *(f"{n} callers" for n in callers)],
-        [
-            [
-                str(room),
-                _factor(factor),
-                *(f"{shown[room, factor, count]['hits']:.3f}" for count in callers),
-            ]
-            for room, factor in kinds
-        ],
-    )
-
-
 def _balance(rows: Sequence[Json]) -> list[str]:
+    """Some rows: the plot and fleet-simulation.json have all."""
     head = ["calls", "factor", "in memory", "on another machine than its own", "fetched a call"]
-    head += ["half of the calls took", "99 % took", "calls a second"]
+    head += ["half of the calls took", "99 % took"]
     return _table(
         head,
         [
@@ -67,9 +50,9 @@ def _balance(rows: Sequence[Json]) -> list[str]:
                 f"{row['fetched_mib_per_call']:.0f} MiB",
                 f"{row['p50_seconds']:.2f} s",
                 f"{row['p99_seconds']:.1f} s",
-                f"{row['calls_per_second']:.0f}",
             ]
             for row in rows
+            if row["load"].startswith("400 ") and row["factor"] in _FACTORS
         ],
     )
 
@@ -83,16 +66,6 @@ def _moved(rows: Sequence[Json]) -> list[str]:
                 _percent(row["moved"]),
                 _percent(row["needed"]),
             ]
-            for row in rows
-        ],
-    )
-
-
-def _tables(rows: Sequence[Json]) -> list[str]:
-    return _table(
-        ["`table_size`", "models that move", "those of the machine that goes"],
-        [
-            [f"{row['table_size']:,}", _percent(row["moved"]), _percent(row["needed"])]
             for row in rows
         ],
     )

@@ -30,11 +30,11 @@ def page(
 
 
 def _elsewhere(what: str, measures: Json) -> str:
-    """One table, and no row that was not measured there."""
+    """One table of the targets, and no row that was not measured there."""
     rows = [
         [f"{MEASURES[row.measure][0]}: {row.what}", *_cells(row, measures[row.measure])[1:]]
         for row in sorted(ROWS, key=lambda row: list(MEASURES).index(row.measure))
-        if row.figure in measures.get(row.measure, {"figures": {}})["figures"]
+        if row.target and row.figure in measures.get(row.measure, {"figures": {}})["figures"]
     ]
     parts = [f"### On a machine with {what}\n", table(_COLUMNS, rows)]
     return "\n".join([*parts, _origin(next(iter(measures.values())))])
@@ -45,7 +45,7 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     parts = [f"### {title}\n"]
     if name in notes:
         parts.append(notes[name].strip() + "\n")
-    rows = [row for row in ROWS if row.measure == name]
+    rows = [row for row in ROWS if row.measure == name and row.is_on_page]
     parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
     if measure is not None:
         parts.append(_origin(measure))
@@ -69,13 +69,12 @@ def _said(row: Row, measure: Json | None) -> tuple[str, str]:
 
 
 def _origin(measure: Json) -> str:
-    """Commit, date and machine, and whether the code has changed since."""
-    about = measure["machine"]
-    memory = number(about["memory_bytes"] / 2**30, "GiB")
+    """Commit, date and cores, and whether the code has changed since."""
     age = " (older code)" if measure["is_stale"] else ""
+    cores = measure["machine"]["cores"]
     return (
-        f"Commit {measure['commit']}{age}, {measure['date']}, {about['cpu']},"
-        f" {about['cores']} cores, {measure['busy']:.0%} busy before, {memory}.\n"
+        f"Commit {measure['commit']}{age}, {measure['date']}, {cores} cores,"
+        f" {measure['busy']:.0%} busy before.\n"
     )
 
 

@@ -31,6 +31,11 @@ class Row:
             return f"at most {number(self.most, self.unit)}"
         return "" if self.least is None else f"at least {number(self.least, self.unit)}"
 
+    @property
+    def is_on_page(self) -> bool:
+        """Rows with a target, and the figures that the summary of the page names."""
+        return bool(self.target) or self.key in SUMMARISED or self.measure == "cold"
+
     def meets(self, value: float) -> bool:
         """A bound itself is good."""
         return value <= self.most if self.most is not None else value >= (self.least or 0.0)
@@ -96,6 +101,18 @@ CALLERS = ("curl", "boto3")  # of the endpoint
 _CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU by count"}
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 
+# figures without a target that the page shows; all others are in benchmarks.json alone
+SUMMARISED = frozenset(
+    {
+        *("rest.adapter_us", "rest.adapter_rate", "rest.triton_rate"),
+        *("grpc.adapter_us", "grpc.adapter_rate", "grpc.triton_rate"),
+        *("proxies.cpu_nginx", "proxies.cpu_envoy", "proxies.adapter_us"),
+        *("endpoint.endpoint_hits", "endpoint.lru_hits"),
+        *("endpoint.endpoint_p50", "endpoint.lru_p50"),
+        *("builtin.memory", "builtin.memory_builtin", "builtin.memory_adapter"),
+        *("delete.whole", "start.readyz"),
+    }
+)
 ROWS: Sequence[Row] = (
     Row("rest", "cpu", "8 connections: CPU a request, over the copying proxy", "x", most=1.6),
     Row("rest", "cpu_differs", "the same, `traceparent` differs each time", "x", most=2.3),
