@@ -154,24 +154,6 @@ def test_the_reason_for_a_miss_is_told_while_it_is_one():
     assert "the parser takes 20 µs" not in met
 
 
-def test_figures_of_another_machine_have_a_table_of_their_own_with_that_machine(tmp_path):
-    here, there = (measure({"cpu": spread([x] * 3)}) for x in (1.5, 1.2))
-    there["machine"]["cores"] = 16
-    (tmp_path / "benchmarks-16-cores.json").write_text(json.dumps({"rest": there}))
-
-    program.write_page(tmp_path, {"rest": here})
-
-    text = (tmp_path / "measurements.md").read_text()
-    own, _, other = text.partition("### On a machine with 16 cores")
-    other, _, _ = other.partition("\n## ")
-    assert "1.5 x (1.5 to 1.5)" in line_of(own, "rest.cpu")
-    (line,) = [line for line in other.splitlines() if row("rest.cpu").what in line]
-    assert "1.2 x (1.2 to 1.2)" in line
-    assert line.startswith(f"| {MEASURES['rest'][0]}: ")
-    assert ", 16 cores" in other
-    assert "not measured" not in other
-
-
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """Two files, one commit; `git` runs in it."""

@@ -106,16 +106,9 @@ def measured(name: str, scale: Scale) -> Json:
 
 
 def write_page(out: Path, measures: Json) -> None:
-    """Write the page, also with what other machines measured (benchmarks-16-cores.json, say)."""
     out.mkdir(parents=True, exist_ok=True)
-    elsewhere = {
-        path.stem.removeprefix("benchmarks-").replace("-", " "): marked(
-            json.loads(path.read_text())
-        )
-        for path in sorted(out.glob("benchmarks-*.json"))
-    }
     notes = tomllib.loads(_NOTES.read_text())
-    text = with_benchmarks(_PAGE.read_text(), page(marked(measures), notes, elsewhere))
+    text = with_benchmarks(_PAGE.read_text(), page(marked(measures), notes))
     (out / _PAGE.name).write_text(text)
 
 

@@ -18,26 +18,9 @@ def with_benchmarks(text: str, benchmarks: str) -> str:
     return f"{before}{begin}\n{benchmarks}\n{end}{after}"
 
 
-def page(
-    measures: Json, notes: Mapping[str, str], elsewhere: Mapping[str, Json] | None = None
-) -> str:
-    """`measures` is what benchmarks.json holds, with `is_stale` in each; `elsewhere` the same of
-    other machines, by what is special about them.
-    """
-    sections = (_section(name, measures.get(name), notes) for name in MEASURES)
-    others = (_elsewhere(what, found) for what, found in (elsewhere or {}).items())
-    return "\n".join([*sections, *others])
-
-
-def _elsewhere(what: str, measures: Json) -> str:
-    """One table of the targets, and no row that was not measured there."""
-    rows = [
-        [f"{MEASURES[row.measure][0]}: {row.what}", *_cells(row, measures[row.measure])[1:]]
-        for row in sorted(ROWS, key=lambda row: list(MEASURES).index(row.measure))
-        if row.target and row.figure in measures.get(row.measure, {"figures": {}})["figures"]
-    ]
-    parts = [f"### On a machine with {what}\n", table(_COLUMNS, rows)]
-    return "\n".join([*parts, _origin(next(iter(measures.values())))])
+def page(measures: Json, notes: Mapping[str, str]) -> str:
+    """`measures` is what benchmarks.json holds, with `is_stale` in each."""
+    return "\n".join(_section(name, measures.get(name), notes) for name in MEASURES)
 
 
 def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
