@@ -537,8 +537,7 @@ def states_page() -> str:
         "- a caller or a time limit ends a call before Triton has received all of it;\n"
         "- the connection is lost.\n\n" + drawing(connection) + "## A request over gRPC\n\n"
         "From `adapter/http2/stream.py`: the stages of a request in the HTTP/2 relay. Its two "
-        "streams, to the client and to Triton, have the states of RFC 9113 section 5.1 "
-        "(`adapter/http2/states.py`).\n\n"
+        "streams, to the client and to Triton, have the states of RFC 9113 section 5.1.\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )

@@ -19,10 +19,8 @@ from adapter.http2.policy import (
     too_large_call,
 )
 from adapter.http2.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
-from adapter.http2.states import FAULTS, TAKES, State
 from adapter.http2.stream import Exchange, Stage
-from adapter.http2.transport import Piece
-from adapter.http2.transport import State as Connection
+from adapter.http2.transport import Piece, State
 
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients
@@ -32,9 +30,15 @@ _MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
 _SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
+# what a peer may send of a stream that is not open (RFC 9113 section 5.1): before it was, after it
+# was closed, and after we reset it, which the peer may not know
+_OF_IDLE = frozenset({frames.HEADERS, frames.PRIORITY})
+_OF_CLOSED = frozenset({frames.PRIORITY, frames.RST_STREAM, frames.WINDOW_UPDATE})
+_OF_RESET = _OF_CLOSED | {frames.DATA, frames.HEADERS}
 _UNKNOWN = 2  # of gRPC's statuses
 _END_STREAM = frames.END_STREAM
 _OVER = Stage.OVER  # looking up a member is slow in Python 3.11
+ODD = "Triton's answer is odd"
 _NOT_GRPC = b"gRPC only\n"
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
 
@@ -60,6 +64,11 @@ class Downstream(Endpoint[Exchange]):
     either way. No second resets it: many connections slow each other down, so each handles few
     frames in a second, and many in all.
     """
+
+    __slots__ = (
+        "_last_accepted", "_last_id", "_reset", "_shutdown", "_shutdown_timer",
+        "context", "small_frames",
+    )  # fmt: skip
 
     def __init__(self, context: RelayContext) -> None:
         reader = HeaderReader(context.calls, _HEADER_BYTES)
@@ -108,7 +117,7 @@ class Downstream(Endpoint[Exchange]):
         if self._shutdown not in _BEFORE_SHUTDOWN:
             return
         self._shutdown = Shutdown.WANTED
-        if self.state is Connection.OPEN:
+        if self.state is State.OPEN:
             self._shutdown = Shutdown.ANNOUNCED
             loop = asyncio.get_running_loop()
             self._shutdown_timer = loop.call_later(_SHUTDOWN_PING_SECONDS, self._refuse_new_streams)
@@ -121,7 +130,7 @@ class Downstream(Endpoint[Exchange]):
             self._refuse_new_streams()
 
     def _refuse_new_streams(self) -> None:
-        if self._shutdown is Shutdown.ANNOUNCED and self.state is Connection.OPEN:
+        if self._shutdown is Shutdown.ANNOUNCED and self.state is State.OPEN:
             self._shutdown = Shutdown.LAST_ACCEPTED
             self.send_goaway()
             self.flush()
@@ -184,7 +193,7 @@ class Downstream(Endpoint[Exchange]):
         self.frame_without_stream(stream_id, frames.HEADERS)
 
     def small_frame(self, glitches: int = 1) -> None:
-        super().small_frame(glitches)
+        self.glitch(glitches)
         self.small_frames += 1
         if self.small_frames > _MAX_SMALL_FRAMES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames of few bytes")
@@ -198,16 +207,14 @@ class Downstream(Endpoint[Exchange]):
         self.take_off(_SMALL_FRAMES_A_SECOND)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
-        state = self._state_of(stream_id)
-        if kind not in TAKES[state]:
-            raise ConnectionFault(FAULTS[state], f"a frame {kind} of a stream that is {state.name}")
-        self.glitch()
-
-    def _state_of(self, stream_id: int) -> State:
-        """Return the state of a stream that is not open."""
+        takes, code = _OF_CLOSED, Code.STREAM_CLOSED
         if stream_id % 2 == 0 or stream_id > self._last_id:
-            return State.IDLE
-        return State.RESET if stream_id in self._reset else State.CLOSED
+            takes, code = _OF_IDLE, Code.PROTOCOL_ERROR
+        elif stream_id in self._reset:
+            takes = _OF_RESET
+        if kind not in takes:
+            raise ConnectionFault(code, f"a frame {kind} of a stream that is not open")
+        self.glitch()
 
     def _note_reset(self, stream_id: int) -> None:
         """Remember that the peer may still send frames of this stream."""
@@ -241,8 +248,8 @@ class Downstream(Endpoint[Exchange]):
         self.glitches -= 1
         if self.small_frames:
             self.take_off(size >> 10)
-        if stream.upstream is not None and stream.outbound is not None:
-            stream.upstream.credit(stream.outbound, size)
+        if (outbound := stream.outbound) is not None:
+            outbound.upstream.credit(outbound, size)
 
     def finished(self, stream: Exchange) -> None:
         """End a request that was answered; its rest is not needed (RFC 9113 section 8.1)."""
@@ -273,7 +280,7 @@ class Downstream(Endpoint[Exchange]):
         if exchange.is_answered:
             self._abandoned_ended(exchange)
         elif answer.is_first == exchange.has_headers:
-            self.malformed(exchange, "a head out of place")
+            self.answer_failed(exchange, Reason.ODD_ANSWER, f"{ODD}: a head out of place")
         elif end:
             self._forward_end(exchange, answer)
         else:
@@ -309,16 +316,14 @@ class Downstream(Endpoint[Exchange]):
         """Look at the first DATA of an answer, which may be refused."""
         direct_call = exchange.direct_call
         if not exchange.has_headers:
-            self._reject_data(exchange, piece, "Triton's answer is odd: it has no head")
+            self._reject_data(exchange, piece, f"{ODD}: it has no head")
             return False
         exchange.has_data = True
         if direct_call is None:
             return True
-        length = length_of(piece)
-        if length > self.context.max_message_bytes:
-            why = (
-                f"Triton's answer is too large: {length} vs. {self.context.max_message_bytes} bytes"
-            )
+        length, most = length_of(piece), self.context.max_message_bytes
+        if length > most:
+            why = f"Triton's answer is too large: {length} vs. {most} bytes"
             self._reject_data(exchange, piece, why)
             return False
         is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
@@ -328,32 +333,25 @@ class Downstream(Endpoint[Exchange]):
 
     def _reject_data(self, exchange: Exchange, piece: Piece, why: str) -> None:
         self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
-        if exchange.upstream is not None and exchange.outbound is not None:
-            exchange.upstream.credit(exchange.outbound, len(piece))
+        if (outbound := exchange.outbound) is not None:
+            outbound.upstream.credit(outbound, len(piece))
 
-    def malformed(self, exchange: Exchange, why: str) -> None:
+    def answer_failed(self, exchange: Exchange, reason: Reason, why: str) -> None:
+        """End a request of which no answer, or no more of it, will come from the upstream."""
         if exchange.is_answered:
             self._abandoned_ended(exchange)
         else:
-            self.fail(exchange, RelayError(Reason.ODD_ANSWER, f"Triton's answer is odd: {why}"))
-
-    def upstream_failed(self, exchange: Exchange, why: str, *, delivered: bool) -> None:
-        if exchange.is_answered:
-            self._abandoned_ended(exchange)
-        else:
-            self.fail(exchange, RelayError(Reason.BROKEN if delivered else Reason.UNREACHABLE, why))
+            self.fail(exchange, RelayError(reason, why))
 
     def upstream_reset(self, exchange: Exchange, code: int) -> None:
-        if exchange.is_answered:
-            self._abandoned_ended(exchange)
-        elif exchange.direct_call is None:
+        if exchange.direct_call is None and not exchange.is_answered:
             self._detach(exchange)
             self.reset(exchange, code)
         elif code == Code.REFUSED_STREAM:
-            self.fail(exchange, RelayError(Reason.UNREACHABLE, "Triton refused the stream"))
+            self.answer_failed(exchange, Reason.UNREACHABLE, "Triton refused the stream")
         else:
             why = f"Triton gave the request up (HTTP/2: {code})"
-            self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
+            self.answer_failed(exchange, Reason.ODD_ANSWER, why)
 
     def _abandoned_ended(self, exchange: Exchange) -> None:
         """Release the model once the upstream stream of an abandoned request has closed."""
@@ -456,15 +454,15 @@ class Downstream(Endpoint[Exchange]):
         """
         self.release_buffer(exchange)
         self.unqueue(exchange)
-        upstream, outbound = exchange.upstream, exchange.outbound
-        if upstream is None or outbound is None:
+        outbound = exchange.outbound
+        if outbound is None:
             exchange.to(Stage.OVER)
         elif exchange.direct_call is not None and exchange.stage is Stage.SENT and not cancels:
             exchange.to(Stage.ABANDONED)
             exchange.direct_call.abandoned()
         else:
             exchange.to(Stage.OVER)
-            upstream.reset(outbound, Code.CANCEL)
+            outbound.upstream.reset(outbound, Code.CANCEL)
 
     def release_buffer(self, exchange: Exchange) -> None:
         size = len(exchange.buffered)

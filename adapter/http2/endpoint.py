@@ -45,6 +45,12 @@ class Endpoint(FlowControl[AnyStream]):
     `glitches` weighs this second's frames that had no effect, less some for useful ones.
     """
 
+    __slots__ = (
+        "_acts", "_block", "_continuations", "_data", "_data_left", "_few", "_has_settings",
+        "_is_strict", "_is_within", "_max_block", "_padding_left", "_rest",
+        "is_acknowledged", "max_streams", "preface", "reader",
+    )  # fmt: skip
+
     def __init__(
         self, budget: ByteBudget, turns: Turns, reader: HeaderReader[Any], max_block_bytes: int
     ) -> None:
@@ -52,6 +58,7 @@ class Endpoint(FlowControl[AnyStream]):
         self.reader = reader
         self.is_acknowledged = False
         self.preface = b""  # what the peer has to send first
+        self._is_within = True  # the preface or a frame has begun, and is not complete
         self._max_block = max_block_bytes
         self._rest = bytearray()  # an incomplete frame
         # of a DATA frame that is handled as it comes: END_STREAM and stream, what is still to come
@@ -141,13 +148,21 @@ class Endpoint(FlowControl[AnyStream]):
     # -- receiving --------------------------------------------------------------------------
 
     def received(self, data: bytes, at: int = 0) -> int:
+        if self._is_within:
+            at = self._go_on(data, at)
+        return self._walk(data, at) if at < len(data) else at
+
+    def _go_on(self, data: bytes, at: int) -> int:
+        """Handle the rest of what has begun; return where in `data` it ends."""
         if self.preface:
             at = self._take_preface(data, at)
         if self._rest:
             at = self._complete(data, at)
         if self._data_left or self._padding_left:
             at = self._continue_data(data, at)
-        return self._walk(data, at) if at < len(data) else at
+        has_rest = self._rest or self._data_left or self._padding_left
+        self._is_within = bool(self.preface or has_rest)
+        return at
 
     def _take_preface(self, data: bytes, at: int) -> int:
         size = min(len(data) - at, len(self.preface))
@@ -209,6 +224,7 @@ class Endpoint(FlowControl[AnyStream]):
         """Keep the start of an incomplete frame."""
         if at < len(data):
             self._rest += part(data, at, len(data))
+            self._is_within = True
             self._needed(self._rest)
 
     def _begins_data(
@@ -219,44 +235,52 @@ class Endpoint(FlowControl[AnyStream]):
             return False
         self._check(frames.DATA, flags, stream_id, size)
         self._data, self._data_left = (flags & frames.END_STREAM, stream_id), size
+        self._is_within = True
         if flags & frames.PADDED:
             self._padding_left = payload[0]
             self._data_left -= 1 + self._padding_left
-            self._drop_padding(1)
+            self._drop_padding(stream_id, 1 + self._padding_left)
             payload = payload[1:]
             if not self._data_left:
                 self._on_data(flags & frames.END_STREAM, stream_id, b"")
         self._continue_data(payload, 0)
         return True
 
+    def _drop_padding(self, stream_id: int, size: int) -> None:
+        self._receive_window -= size
+        self.unannounced += size
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.receive_window -= size
+            self.credit(stream, size)
+
     def _continue_data(self, data: Piece, at: int) -> int:
         """Handle more of that frame; return where in `data` it ends."""
         end = min(at + self._data_left, len(data))
         if at < end:
             self._data_left -= end - at
-            self._take_data(part(data, at, end))
-        if (padding := min(self._padding_left, len(data) - end)) > 0:
-            self._padding_left -= padding
-            self._drop_padding(padding)
+            piece = data if end - at == len(data) else part(data, at, end)
+            if end - at < _FRAME_BYTES or self._few:
+                piece = self._gathered(piece)
+            if piece:
+                flags, stream_id = self._data
+                self._on_data(0 if self._data_left else flags, stream_id, piece)
+        padding = max(0, min(self._padding_left, len(data) - end))
+        self._padding_left -= padding
         return end + padding
 
-    def _take_data(self, piece: Piece) -> None:
-        """Handle the next bytes of that frame, or keep them while they are few."""
-        flags, stream_id = self._data
-        if len(piece) < frames.FRAME_BYTES:
-            self._few += piece
-            if len(self._few) < frames.FRAME_BYTES and self._data_left:
-                return
-            piece, self._few = bytes(self._few), bytearray()
-        elif self._few:
-            few, self._few = bytes(self._few), bytearray()
-            self._on_data(0, stream_id, few)
-        self._on_data(0 if self._data_left else flags, stream_id, piece)
-
-    def _drop_padding(self, size: int) -> None:
-        stream = self._count_data(self._data[1], size)
-        if stream is not None and not stream.is_ended:
-            self.credit(stream, size)
+    def _gathered(self, piece: Piece) -> Piece:
+        """Return what to handle of that frame now: nothing while its next bytes are few."""
+        few = self._few
+        if len(piece) >= _FRAME_BYTES:
+            self._few = bytearray()
+            self._on_data(0, self._data[1], bytes(few))
+            return piece
+        few += piece
+        if len(few) < _FRAME_BYTES and self._data_left:
+            return b""
+        self._few = bytearray()
+        return bytes(few)
 
     def _check_size(self, kind: int, size: int) -> None:
         most = MAX_FRAME if kind == frames.DATA else max(self._max_block, _MAX_GATHERED)
@@ -286,26 +310,20 @@ class Endpoint(FlowControl[AnyStream]):
 
     # -- frames -----------------------------------------------------------------------------
 
-    def _count_data(self, stream_id: int, size: int) -> AnyStream | None:
-        """Count DATA against both windows; return its stream if that is open."""
+    def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
+        size = len(payload)
         self._receive_window -= size
         self.unannounced += size
         self.glitches -= size >> 13
         if self._receive_window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
         stream = self.streams.get(stream_id)
-        if stream is not None:
-            stream.receive_window -= size
-        return stream
-
-    def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
-        size = len(payload)
-        stream = self._count_data(stream_id, size)
         if stream is None:
             if size < LEAST_BYTES:
                 self.small_frame()
             self.frame_without_stream(stream_id, frames.DATA)
             return
+        stream.receive_window -= size
         if stream.is_ended or stream.receive_window < 0:
             code = Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR
             self.stream_fault(stream, code)

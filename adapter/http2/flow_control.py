@@ -22,7 +22,7 @@ _CONNECTING = State.CONNECTING  # looking up a member of an enumeration is slow 
 STREAM_WINDOW, CONNECTION_WINDOW = 5 * 2**17, 2**20
 MAX_FRAME = STREAM_WINDOW
 # each WINDOW_UPDATE costs a system call, and wakes the peer; less where something is written anyway
-_STREAM_CREDIT, _CONNECTION_CREDIT, SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
+_STREAM_CREDIT, CONNECTION_CREDIT, _SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
 # what one connection may buffer though all of them together are over the limit
 _SHARE_BYTES = 2**20
 
@@ -73,6 +73,12 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
     `out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
     were received here and not forwarded yet.
     """
+
+    __slots__ = (
+        "_ready", "_receive_window", "buffered", "creditors", "glitches", "held_back",
+        "initial_window", "max_frame_size", "out", "send_window", "shared", "streams",
+        "unannounced",
+    )  # fmt: skip
 
     def __init__(self, turns: Turns, shared: ByteBudget) -> None:
         super().__init__(turns)
@@ -156,7 +162,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
                     stream.receive_window += stream.unannounced
                     stream.unannounced = 0
             self.creditors.clear()
-        least = SHARED_WRITE_CREDIT if self.out else _CONNECTION_CREDIT
+        least = _SHARED_WRITE_CREDIT if self.out else CONNECTION_CREDIT
         if self.unannounced >= least and not self.is_over_budget:
             self.out.append(frames.window_update(0, self.unannounced))
             self._receive_window += self.unannounced
@@ -170,7 +176,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
 
     def flush(self) -> None:
         """Write the queued frames, after everything that was read at once."""
-        if self.creditors or self.unannounced >= SHARED_WRITE_CREDIT:
+        if self.creditors or self.unannounced >= _SHARED_WRITE_CREDIT:
             self._add_window_updates()
         if self.out and self.state is not _CONNECTING:
             out, self.out = self.out, []

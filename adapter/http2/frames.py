@@ -66,10 +66,6 @@ _START = Struct(">HBBB")
 number = _NUMBER.pack
 
 
-def data_start(length: int, flags: int) -> bytes:
-    return _START.pack(length >> 8, length & 0xFF, DATA, flags)
-
-
 def headers_start(block: bytes, *, end: bool) -> bytes:
     """Return the start of a HEADERS frame; empty where the block needs CONTINUATION."""
     if len(block) > FRAME_BYTES:

@@ -12,7 +12,7 @@ from functools import partial
 
 from adapter.http2.downstream import Downstream
 from adapter.http2.endpoint import LEAST_BYTES
-from adapter.http2.flow_control import SHARED_WRITE_CREDIT
+from adapter.http2.flow_control import CONNECTION_CREDIT
 from adapter.http2.frames import Code
 from adapter.http2.policy import Call, Reason, RelayContext, RelayError
 from adapter.http2.protobuf import (
@@ -25,7 +25,7 @@ from adapter.http2.protobuf import (
     plain_name,
 )
 from adapter.http2.stream import Exchange, LargeBody, Stage
-from adapter.http2.transport import Heard, Piece, State
+from adapter.http2.transport import Heard, Piece, State, with_own_code
 from adapter.http2.upstream import Upstream
 
 _SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
@@ -39,8 +39,11 @@ _BUFFERED_MESSAGE_BYTES = 2**18
 _ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
 
 
+@with_own_code
 class RelaySession(Downstream):
     """One client's connection, its requests, and the upstream connections they use."""
+
+    __slots__ = ("_begun", "_busy_at", "_checked", "_clock", "_received_at", "ended", "upstreams")
 
     def __init__(self, context: RelayContext) -> None:
         super().__init__(context)
@@ -50,10 +53,10 @@ class RelaySession(Downstream):
         self._begun = self._received_at = self._busy_at = self._checked = self._clock()
 
     def flush_all(self) -> None:
-        if self.out or self.creditors or self.unannounced >= SHARED_WRITE_CREDIT:
+        if self.out or self.creditors or self.unannounced >= CONNECTION_CREDIT:
             self.flush()
         for upstream in self.upstreams:
-            if upstream.out or upstream.creditors or upstream.unannounced >= SHARED_WRITE_CREDIT:
+            if upstream.out or upstream.creditors or upstream.unannounced >= CONNECTION_CREDIT:
                 upstream.flush()
 
     # -- upstream connections ---------------------------------------------------------------
@@ -80,11 +83,12 @@ class RelaySession(Downstream):
 
     def _upstream_lost(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
-        delivered = upstream.was_open
-        why = "the connection to Triton broke" if delivered else "Triton cannot be reached"
+        reason, why = Reason.UNREACHABLE, "Triton cannot be reached"
+        if upstream.was_open:
+            reason, why = Reason.BROKEN, "the connection to Triton broke"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
-            self.upstream_failed(stream.exchange, why, delivered=delivered)
+            self.answer_failed(stream.exchange, reason, why)
 
     # -- the session ------------------------------------------------------------------------
 
@@ -301,8 +305,8 @@ class RelaySession(Downstream):
 
     def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
         self.release_buffer(exchange)
-        block = exchange.call.direct
-        exchange.remaining_bytes = PREFIX_BYTES + length_of(piece)
+        block, size = exchange.call.direct, length_of(piece)
+        exchange.remaining_bytes = PREFIX_BYTES + size
         if exchange.breaks_off(piece, end=end):
             self._refuse_incomplete(exchange)
         elif block is not None and self._admits(exchange, name, piece, end=end):
@@ -310,20 +314,16 @@ class RelaySession(Downstream):
             self._send(exchange, piece, end=end)
         elif exchange.is_answered:
             return  # it was refused
-        elif (error := self._too_large(exchange, length_of(piece))) is not None:
+        elif (error := self._too_large(exchange, size)) is not None:
+            policy, model = self.context.policy, exchange.call.metadata_name
             if block is None or not isinstance(name, bytes):
                 self.refuse(exchange, error)
-            elif self._may_wait(exchange, name, length_of(piece)):
+            elif size <= self.context.max_message_bytes and policy.may_wait(name, model):
                 self._wait_for_model(exchange, name, piece)
             else:
-                known = self.context.policy.error_of(name, exchange.call.metadata_name)
-                self.refuse(exchange, known or error)
+                self.refuse(exchange, policy.error_of(name, model) or error)
         else:
             self._to_fallback(exchange, piece, end=end)
-
-    def _may_wait(self, exchange: Exchange, name: bytes, size: int) -> bool:
-        is_too_large = size > self.context.max_message_bytes
-        return not is_too_large and self.context.policy.may_wait(name, exchange.call.metadata_name)
 
     def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
         """Keep back a message that is too large for the fallback server until its model takes
@@ -414,7 +414,12 @@ class RelaySession(Downstream):
             upstream.finished(outbound)
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        scanner = exchange.scanner
+        scanner, outbound, size = exchange.scanner, exchange.outbound, len(piece)
+        if scanner is not None and size < scanner.skip and not end and outbound is not None:
+            scanner.skip -= size  # all of it is of one value: of a tensor, most often
+            exchange.remaining_bytes -= size
+            outbound.upstream.send(outbound, piece)
+            return
         if self.refuses_flag(exchange, piece):
             return
         if exchange.breaks_off(piece, end=end):
@@ -433,8 +438,7 @@ class RelaySession(Downstream):
         self._send(exchange, piece, end=end)
 
     def _send(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        upstream, outbound = exchange.upstream, exchange.outbound
-        if upstream is None or outbound is None:
+        if (outbound := exchange.outbound) is None:
             return
         exchange.remaining_bytes -= len(piece)
         if exchange.scanner is not None:
@@ -442,7 +446,7 @@ class RelaySession(Downstream):
                 piece = exchange.last_byte or piece
             elif not exchange.remaining_bytes and piece:
                 piece, exchange.last_byte = piece[:-1], bytes(piece[-1:])
-        upstream.send(outbound, piece, end=end)
+        outbound.upstream.send(outbound, piece, end=end)
 
     # -- time limits ------------------------------------------------------------------------
 
@@ -467,16 +471,14 @@ class RelaySession(Downstream):
 
     def _check_arriving(self, exchange: Exchange, seconds: float) -> None:
         """Refuse a request that arrives too slowly; `seconds` have passed since the last check."""
+        limits = self.context.caller_limits
         if self.context.is_stopping:
             self._refuse_arriving(exchange, "the adapter is stopping")
         elif exchange.stage is Stage.WAITING or exchange.is_held_back:
             return  # its caller is not the one that is waited for
-        elif self.may_send(exchange):
-            exchange.waited_seconds += seconds
-            limits, waited = self.context.caller_limits, exchange.waited_seconds
-            if waited > limits.slow and exchange.received_bytes < waited * limits.rate:
-                why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
-                self.refuse(exchange, RelayError(Reason.SLOW, why))
+        elif self.may_send(exchange) and exchange.is_slow(seconds, limits):
+            why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
+            self.refuse(exchange, RelayError(Reason.SLOW, why))
 
     def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
         error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")

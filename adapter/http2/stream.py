@@ -53,9 +53,11 @@ for _stage in Stage:
 class Outbound(Stream):
     """The stream of an upstream connection that a request was forwarded to."""
 
-    __slots__ = ("exchange",)
+    __slots__ = ("exchange", "upstream")
 
-    exchange: "Exchange"  # set by the connection: a call of another __init__ takes longer
+    # set by the connection: a call of another __init__ takes longer
+    exchange: "Exchange"
+    upstream: Endpoint["Outbound"]
 
 
 class Exchange(Stream):
@@ -148,6 +150,14 @@ class Exchange(Stream):
         """
         is_unary = self.call.max_bytes is not None
         return end and is_unary and len(piece) < self.remaining_bytes
+
+    def is_slow(self, seconds: float, limits: CallerLimits) -> bool:
+        """Return whether the request arrives too slowly; so many seconds have passed since the last
+        call, in which the client could send.
+        """
+        self.waited_seconds += seconds
+        waited = self.waited_seconds
+        return waited > limits.slow and self.received_bytes < waited * limits.rate
 
     def hurry(self, now: float) -> None:
         """Expect the response to be read fast from now on."""

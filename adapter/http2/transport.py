@@ -4,13 +4,15 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from enum import Enum, IntEnum, auto
-from typing import TypeAlias, cast
+from types import FunctionType
+from typing import TypeAlias, TypeVar, cast
 
 from adapter.http2.frames import Code, ConnectionFault
 from adapter.runtime.turns import Turns
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Piece: TypeAlias = bytes | memoryview
 
 _PAUSE_BYTES = 2**18
@@ -46,6 +48,11 @@ _SOMETHING = Heard.SOMETHING
 
 class FrameTransport(asyncio.Protocol, ABC):
     """The asyncio side of one connection. `until` is when the time of this turn is up."""
+
+    __slots__ = (
+        "_abort", "_handled", "_transport", "_turns", "_unread",
+        "heard", "is_lost", "is_paused", "state", "until",
+    )  # fmt: skip
 
     def __init__(self, turns: Turns) -> None:
         self.state = _CONNECTING
@@ -202,6 +209,21 @@ class FrameTransport(asyncio.Protocol, ABC):
             self.is_lost = True
             self.state = _CLOSING
             self.lost()
+
+
+def with_own_code(cls: type[T]) -> type[T]:
+    """Give a class copies of the functions that it inherits. Python 3.11 and later note in the code
+    where the attributes of one class are, so that two classes with the same code slow each other
+    down: by a sixth of a small gRPC call.
+    """
+    for base in cls.__mro__[1:]:
+        for name, found in vars(base).items():
+            if isinstance(found, FunctionType) and getattr(cls, name) is found:
+                code, closure = found.__code__.replace(), found.__closure__
+                own = FunctionType(code, found.__globals__, name, found.__defaults__, closure)
+                own.__kwdefaults__ = found.__kwdefaults__
+                setattr(cls, name, own)
+    return cls
 
 
 def part(data: Piece, start: int, end: int) -> Piece:

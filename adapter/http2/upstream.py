@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from adapter.http2 import frames
-from adapter.http2.downstream import Downstream
+from adapter.http2.downstream import ODD, Downstream
 from adapter.http2.endpoint import Endpoint
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.http2.headers import HeaderReader
-from adapter.http2.policy import RelayContext
+from adapter.http2.policy import Reason, RelayContext
 from adapter.http2.stream import Exchange, Outbound, Stage
-from adapter.http2.transport import Piece
+from adapter.http2.transport import Piece, with_own_code
 
 _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2
@@ -17,12 +17,15 @@ _END_STREAM = frames.END_STREAM
 _SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Python 3.11
 
 
+@with_own_code
 class Upstream(Endpoint[Outbound]):
     """The client end of a connection to Triton or to the fallback server.
 
     A request that Triton has received completely is neither reset nor its connection closed,
     since Triton 2.51 may crash of that; the response is read and dropped.
     """
+
+    __slots__ = ("_downstream", "_next_id", "_on_lost", "has_goaway", "is_ending", "is_triton")
 
     def __init__(
         self,
@@ -63,8 +66,8 @@ class Upstream(Endpoint[Outbound]):
         self.has_goaway = self.is_ending = True
         for stream in [one for one in self.streams.values() if one.id > last_stream_id]:
             self.forget(stream)
-            self._downstream.upstream_failed(
-                stream.exchange, "Triton is going away", delivered=False
+            self._downstream.answer_failed(
+                stream.exchange, Reason.UNREACHABLE, "Triton is going away"
             )
         self.close_if_done()
 
@@ -82,7 +85,8 @@ class Upstream(Endpoint[Outbound]):
     def _new_stream(self, exchange: Exchange) -> Outbound:
         stream_id = self._next_id
         stream = self.streams[stream_id] = Outbound(stream_id, self.initial_window)
-        stream.exchange, exchange.outbound, exchange.upstream = exchange, stream, self
+        stream.exchange, exchange.outbound = exchange, stream
+        stream.upstream = exchange.upstream = self
         self._next_id += 2
         if stream_id >= _LAST_ID:
             self.is_ending = True
@@ -131,7 +135,7 @@ class Upstream(Endpoint[Outbound]):
         exchange = stream.exchange
         if end:
             self._ended(stream)
-            self._downstream.malformed(exchange, "it has no trailers")
+            self._odd(exchange, "it has no trailers")
         elif exchange.is_answered:
             self.credit(stream, len(piece))
         else:
@@ -150,9 +154,12 @@ class Upstream(Endpoint[Outbound]):
         if end:
             self._ended(stream)
         if answer is None:
-            self._downstream.malformed(stream.exchange, why)
+            self._odd(stream.exchange, why)
         else:
             self._downstream.forward_headers(stream.exchange, answer, end=end)
+
+    def _odd(self, exchange: Exchange, why: str) -> None:
+        self._downstream.answer_failed(exchange, Reason.ODD_ANSWER, f"{ODD}: {why}")
 
     def _ended(self, stream: Outbound) -> None:
         """Close a stream whose response is complete; the rest of the request is not needed."""
@@ -175,5 +182,5 @@ class Upstream(Endpoint[Outbound]):
     def stream_fault(self, stream: Outbound, code: Code) -> None:
         self.forget(stream)
         self.out.append(frames.reset(stream.id, code))
-        self._downstream.malformed(stream.exchange, f"HTTP/2: {code.name}")
+        self._odd(stream.exchange, f"HTTP/2: {code.name}")
         self.close_if_done()

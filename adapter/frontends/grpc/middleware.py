@@ -220,9 +220,12 @@ class CountedRequest:
         served.in_flight.count += 1
         self._begun = clock.monotonic()
 
-    def count(self, code: str, upstream_seconds: float | None = None) -> None:
+    def count(
+        self, code: str, upstream_seconds: float | None = None, now: float | None = None
+    ) -> None:
+        """Count the response. `now`: time.monotonic, where the caller has just read it."""
         self._served.in_flight.count -= 1
-        seconds = clock.monotonic() - self._begun
+        seconds = (clock.monotonic() if now is None else now) - self._begun
         self._served.count(code, seconds, upstream_seconds, model_id=self.model_id)
 
 

@@ -43,6 +43,7 @@ from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
 from adapter.http2.headers import Headers
 from adapter.http2.policy import ENCODINGS, Reason, RelayError, Status
+from adapter.runtime import clock
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
 
@@ -250,7 +251,7 @@ class _DirectCall(CountedRequest):
         self._lease = lease
         self.model_id = lease.record.asked_for
         self._mesh_id = mesh_id
-        lease.begin()
+        lease.begin(self._begun)
 
     @property
     def is_lost(self) -> bool:
@@ -264,8 +265,9 @@ class _DirectCall(CountedRequest):
         self._lease.arrives(act)
 
     def answered(self) -> None:
-        self._lease.end()
-        self.count("OK")
+        now = clock.monotonic()
+        self._lease.end(None, now)
+        self.count("OK", now=now)
 
     def answered_nothing(self) -> None:
         self._policy.control.answered_nothing(self._lease.record)

@@ -1,5 +1,6 @@
 """Floods of frames that move nothing cost about what as many bytes of the plainest ones cost."""
 
+import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from struct import pack
@@ -67,16 +68,17 @@ async def blocked_answers(monkeypatch):
 async def cost_of(wire, caller, flood: bytes) -> float:
     """CPU seconds that the adapter alone takes to read that, or until it closes."""
     caller.glitches, caller.small_frames, spent, own = 0, 0, [], caller
-    receive = type(own).data_received
 
-    def timed(data: bytes) -> None:
-        begun = time.thread_time()
-        receive(own, data)
-        spent.append(time.thread_time() - begun)
+    class Timed(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            begun = time.thread_time()
+            own.data_received(data)
+            spent.append(time.thread_time() - begun)
 
-    own.data_received = timed
-    # asyncio's transport keeps the method that it has found
-    own._transport.set_protocol(own)
+    timed = Timed()
+    timed.pause_writing, timed.resume_writing = own.pause_writing, own.resume_writing
+    timed.connection_lost = own.connection_lost
+    own._transport.set_protocol(timed)
     wire.send(flood, frames.ping(b"the end!"))
     while (found := await wire.next()) is not None and found[0] != frames.GOAWAY:
         if found[0] == frames.PING and found[3] == b"the end!":
