@@ -30,6 +30,12 @@ RUN.remove(README)  # which takes as long as all others: tests/docs/test_readme.
 RUN.remove(CLI)  # of which what is printed is compared as well: tests/docs/test_cli_page.py
 
 
+def _at_night(page: Path) -> object:
+    """What measures for long, and what takes many loads: the nightly part `readme`."""
+    is_long = shown(page) in {"docs/bench.md", "examples/gallery/README.md"}
+    return pytest.param(page, marks=pytest.mark.nightly) if is_long else page
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The copies are made in here."""
@@ -51,7 +57,7 @@ def here(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.mark.triton
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", RUN, ids=shown)
+@pytest.mark.parametrize("page", [*map(_at_night, RUN)], ids=shown)
 def test_the_blocks_of_a_page_can_be_pasted(
     page: Path, here: Place, request: pytest.FixtureRequest
 ) -> None:

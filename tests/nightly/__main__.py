@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, packages, versitygw, envoy_gateway,
-# first_contact, gallery, mutants, grpc_clients, ends_again, modelmesh_full, endpoint_clients,
+# first_contact, gallery, mutants, v2, ends_again, modelmesh_full, endpoint_clients,
 # endpoint_bench, hundred_models and leaks take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
@@ -50,7 +50,7 @@ SHARES = {
     "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
-    "grpc_clients": ("tests/journeys/v2/test_grpc_clients.py", 1.0),
+    "v2": ("tests/journeys/v2", 2.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
     "leaks": ("tests/contract/test_leaks.py", 6.0),
     "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.cases import rows
 from tests.journeys.client.terminal import ESCAPE, Terminal, on_terminal, run
 from tests.running import EXAMPLES, wait_until
 from tests.trees import infer_body
@@ -29,13 +30,13 @@ def test_states_have_colours(loaded):
     assert f"{ESCAPE}[32mREADY{ESCAPE}[0m" in said
 
 
-@pytest.mark.parametrize("argv", [("ps",), ("memory",), ("unload", "none")])
+@rows("argv", [("ps",), ("memory",), ("unload", "none")])
 def test_no_color_is_respected(loaded, argv):
     assert COLOUR.search(on_terminal(*argv, environ=loaded)[1])
     assert not COLOUR.search(on_terminal(*argv, environ={**loaded, "NO_COLOR": "1"})[1])
 
 
-@pytest.mark.parametrize("argv", [("ps",), ("memory",), ("load", "m", "/nowhere")])
+@rows("argv", [("ps",), ("memory",), ("load", "m", "/nowhere")])
 def test_a_dumb_terminal_gets_plain_text(loaded, argv):
     assert ESCAPE not in on_terminal(*argv, environ={**loaded, "TERM": "dumb"})[1]
 

@@ -35,6 +35,12 @@ class Asking:
         return iter(self._requests.get, None)
 
 
+@pytest.fixture(params=["grpc", pytest.param("grpc_data", marks=pytest.mark.nightly)])
+def listener(request):
+    """Streams are the same at both; of single inferences test_grpc_infer.py asks both."""
+    return request.param
+
+
 @pytest.fixture
 def adapter(shared_adapter, kept):
     """With what is kept; a test that loads a model of its own unloads it."""
