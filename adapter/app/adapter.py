@@ -13,7 +13,6 @@ from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.triton_status import MODELS_LOOKED_FOR
-from adapter.control.wanted import WantedModels
 from adapter.core import versions
 from adapter.core.faults import Faults
 from adapter.core.ledger import NOT_MEASURED
@@ -117,7 +116,7 @@ class Adapter:
         if cache is not None:
             self._on_demand = OnDemand(settings, self._control, self._metrics, cache)
             self._residency = self._on_demand.residency
-        self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
+        self._desired = self._control.desired
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
         self._budget, self._turns = (budget := self._build_budget()), Turns()
@@ -191,7 +190,9 @@ class Adapter:
             return "draining" if self._drain.is_on else None
 
         ended, stuck = background.why_ended, self._control.why_stuck
-        reasons = [why_triton, why_drained, ended, stuck, self._wanted.why_missing]
+        reasons = [why_triton, why_drained, ended, stuck]
+        if self._settings.ready_when == "models":
+            reasons.append(self._desired.why_missing)
         return Readiness(reasons + ([self._on_demand.why_not_ready] if self._on_demand else []))
 
     def _build_shared(self, faults: Faults) -> Shared:
@@ -268,12 +269,11 @@ class Adapter:
         on_demand = self._on_demand.notes() if self._on_demand else []
         memory = [] if self._ledger.has_devices else [NOT_MEASURED]
         threads = self._control.load_threads
-        return [*memory, *threads.notes(), *self._wanted.refused(), *on_demand]
+        return [*memory, *threads.notes(), *self._desired.refused(), *on_demand]
 
     def _build_admin(self) -> Admin:
         state = DebugState(
             self._control,
-            wanted=lambda: self._wanted.models,
             about=about(self._settings.triton),
             health=self._health,
             residency=self._residency,
@@ -309,7 +309,7 @@ class Adapter:
             ready=self._readiness.is_ready,
             abandoned=lambda: leases.abandoned,
             lost_lines=lambda: LogStream.lost,
-            wanted=self._wanted.count,
+            wanted=self._desired.count,
             idle_seconds=lambda: self._registry.idle_seconds(clock.monotonic()),
             about=about(self._settings.triton),
         )
@@ -371,10 +371,9 @@ class Adapter:
 
     async def _begin_wanted(self) -> None:
         entries, roots = self._settings.load_at_start, [*self._settings.all_roots, Path("/")]
-        self._wanted.want(await REPOSITORY.run(start_models, entries, roots[0]))
+        self._desired.want(await REPOSITORY.run(start_models, entries, roots[0]))
         if self._on_demand is not None:
-            self._wanted.preload(self._on_demand.preload(), self._on_demand.residency.bring)
-        self._background.append(background.begin("wanted-models", self._wanted.run()))
+            self._desired.preload(self._on_demand.preload(), self._on_demand.residency.bring)
 
     async def _wait_for_triton(self, http: str) -> None:
         try:
@@ -434,9 +433,7 @@ class Adapter:
 
     async def _triton_came_back(self) -> None:
         if self._control.is_open:
-            self._wanted.doubt()
             try:
                 await self._control.triton_restarted()
-                self._wanted.begin_again()
             except AdapterError as error:  # gone again; the next return calls this again
                 log.warning("triton.unreachable", extra={"reason": str(error)})

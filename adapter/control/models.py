@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
+from adapter.control.desired import DesiredModels
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
@@ -30,7 +31,6 @@ from adapter.control.ports import (
 )
 from adapter.control.progress import step
 from adapter.control.reconciler import Reconciler
-from adapter.control.recovery import Recovery
 from adapter.control.recycling import Recycling
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
@@ -40,7 +40,6 @@ from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry, not_loaded
 from adapter.core.residency.terms import Terms
-from adapter.core.residency.wanted import Wants
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import (
@@ -86,7 +85,7 @@ class ModelControl:
         recycle_share: float | None = None,
     ) -> None:
         """`loads_again`: see TritonStatus; `max_abandoned`: Leases; `recycle_share`: Recycling."""
-        self.registry, self.wants, self.history = registry, Wants(_wanted_no_more), metrics.history
+        self.registry, self.history = registry, metrics.history
         self.operations, self.leases = Operations(metrics), Leases(max_abandoned)
         orphans = OrphanProcesses(registry, server, metrics)
         books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
@@ -99,7 +98,7 @@ class ModelControl:
         self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
-        self.recovery = self._make_recovery(load_threads)
+        self.desired = self._make_desired(load_threads)
         self._reconciler = found = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
         self.reconcile, self.call_failed = found.reconcile, found.call_failed
@@ -123,13 +122,25 @@ class ModelControl:
             threads=self.load_threads,
         )
 
-    def _make_recovery(self, load_threads: int) -> Recovery:
-        return Recovery(
+    def _make_desired(self, load_threads: int) -> DesiredModels:
+        return DesiredModels(
             self.registry,
             self.triton_status,
-            begin_load=lambda record: self._begin_load(record.id, record.source, record, Terms()),
-            most=load_threads,
+            load=self._load_or_join,
+            bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()),
+            hangs=self._hangs,
+            load_threads=load_threads,
         )
+
+    async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
+        try:
+            await self.load(model_id, source)
+        except AlreadyLoaded:  # by a caller, by an earlier run, or it is coming back
+            await self.loaded(model_id)
+
+    def _hangs(self, name: str) -> bool:
+        known = self.registry.get(ModelId(name))
+        return known is not None and self.load_threads.hangs_since(known) is not None
 
     def _make_reconciler(
         self, triton: Triton, server: Server | None, load_threads: int
@@ -142,7 +153,7 @@ class ModelControl:
             packages=self._packages,
             unloader=self._unloader,
             operations=self.operations,
-            recovery=self.recovery,
+            desired=self.desired,
             triton_status=self.triton_status,
             load_threads=load_threads,
         )
@@ -165,7 +176,7 @@ class ModelControl:
             *(self.registry, self.memory, server, self._limits, share),
             triton_status=self.triton_status,
             leases=self.leases,
-            recovery=self.recovery,
+            desired=self.desired,
         )
 
     def _make_housekeeping(self, orphans: OrphanProcesses, store: SizeStore | None) -> Housekeeping:
@@ -262,7 +273,7 @@ class ModelControl:
         """
         self.refuse_unless_open()
         self.registry.lost.pop(model_id, None)
-        with self.wants.no_more(model_id) as begun:
+        with self.desired.no_more(model_id) as begun:
             self.load_limit.end(model_id)
             task = self._begin_unload(model_id, begun, log_fields)
             await self._unloader.outcome(model_id, task)
@@ -315,12 +326,15 @@ class ModelControl:
 
     async def triton_restarted(self) -> None:
         """Handle a restart of Triton, which has lost all models."""
+        self.desired.doubt()
         await self._reconciler.triton_restarted()
+        self.desired.begin()
         self.recycling.look()
 
     def close(self) -> None:
         """Accept no more operations."""
         self.triton_status.phase = Phase.STOPPING
+        self.desired.stop()
 
     async def drain(self, seconds: float) -> None:
         """Close, and wait for the operations in progress; then end the loads that still are."""
@@ -405,7 +419,7 @@ class ModelControl:
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
-            undo.push(lambda _, error, __: self.recovery.call_failed(record.id, error))
+            undo.push(lambda _, error, __: self.desired.trials.call_failed(record.id, error))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
@@ -413,7 +427,7 @@ class ModelControl:
             self.triton_status.refuse_ended(process, model_id)  # `reconcile` would not notice
             await self._serve(record, source, terms)
             undo.pop_all()
-            self.wants.loaded(record.id, source)
+            self.desired.loaded(record.id, source)
             return record
 
     async def _serve(self, record: ModelRecord, source: ModelSource, terms: Terms) -> None:
@@ -451,7 +465,7 @@ class ModelControl:
         self._loader.tell_what_was_undone(record, raised[1])
         event, is_stuck = ModelEvent.LOAD_FAILED, record.state is ModelState.STUCK
         if lost is not None and not is_stuck:
-            event = self.recovery.after(record.id, raised[1])
+            event = self.desired.after(record.id, raised[1])
         elif record.files is not None and record.files.is_tried_again and not is_stuck:
             event = ModelEvent.PUT_BACK
         self.registry.apply(record, event)
@@ -483,7 +497,3 @@ class ModelControl:
     def refuse_unless_open(self) -> None:
         if not self.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
-
-
-def _wanted_no_more(model_id: ModelId) -> None:
-    log.info("adapter.wanted_no_more", extra={"model_id": model_id})

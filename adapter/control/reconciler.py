@@ -5,10 +5,10 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
+from adapter.control.desired import DesiredModels
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import Packages, Server, Triton
-from adapter.control.recovery import Recovery
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
@@ -49,7 +49,7 @@ class Reconciler:
         packages: Packages,
         unloader: Unloader,
         operations: Operations,
-        recovery: Recovery,
+        desired: DesiredModels,
         triton_status: TritonStatus,
         load_threads: int,
     ) -> None:
@@ -60,7 +60,7 @@ class Reconciler:
         self._packages = packages
         self._unloader = unloader
         self._operations, self._start = operations, operations.start
-        self._recovery = recovery
+        self._desired, self._trials = desired, desired.trials
         self._triton_status = triton_status
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
@@ -119,14 +119,14 @@ class Reconciler:
         ]
         given_up = None
         if not self._triton_status.is_recycled:
-            self._recovery.lost(gone)
+            self._trials.lost(gone)
         if self._triton_status.follows_an_end(incarnation) and not (
             self._triton_status.is_recycled or any(r.name in ready for r in before)
         ):
-            given_up = self._recovery.triton_ended()
+            given_up = self._trials.triton_ended()
         vanished = self._lose(gone, given_up)
         self._triton_status.confirm(incarnation)
-        self._recovery.go_on()
+        self._desired.begin()
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
             self._operations.history.lost(_what_becomes_of(gone, given_up))
@@ -205,7 +205,7 @@ class Reconciler:
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
         elif isinstance(error, BackendUnavailable):
-            self._recovery.call_failed(record.id, error)
+            self._trials.call_failed(record.id, error)
         elif isinstance(error, ModelNotFound):
             self._begin_reconcile()
             # "not found" would make the caller load it as well

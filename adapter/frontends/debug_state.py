@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from heapq import nlargest, nsmallest
 from typing import Any
 
+from adapter.control.desired import DesiredModel
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
 from adapter.core.artifacts import StoreFiles
+from adapter.core.desired import Want
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord
-from adapter.core.residency.wanted import Want, WantedModel
 from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
 from adapter.frontends.status import HTTP, of_kind
@@ -73,7 +74,6 @@ class DebugState:
         self,
         control: ModelControl,
         *,
-        wanted: Callable[[], Sequence[WantedModel]],
         about: Mapping[str, str],
         health: Callable[[], dict[str, Any]],
         residency: Residency | None,
@@ -81,7 +81,7 @@ class DebugState:
         self._registry, self._memory = control.registry, control.memory
         self._leases, self._history = control.leases, control.history
         self._status, self._threads = control.triton_status, control.load_threads
-        self._wanted = wanted
+        self._desired = control.desired
         self._about = about
         self._health = health
         self._residency = residency
@@ -142,7 +142,7 @@ class DebugState:
             "abandoned_requests": leases.abandoned,
             "on_triton_restart": " as ".join(self._status.on_restart),
             "lost": _lost(self._registry.lost, query.most),
-            "wanted": _wanted(self._wanted(), query.most),
+            "wanted": _wanted(self._desired.wanted(), query.most),
             "memory": self._devices(reading, look),
             "on_demand": on_demand_state(
                 self._residency, query.text, query.most, {each.id for each in shown}
@@ -277,7 +277,7 @@ def _latencies(record: ModelRecord) -> dict[str, float] | None:
     return {"p50": round(_rank(record, 50), 6), "p99": round(_rank(record, 99), 6), "of": count}
 
 
-def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, Any]]:
+def _wanted(models: Sequence[DesiredModel], most: int | None) -> list[dict[str, Any]]:
     """With a limit those that are not loaded come first."""
     if most is not None:
         models = sorted(models, key=lambda model: model.state is Want.LOADED)[:most]
@@ -286,7 +286,7 @@ def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, A
             "model_id": model.model_id,
             "url": model.url,
             "state": model.state.value,
-            "reason": model.reason or None,
+            "reason": model.why or None,
         }
         for model in models
     ]

@@ -34,7 +34,7 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
         why_not_ready=lambda: None,
     )
     state = DebugState(
-        house.control, wanted=list, about={"version": "1"}, health=lambda: WELL, residency=residency
+        house.control, about={"version": "1"}, health=lambda: WELL, residency=residency
     )
     admin = Admin(
         state,

@@ -8,7 +8,7 @@ from adapter.control import (
     loader,
     memory,
     readings,
-    recovery,
+    suspects,
     unloader,
 )
 from adapter.control.residency import eviction, reaper, updater
@@ -18,7 +18,7 @@ _TENTHS = [
     *((housekeeping, name) for name in ("_TICK_SECONDS", "_PEAK_SECONDS", "_RECONCILE_SECONDS")),
     *((loader, name) for name in ("_POLL_SECONDS", "_FIRST_POLL_SECONDS")),
     *((module, "_POLL_SECONDS") for module in (memory, readings)),
-    *((module, "_LOOK_SECONDS") for module in (eviction, updater, recovery)),
+    *((module, "_LOOK_SECONDS") for module in (eviction, updater, suspects)),
     (fair_slots, "_TICK_SECONDS"),
     (load_limit, "_UNDO_SECONDS"),
     (load_limit, "_POLL_SECONDS"),
@@ -32,4 +32,4 @@ _TENTHS = [
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in _TENTHS:
         monkeypatch.setattr(module, name, getattr(module, name) / 10)
-    monkeypatch.setattr(recovery, "TRIAL_SECONDS", 0.005)
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.005)

@@ -130,6 +130,7 @@ class House:
 
     async def quiet(self) -> None:
         """No operation is under way any more."""
+        await self.turns()
         phase = self.control.triton_status.phase
         self.control.close()
         await self.ended()
@@ -137,6 +138,7 @@ class House:
 
     async def ended(self) -> None:
         """Wait for the end of all operations; one may begin another."""
+        await self.turns()
         async with asyncio.timeout(10):
             while self.control.operations.in_flight:
                 await self.control.operations.drain(10)

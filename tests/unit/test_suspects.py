@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from adapter.control.recovery import SOON_SECONDS, TRIAL_SECONDS, Suspects
+from adapter.control.suspects import SOON_SECONDS, TRIAL_SECONDS, Suspects
 from adapter.core.model import ModelId
 
 A, B, C = map(ModelId, "abc")

@@ -159,7 +159,9 @@ SEEN = {
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
     "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
-    "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
+    "ready_when": Look(
+        "started", lambda a: str(a._desired.why_missing in a._readiness._reasons), "False"
+    ),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "gpu_placement": Look(
         "most_free", lambda a: a._control.memory.placer.placing, PLACINGS["most_free"]
@@ -285,7 +287,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     }
     adapter = Adapter(load_settings(flags, {}, None))
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
-    assert part(adapter, OnDemandLoader)._slots._count == 7
+    assert part(adapter, OnDemandLoader)._reason.at_once == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)

@@ -1,7 +1,7 @@
 """Restarts an embedded Triton in place, to free memory that is lost in it.
 
 What failed loads leak, and unloads keep, goes with the process alone. It is ended between two
-loads; from there on all is as after the end of a Triton that died (reconciler.py, recovery.py).
+loads; from there on all is as after the end of a Triton that died (reconciler.py, desired.py).
 """
 
 import asyncio
@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from adapter.control.desired import DesiredModels
 from adapter.control.lease import Leases
 from adapter.control.memory import Memory, Paused
 from adapter.control.ports import Evictor, Server, TimeLimits
-from adapter.control.recovery import Recovery
 from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS, LostMemory, RecyclePhase
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.core.model import ModelId, Package
@@ -57,7 +57,7 @@ class Recycling:
         *,
         triton_status: TritonStatus,
         leases: Leases,
-        recovery: Recovery,
+        desired: DesiredModels,
     ) -> None:
         self.phase, self.is_on = RecyclePhase.OFF, False
         self.restarts = 0
@@ -66,7 +66,7 @@ class Recycling:
         self._server = server
         self._triton_status = triton_status
         self._leases = leases
-        self._recovery = recovery
+        self._desired = desired
         self._limits = limits
         self._lost_memory = LostMemory(share)
         self._reason = ""
@@ -164,7 +164,7 @@ class Recycling:
         if self.phase is RecyclePhase.DRAINING:
             await self._drain()
         self.look()
-        if self.phase is RecyclePhase.RETURNING and not self._recovery.is_under_way:
+        if self.phase is RecyclePhase.RETURNING and not self._desired.are_returning:
             await self._audit()  # before a load can lose memory again
             self._lost_memory.look(self._memory.ledger.snapshot())
             self._to(RecyclePhase.OFF)

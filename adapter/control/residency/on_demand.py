@@ -2,13 +2,15 @@
 
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 
+from adapter.control.desired import DesiredModel
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
-from adapter.control.recovery import CALLS_REFUSED_SECONDS
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.waits import Wait
 from adapter.core.artifacts import Artifact, CacheUse, StoreFiles
+from adapter.core.desired import of_calls
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.terms import Terms
 from adapter.core.residency.waiting import room_seconds
@@ -16,7 +18,6 @@ from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
-    BackendUnavailable,
     CapacityError,
     ModelNotFound,
     NoRoom,
@@ -25,7 +26,6 @@ from adapter.errors import (
     StoreUnavailable,
 )
 from adapter.runtime import clock
-from adapter.runtime.fair_slots import FairSlots
 from adapter.telemetry.metrics import Metrics
 
 
@@ -54,7 +54,7 @@ class OnDemandLoader:
         self._eviction = eviction
         self._metrics = metrics
         self._room_seconds = room_seconds(wait_seconds)
-        self._slots = FairSlots(load_concurrency, self._hangs)
+        self._reason = of_calls(load_concurrency, self._room_seconds)
 
     async def bring(self, wait: Wait) -> CacheUse:
         """Make the model resident; return where its files were."""
@@ -156,43 +156,23 @@ class OnDemandLoader:
         """Load; wait for room while what keeps others keeps them for now only. Return False if
         somebody else has begun to load the model by its name.
         """
-        patience, was_broken_off = self._room_seconds, False
-        terms, files.is_tried_again = Terms(is_on_demand=True), True
-        while True:
-            await self._turn(wait.model_id, was_broken_off=was_broken_off)
-            async with self._slots.slot(wait.model_id, wait.callers):
-                try:
-                    return await self._try(wait.model_id, files, terms)
-                except CapacityError as error:
-                    is_stuck = files.artifact is None
-                    is_left = isinstance(error, OutOfMemory) and not wait.callers
-                    may_come = self._eviction.may_come(wait.model_id)
-                    if is_stuck or is_left or patience <= 0 or not may_come:
-                        self._metrics.endpoint_no_room.inc()
-                        raise no_room(wait, error) from error
-                    wait.lack = error
-                except BackendUnavailable as error:  # Triton has ended: it is started again
-                    if was_broken_off:  # it may be what ends Triton
-                        raise BackendUnavailable(str(error), delivered=True) from error
-                    if not error.delivered:
-                        raise
-                    was_broken_off = True
-                    continue
+        patience, files.is_tried_again = self._room_seconds, True
+        terms = Terms(is_on_demand=True)
+
+        async def wait_for_room(error: CapacityError) -> None:
+            nonlocal patience
+            is_stuck = files.artifact is None
+            is_left = isinstance(error, OutOfMemory) and not wait.callers
+            may_come = self._eviction.may_come(wait.model_id)
+            if is_stuck or is_left or patience <= 0 or not may_come:
+                self._metrics.endpoint_no_room.inc()
+                raise no_room(wait, error) from error
+            wait.lack = error
             patience -= await self._waited(wait)
 
-    def _hangs(self, name: str) -> bool:
-        known = self._registry.get(ModelId(name))
-        return known is not None and self._control.load_threads.hangs_since(known) is not None
-
-    async def _turn(self, model_id: ModelId, *, was_broken_off: bool) -> None:
-        """Wait until the model may be loaded, if it is suspected of ending Triton."""
-        if not self._control.is_open:
-            return
-        deadline, turn = clock.monotonic() + self._room_seconds, self._control.recovery.turn
-        try:
-            await turn(model_id, deadline, refused_seconds=CALLS_REFUSED_SECONDS)
-        except BackendUnavailable as error:  # no other machine is to try what may have ended this
-            raise BackendUnavailable(str(error), delivered=was_broken_off) from error
+        load = partial(self._try, wait.model_id, files, terms)
+        model = DesiredModel(wait.model_id, self._reason, load, "", wait.callers, wait_for_room)
+        return bool(await self._control.desired.until_loaded(model))
 
     async def _waited(self, wait: Wait) -> float:
         """Wait for a change; return the seconds in which there was nothing to wait for but requests
@@ -204,8 +184,6 @@ class OnDemandLoader:
         return 0.0 if is_moving else clock.monotonic() - begun
 
     async def _try(self, model_id: ModelId, files: StoreFiles, terms: Terms) -> bool:
-        if self._control.is_open:
-            await self._control.triton_status.wait_up(clock.monotonic() + self._room_seconds)
         begun, artifact = clock.monotonic(), files.artifact
         if artifact is None:
             return False

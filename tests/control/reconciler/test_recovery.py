@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from adapter.control import recovery
+from adapter.control import suspects
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -325,7 +325,7 @@ async def test_the_only_model_is_tried_again_once_when_triton_ends_during_its_re
 async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_others_stay(
     reloading, caplog, monkeypatch
 ):
-    monkeypatch.setattr(recovery, "TRIAL_SECONDS", 0.2)  # it ends Triton before it is cleared
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.2)  # it ends Triton before it is cleared
     await load_all(reloading, "abc")
     await restart_triton(reloading)
     for ends in range(3):
@@ -346,7 +346,7 @@ async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_other
 async def test_the_first_suspect_does_not_wait_for_what_triton_had_before_its_end(
     reloading, monkeypatch
 ):
-    monkeypatch.setattr(recovery, "TRIAL_SECONDS", 60.0)
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 60.0)
     await reloading.load("m")
     for _ in range(2):
         await restart_triton(reloading)

@@ -41,7 +41,7 @@ class Leaking(House):
         super().__init__(1000 * MIB, SECONDS, recycle_share=share, **more)
         self.lost, self.keeps = 0, False
         self.ended_at: list[float] = []
-        self.back: list[str] = []  # the models, as they were loaded again
+        self._seen_before = 0  # steps, when Triton last came back
         restartable(self, self._come_back)
 
     def _used(self) -> int:
@@ -59,10 +59,14 @@ class Leaking(House):
 
     async def _come_back(self) -> None:
         self.ended_at.append(asyncio.get_running_loop().time())
-        self.lost, seen = self.lost if self.keeps else 0, len(self.steps.seen)
+        self.lost, self._seen_before = self.lost if self.keeps else 0, len(self.steps.seen)
         await come_back(self)
-        await self.ended()
-        self.back = [s.removeprefix("load ") for s in self.steps.seen[seen:] if s[:5] == "load "]
+
+    @property
+    def back(self) -> list[str]:
+        """The models, as they were loaded again."""
+        seen = self.steps.seen[self._seen_before :]
+        return [each.removeprefix("load ") for each in seen if each.startswith("load ")]
 
     async def watched(self) -> "Leaking":
         await self.open()

@@ -231,7 +231,7 @@ async def test_no_model_is_suspected_of_it(house):
     for _ in range(3):
         await house.control.recycling.ask("an operator")
         house.check("m")
-    assert house.control.recovery._suspects.ids() == []
+    assert house.control.desired.trials._suspects.ids() == []
     assert house.back == ["m"]
 
 

@@ -1,7 +1,7 @@
 """Faults around ends of Triton, and of the adapter."""
 
+from adapter.control.desired import DesiredModels
 from adapter.control.reconciler import Reconciler
-from adapter.control.recovery import Recovery
 from adapter.control.recycling import Recycling
 from adapter.control.triton_status import TritonStatus
 from tests.simulation.faults.fault import Fault
@@ -45,7 +45,7 @@ RESTARTS = [
     Fault(
         "a return that Triton breaks off is given up",
         "a second end of Triton loses all models",
-        Recovery,
+        DesiredModels,
         "after",
         "return ModelEvent.BROKEN_OFF",
         "return ModelEvent.LOAD_FAILED",
@@ -53,10 +53,10 @@ RESTARTS = [
     Fault(
         "returns stop after the first",
         "of the models that Triton has lost some stay away",
-        Recovery,
-        "_ended",
-        "self.go_on()",
-        "pass",
+        DesiredModels,
+        "begin",
+        "self._begin(self._models.setdefault(record.id, made))",
+        "self._begin(self._models.setdefault(record.id, made))\n            break",
     ),
     Fault(
         "a Triton that has only been slow counts as another one",

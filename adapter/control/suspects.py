@@ -1,4 +1,4 @@
-"""Brings back the models that Triton has lost, and finds the one that ends Triton again and again.
+"""Finds the model that ends Triton again and again, and says when a suspect of that may be loaded.
 
 The suspects of an end are the models that Triton was loading, whose requests it broke off, or that
 it had served for less than a minute. One end may have any cause: an operator, or the kernel short
@@ -18,20 +18,18 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection
-from functools import partial
 
-from adapter.control.triton_status import Incarnation, TritonStatus
+from adapter.control.triton_status import TritonStatus
+from adapter.core.desired import Reason
 from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState, WaitsFor
+from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import BackendUnavailable, GivenUp, ModelNotReady
 from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
-# How long calls do not load a model of a store that was given up.
-CALLS_REFUSED_SECONDS = 600.0
 _GIVEN_UP = "Triton has ended again and again, and this model alone was loaded or used each time"
 _ON_TRIAL = {ModelState.LOADING, ModelState.READY}
 _IN_TRITON = {WaitsFor.TRITON, WaitsFor.UNDOING}
@@ -102,114 +100,50 @@ class Suspects:
         self._ends.pop(model_id, None)
 
 
-class Recovery:
-    """Loads the models in state RETURNING, `most` at a time and the most recently used first: the
-    time limit of a load begins with it. Suspects of ending Triton have a turn each.
+class Trials:
+    """Lets a suspect be loaded in its turn, when nothing else can be blamed for an end of Triton.
 
-    `begin_load` loads in place of the record, and does not wait for the load.
+    `is_returning`: whether models that Triton has lost are being loaded again.
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        triton_status: TritonStatus,
-        *,
-        begin_load: Callable[[ModelRecord], asyncio.Task[ModelRecord]],
-        most: int,
+        self, registry: Registry, triton_status: TritonStatus, is_returning: Callable[[], bool]
     ) -> None:
         self._registry = registry
-        self._triton_status = triton_status
-        self._begin_load = begin_load
-        self._most = most
-        self._loading: dict[ModelId, Incarnation] = {}
+        self._status = triton_status
+        self._is_returning = is_returning
         self._suspects = Suspects(clock.now)
         self._back_at = -math.inf  # when the last model came back
         self._turn: tuple[ModelId | None, float] = (None, -math.inf)  # the latest, and its begin
-        self._is_broken_off = False  # a return, since the last end
-        self._next_tick: asyncio.TimerHandle | None = None
+        self.is_broken_off = False  # a return, since the last end
 
-    # -- what is loaded when ----------------------------------------------------------------
-
-    def go_on(self) -> None:
-        """Begin the loads that are due, if Triton is up. To be called whenever that may be so."""
-        if not self._triton_status.is_up or not self._triton_status.is_open:
-            return
-        self._clear()
-        waiting = self._waiting()
-        on_trial = [each for each in waiting if self._suspects.is_on_trial(each.id)]
-        others = [each for each in waiting if each not in on_trial]
-        for record in others[: max(0, self._most - len(self._loading))]:
-            self._begin(record)
-        if on_trial and not others:
-            # what was loaded last: those before it had been tried, or it would not be a suspect
-            record = max(on_trial, key=lambda each: (self._suspects.ends(each.id), each.begun_at))
-            if self._takes_turn(record.id):
-                self._begin(record)
-        if on_trial and self._next_tick is None:
-            self._next_tick = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._tick)
-
-    @property
-    def is_under_way(self) -> bool:
-        """Return whether models wait to be loaded again, or are being loaded again."""
-        return bool(self._loading) or self._registry.counts()[ModelState.RETURNING] > 0
-
-    def _tick(self) -> None:
-        self._next_tick = None
-        self.go_on()
-
-    def _waiting(self) -> list[ModelRecord]:
-        if not self._registry.counts()[ModelState.RETURNING]:
-            return []
-        waiting = [
-            record
-            for record in self._registry.records()
-            if record.state is ModelState.RETURNING and record.id not in self._loading
-        ]
-        return sorted(waiting, key=lambda each: -each.used_at)
-
-    def _begin(self, record: ModelRecord) -> None:
-        task = self._begin_load(record)
-        self._loading[record.id] = self._triton_status.now()
-        task.add_done_callback(partial(self._ended, record.id))
-
-    def _ended(self, model_id: ModelId, _: asyncio.Task[ModelRecord]) -> None:
-        incarnation = self._loading.pop(model_id)
-        record = self._registry.get(model_id)
-        # one that was broken off waits until Triton was looked at again, which may have been done
-        # while the load was undone
-        is_back = record is None or record.state is not ModelState.RETURNING
-        if is_back:
-            self._back_at = clock.monotonic()
-        if is_back or self._triton_status.now() != incarnation:
-            self.go_on()
-
-    # -- turns ------------------------------------------------------------------------------
-
-    async def turn(self, model_id: ModelId, deadline: float, *, refused_seconds: float) -> None:
-        """Wait until the adapter may load this model by itself. Raises GivenUp if it was given
-        up less than `refused_seconds` ago, ModelNotReady at `deadline` (time.monotonic).
+    async def turn(self, model_id: ModelId, reason: Reason) -> None:
+        """Wait until the adapter may load this model by itself. Raises GivenUp, and ModelNotReady
+        once that has taken as long as `reason` allows.
         """
-        if self._triton_status.is_open:
-            await self._triton_status.wait_up(deadline)
+        deadline = clock.monotonic() + reason.turn_seconds
         while True:
-            self._refuse_given_up(model_id, refused_seconds)
+            self._refuse_given_up(model_id, reason.given_up_seconds)
             self._clear()
-            comes_back = self._registry.returning(model_id) is not None
-            if comes_back or not self._suspects.is_on_trial(model_id):
-                return
-            if self._takes_turn(model_id):
+            if not self._suspects.is_on_trial(model_id) or self._takes_turn(model_id):
                 return
             if clock.monotonic() > deadline:
                 why = f"model {model_id!r} waits for its turn: it may be what ended Triton"
                 raise ModelNotReady(why, model_id=model_id)
             await asyncio.sleep(_LOOK_SECONDS)
 
+    def has_turn(self, model_id: ModelId) -> bool:
+        """Return whether the model may be loaded, after `turn`: Triton may have ended since."""
+        return self._turn[0] == model_id or not self._suspects.is_on_trial(model_id)
+
     def _takes_turn(self, model_id: ModelId) -> bool:
         """Have the suspect loaded now, if nothing else can be blamed for an end of Triton soon."""
         trial, now = self._suspects.trial_seconds, clock.monotonic()
         before, begun_at = self._turn
-        is_quiet = not self._loading and now - self._back_at >= trial
-        if not is_quiet or (before != model_id and now - begun_at < trial):
+        is_busy = self._is_returning() or not self._status.is_up
+        if is_busy or now - self._back_at < trial or self._next_to_return() not in {None, model_id}:
+            return False
+        if before != model_id and now - begun_at < trial:
             return False
         others = (self._registry.get(each) for each in self._suspects.ids() if each != model_id)
         if any(each is not None and each.state in _ON_TRIAL for each in others):
@@ -217,9 +151,23 @@ class Recovery:
         self._turn = model_id, now
         return True
 
+    def _next_to_return(self) -> ModelId | None:
+        """Return the lost model that comes first: any that is no suspect, then what was loaded
+        last. Those before it had been tried, or it would not be a suspect.
+        """
+        if not self._registry.counts()[ModelState.RETURNING]:
+            return None
+        waiting = [r for r in self._registry.records() if r.state is ModelState.RETURNING]
+
+        def order(each: ModelRecord) -> tuple[bool, int, float]:
+            is_free = not self._suspects.is_on_trial(each.id)
+            return is_free, self._suspects.ends(each.id), each.begun_at
+
+        return max(waiting, key=order).id
+
     def _clear(self) -> None:
         """Clear the suspects that have served for long enough."""
-        if not self._triton_status.is_up:
+        if not self._status.is_up:
             return
         since = clock.monotonic() - self._suspects.cleared_seconds
         for model_id in self._suspects.ids():
@@ -233,6 +181,10 @@ class Recovery:
             return
         why = f"model {model_id!r} was given up: {known.reason}; load it to try again"
         raise GivenUp(why, model_id=model_id)
+
+    def came_back(self) -> None:
+        """Note the end of a return, whose model is loaded or has failed."""
+        self._back_at = clock.monotonic()
 
     # -- ends of Triton ---------------------------------------------------------------------
 
@@ -254,8 +206,8 @@ class Recovery:
             if record.state is ModelState.LOADING and record.waits_for in _IN_TRITON:
                 self._suspects.broke_off(record.id)
         back_lately = self._back_at > clock.monotonic() - SOON_SECONDS
-        is_soon = back_lately or self._is_broken_off or bool(self._loading)
-        self._is_broken_off = False
+        is_soon = back_lately or self.is_broken_off or self._is_returning()
+        self.is_broken_off = False
         # what was loaded before this end cannot be blamed for the next one
         self._back_at, self._turn = -math.inf, (None, -math.inf)
         given_up = self._suspects.triton_ended(is_soon=is_soon)
@@ -263,17 +215,3 @@ class Recovery:
             self._registry.lose(given_up, LostModel(clock.wall(), _GIVEN_UP, is_given_up=True))
             log.error("model.return_given_up", extra={"model_id": given_up, "reason": _GIVEN_UP})
         return given_up
-
-    def after(self, model_id: ModelId, error: BaseException | None) -> ModelEvent:
-        """Return what the failure of a load means for a model that was to come back: that it is
-        loaded again if Triton has ended, unless it was given up.
-        """
-        is_unavailable = isinstance(error, BackendUnavailable)
-        if not is_unavailable and self._triton_status.now() == self._loading[model_id]:
-            return ModelEvent.LOAD_FAILED  # the model's own failure
-        known = self._registry.lost.get(model_id)
-        if known is not None and known.is_given_up:
-            return ModelEvent.LOAD_FAILED
-        self._is_broken_off = True
-        log.warning("model.return_broken_off", extra={"model_id": model_id})
-        return ModelEvent.BROKEN_OFF
