@@ -13,7 +13,6 @@ def with_tables(page: str, found: Json) -> str:
     """Return the page with what is between its markers written anew."""
     for name, lines in (
         ("balance", _balance(found["balance"])),
-        ("moved", _moved(found["moved"])),
         ("shares", _shares(found["shares"])),
     ):
         before, _, rest = page.partition(_BEGIN.format(name))
@@ -53,20 +52,6 @@ def _balance(rows: Sequence[Json]) -> list[str]:
             ]
             for row in rows
             if row["load"].startswith("400 ") and row["factor"] in _FACTORS
-        ],
-    )
-
-
-def _moved(rows: Sequence[Json]) -> list[str]:
-    return _table(
-        ["machines", "models that move", "those of the machine that goes or comes"],
-        [
-            [
-                f"{row['machines'][0]} to {row['machines'][1]}",
-                _percent(row["moved"]),
-                _percent(row["needed"]),
-            ]
-            for row in rows
         ],
     )
 

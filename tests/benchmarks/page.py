@@ -6,7 +6,7 @@ from tests.benchmarks.rows import MEASURES, ROWS, Json, Row, number, verdict
 
 BEGIN, END = "<!-- benchmarks: written by `make bench` -->\n", "<!-- end of benchmarks -->\n"
 
-_COLUMNS = ("what", "target", "measured", "")
+_COLUMNS = ("what", "target", "measured")
 
 
 def with_benchmarks(text: str, benchmarks: str) -> str:
@@ -38,7 +38,7 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
 
 
 def _cells(row: Row, measure: Json | None) -> list[str]:
-    return [row.what, row.target, *_said(row, measure)]
+    return [row.what, row.target, ": ".join(filter(None, _said(row, measure)))]
 
 
 def _said(row: Row, measure: Json | None) -> tuple[str, str]:
@@ -55,10 +55,7 @@ def _origin(measure: Json) -> str:
     """Commit, date and cores, and whether the code has changed since."""
     age = " (older code)" if measure["is_stale"] else ""
     cores = measure["machine"]["cores"]
-    return (
-        f"Commit {measure['commit']}{age}, {measure['date']}, {cores} cores,"
-        f" {measure['busy']:.0%} busy before.\n"
-    )
+    return f"Commit {measure['commit']}{age}, {measure['date']}, {cores} cores.\n"
 
 
 def shown(spread: Json, unit: str) -> str:

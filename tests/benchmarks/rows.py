@@ -34,7 +34,7 @@ class Row:
     @property
     def is_on_page(self) -> bool:
         """Rows with a target, and the figures that the summary of the page names."""
-        return bool(self.target) or self.key in SUMMARISED or self.measure == "cold"
+        return bool(self.target) or self.key in SUMMARISED
 
     def meets(self, value: float) -> bool:
         """A bound itself is good."""
@@ -111,6 +111,7 @@ SUMMARISED = frozenset(
         *("endpoint.endpoint_p50", "endpoint.lru_p50"),
         *("builtin.memory", "builtin.memory_builtin", "builtin.memory_adapter"),
         *("delete.whole", "start.readyz"),
+        *(f"cold.{use}_{size}" for use in ("disk", "miss") for size in (16, 128, 512)),
     }
 )
 ROWS: Sequence[Row] = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.docs.pages import ROOT, without_blocks
 
 LONGEST = 25
+MOST_WORDS = 45_000
 BANNED = re.compile(
     r"\b(?:is|are|was|were|be|being|been) (?:told|had)\b|\blets? go\b|\bby itself\b|\blies\b"
     r"|\bas it is\b|\bnobody is\b",
@@ -21,6 +22,9 @@ PAGES = [
     *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"),
     *(ROOT / "examples").rglob("*.md"),
 ]
+GENERATED = {
+    f"{name}.md" for name in ("settings", "events", "errors", "metrics", "states", "modules")
+}
 _TITLE_OR_ROW = ("|", "#", "![", "[![")
 _ITEM = r"(?:[-*]|\d+\.) "
 
@@ -73,6 +77,19 @@ def test_pages_are_in_short_sentences_without_banned_expressions() -> None:
     }
     assert len(found) > 1000
     assert {where: what for where, what in found.items() if what} == {}
+
+
+def test_the_pages_have_no_more_words_than_a_reader_can_be_asked_to_read() -> None:
+    """Counted as `wc -w` does. A page that grows makes room: it or another one loses as much."""
+    written = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "docs/design/triton.md"]
+    counts = {
+        str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").split())
+        for page in written
+        if page.name not in GENERATED
+    }
+
+    assert len(counts) > 25
+    assert sum(counts.values()) <= MOST_WORDS, sorted(counts.items(), key=lambda each: -each[1])
 
 
 def test_tables_are_without_banned_expressions() -> None:

@@ -208,7 +208,7 @@ def test_a_model_with_twenty_times_the_traffic_is_answered_by_two(
     shares = ", ".join(f"{part / machines.total():.0%}" for _, part in machines.most_common())
     wanted = 2 if factor else 1
     figures.add(
-        f"a model with 20 times the traffic of others, {callers} callers, "
+        f"a model with 20 times the traffic, {callers} callers, "
         f"{f'`--balance={factor}`' if factor else 'no bound'}: its machines",
         str(wanted),
         f"{len(machines)} ({shares})",
