@@ -160,8 +160,8 @@ class Endpoint(FlowControl[AnyStream]):
             at = self._complete(data, at)
         if self._data_left or self._padding_left:
             at = self._continue_data(data, at)
-        has_rest = self._rest or self._data_left or self._padding_left
-        self._is_within = bool(self.preface or has_rest)
+        if not (self._rest or self._data_left or self._padding_left or self.preface):
+            self._is_within = False
         return at
 
     def _take_preface(self, data: bytes, at: int) -> int:
@@ -256,18 +256,22 @@ class Endpoint(FlowControl[AnyStream]):
 
     def _continue_data(self, data: Piece, at: int) -> int:
         """Handle more of that frame; return where in `data` it ends."""
-        end = min(at + self._data_left, len(data))
+        end, left = len(data), self._data_left
+        if end - at > left:
+            end = at + left
         if at < end:
-            self._data_left -= end - at
+            self._data_left = left = left - (end - at)
             piece = data if end - at == len(data) else part(data, at, end)
             if end - at < _FRAME_BYTES or self._few:
                 piece = self._gathered(piece)
             if piece:
                 flags, stream_id = self._data
-                self._on_data(0 if self._data_left else flags, stream_id, piece)
-        padding = max(0, min(self._padding_left, len(data) - end))
-        self._padding_left -= padding
-        return end + padding
+                self._on_data(0 if left else flags, stream_id, piece)
+        if self._padding_left:
+            padding = min(self._padding_left, len(data) - end)
+            self._padding_left -= padding
+            end += padding
+        return end
 
     def _gathered(self, piece: Piece) -> Piece:
         """Return what to handle of that frame now: nothing while its next bytes are few."""

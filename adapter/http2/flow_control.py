@@ -188,8 +188,9 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
     def send(self, stream: AnyStream, piece: Piece, *, end: bool = False) -> None:
         """Send DATA, or queue it where a window is too small; `end` ends the stream."""
         size = len(piece)
-        room = min(stream.send_window, self.send_window)
-        if stream.queue or (size and (size > room or self.is_paused)):
+        if stream.queue or (
+            size and (size > stream.send_window or size > self.send_window or self.is_paused)
+        ):
             self._queue(stream, piece)
             if end:
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)

@@ -180,13 +180,12 @@ class RelaySession(Downstream):
     def data(self, stream: Exchange, piece: Piece, end: bool) -> None:
         size = len(piece)
         stream.received_bytes += size
-        if end or size >= LEAST_BYTES:
-            if self.small_frames:
-                self.take_off(1)
-            if size < _FEW_BYTES and not end:
-                self.glitch()
-        else:
+        if size < LEAST_BYTES and not end:
             self.small_frame(_GLITCHES_OF_SMALL_DATA)
+        elif self.small_frames:
+            self.take_off(1)
+        if LEAST_BYTES <= size < _FEW_BYTES and not end:
+            self.glitch()
         if not (end and stream.received_bytes == size and self._goes_whole(stream, piece)):
             self._take(stream, piece, end=end)
 
