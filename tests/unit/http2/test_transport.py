@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from inspect import getmembers, isfunction
 
 import pytest
 
 from adapter.http2.frames import Code, ConnectionFault
+from adapter.http2.session import RelaySession
 from adapter.http2.transport import FrameTransport, Heard, State
+from adapter.http2.upstream import Upstream
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
 
@@ -210,3 +213,20 @@ async def test_what_was_left_is_dropped_with_its_connection():
     for _ in range(5):
         await asyncio.sleep(0)
     assert handled == ["x1"]
+
+
+CONNECTIONS = (RelaySession, Upstream)
+
+
+def test_the_two_kinds_of_connections_share_no_code_whose_caches_know_one_class():
+    codes = [
+        {name: found.__code__ for name, found in getmembers(cls, isfunction)} for cls in CONNECTIONS
+    ]
+    both = codes[0].keys() & codes[1].keys()
+    assert {"data_received", "received", "credit", "send", "flush"} <= both
+    assert [name for name in both if codes[0][name] is codes[1][name]] == []
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+def test_a_connection_has_a_slot_for_each_attribute(kind):
+    assert kind.__dictoffset__ == 0
