@@ -45,6 +45,7 @@ def run_tests(*arguments: str | Path, **environ: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.triton
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_tests_run_on_the_tritonserver_that_is_named_and_say_its_version(tmp_path):
     program = write_tritonserver(tmp_path)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What a part runs, and its minutes of 90. The first three, packages, versitygw, envoy_gateway,
-# first_contact, gallery, mutants, v2, ends_again, modelmesh_full, endpoint_clients,
-# endpoint_bench, hundred_models and leaks take what they take.
+# What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, as do
+# envoy_gateway, first_contact, gallery, mutants and modelmesh_full.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -53,7 +52,8 @@ SHARES = {
     "v2": ("tests/journeys/v2", 2.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
     "leaks": ("tests/contract/test_leaks.py", 6.0),
-    "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),
+    "sagemaker": ("tests/journeys/sagemaker", 6.0),
+    "another_triton": ("tests/test_another_triton.py", 1.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
     "found_days": ("tests/simulation/test_found.py", 1.0),

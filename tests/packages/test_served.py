@@ -297,7 +297,7 @@ def test_a_missing_backend_is_named_with_those_that_are_there(
     check_nothing_is_left(adapter)
 
 
-@pytest.mark.parametrize("staging", ["hardlink", "copy"])
+@pytest.mark.parametrize("staging", ["copy", pytest.param("hardlink", marks=pytest.mark.nightly)])
 def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: str) -> None:
     """Hard links need one file system: pytest's folder and the private one are both in /tmp."""
     model = write_adding(tmp_path / "models" / "m", 1)

@@ -69,6 +69,7 @@ def test_a_process_that_died_is_seen_by_a_request_of_any_name(
     wait_until(lambda: ask(client).status == 404, 60, "the model is known to be dead")
 
 
+@pytest.mark.nightly
 def test_a_model_that_lost_one_of_two_processes_is_dead(
     client: Client, running: RunningAdapter, tmp_path: Path
 ) -> None:

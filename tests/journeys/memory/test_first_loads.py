@@ -151,6 +151,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.nightly
 def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_in_triton(
     tmp_path: Path,
 ) -> None:

@@ -164,6 +164,7 @@ async def test_a_load_past_its_time_is_cancelled_and_nothing_of_it_stays(
     assert left(everywhere) == ([], set(), [])
 
 
+@once
 async def test_one_connection_carries_everything_at_once(mesh, everywhere, package, gate):
     await mesh.load("served", IDENTITY)
     # what is known of beforehand is loaded beside others

@@ -90,6 +90,7 @@ def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("restart", ["forget", "reload"])
+@pytest.mark.nightly
 def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_path: Path, restart):
     for name in ("kept", "gone", "changed"):
         write_python_model(tmp_path / name)
