@@ -14,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, as do
-# envoy_gateway, first_contact, gallery, mutants and modelmesh_full.
+# What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, but for
+# `stores`; so do envoy_gateway, first_contact, gallery, mutants and modelmesh_full.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
