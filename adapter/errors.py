@@ -4,23 +4,23 @@
     ├─ CallerError        the caller can fix it
     │  ├─ InvalidRequest      body, header, name or path not acceptable
     │  │  ├─ InvalidCall         a call of the endpoint, judged before its model is asked
-    │  │  │  └─ UnknownOperation    the endpoint has nothing at this path and method
+    │  │  │  └─ UnknownOperation    unknown path or method of the endpoint
     │  │  ├─ BrokenBody          the body ends early, stops coming, or is malformed
     │  │  ├─ SlowBody            the body comes too slowly
     │  │  ├─ IncompleteMessage   a gRPC request ended before its message did
     │  │  ├─ AlreadyRegistered   Triton has a region of shared memory of this name
-    │  │  ├─ UnknownEncoding     a message of gRPC compressed in a way that is not known
-    │  │  ├─ NotJson             a body that was taken for JSON is none
+    │  │  ├─ UnknownEncoding     a gRPC message with an unknown compression
+    │  │  ├─ NotJson             a body that must be JSON is not
     │  │  ├─ UnsupportedMediaType  the model takes no body of this content type
     │  │  ├─ NotAcceptable       the model's answer cannot be of any type that the caller accepts
     │  │  └─ MethodNotAllowed    the path exists, not with this method
     │  ├─ Forbidden           sent by a page of another site, to a name that is not ours, unsigned
     │  │  └─ InvalidSignature    a call of the endpoint is signed wrongly
     │  ├─ Unauthenticated     a control call without the token, or with another
-    │  ├─ InferenceOnly       the listener is for inference, and this is none
-    │  ├─ InlineFilesOff      a load brings files, and the setting allows none
-    │  ├─ NotPassedThrough    a call about the whole of Triton that is not open to callers
-    │  ├─ NotStarted          its body was still coming when the model, or the adapter, had to go
+    │  ├─ InferenceOnly       the listener serves inference only
+    │  ├─ InlineFilesOff      a load brings files, which the setting forbids
+    │  ├─ NotPassedThrough    a call about the whole of Triton, closed to callers
+    │  ├─ NotStarted          its body was still arriving at an unload or stop
     │  ├─ NotTaken            the caller does not read its answers
     │  ├─ PayloadTooLarge     body over the limit
     │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
@@ -36,20 +36,20 @@
     ├─ CapacityError      the platform can fix it: evict something, then try again
     │  ├─ InsufficientMemory  does not fit: refused before trying, or undone at the limit
     │  └─ OutOfMemory         tried and failed
-    ├─ TooManyConnections a listener has as many as it takes
-    ├─ TooManyWaiting     as many callers wait for models as may
-    │  └─ TooManyStreams      as many streams are open as may
-    ├─ NoRoom             all that could make room, in memory or on disk, is in use
+    ├─ TooManyConnections a listener has max_connections
+    ├─ TooManyWaiting     too many callers wait for models
+    │  └─ TooManyStreams      too many streams are open
+    ├─ NoRoom             everything evictable, in memory or on disk, is in use
     ├─ StoreDenied        the store refuses our credentials
     ├─ StoreUnavailable   the store cannot be reached, or fails
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
        │  ├─ Overloaded          turns work away: a queue is full
-       │  └─ TooManyAbandoned    the model is busy with what nobody waits for
+       │  └─ TooManyAbandoned    the model is busy with requests whose callers left
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
-          │  └─ GivenUp             it may be what ended Triton
+          │  └─ GivenUp             it may crash Triton
           └─ InferenceFailed     it raised
              └─ StubDied            the python process that ran it is gone
     InvalidSettings       apart: it never reaches a caller

@@ -179,7 +179,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.IncompleteMessage: (
         "a gRPC request ended before its message did",
-        "send all of the message; something on the way may have cut it",
+        "send the whole message; a proxy may have cut it",
     ),
     errors.InvalidModel: (
         "the package cannot be served: no config.pbtxt, no version folder, no model file and so on",
@@ -195,18 +195,18 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.ArtifactNotFound: (
         "the store has no model of this key",
-        "check the key; what was just put there is seen after 5 s at the latest",
+        "check the key; a new object is seen within 5 s",
     ),
     errors.StoreDenied: (
         "the store refuses the adapter's credentials",
-        "look at the credentials that the adapter finds, and at what they may read",
+        "check the [credentials](stores.md#credentials) and what they may read",
     ),
     errors.StoreUnavailable: (
         "the store cannot be reached, fails, or is too slow",
-        "try again; if it lasts, look at the store and the way there",
+        "try again; if it lasts, see [stores.md](stores.md#when-something-is-wrong)",
     ),
     errors.NoRoom: (
-        "a model does not fit, and every model or file that could go is in use",
+        "a model does not fit, and everything that could be evicted is in use",
         "try again; if it lasts, give it more memory or disk, or pin less",
     ),
     errors.TooManyWaiting: (
@@ -214,7 +214,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again in a while",
     ),
     errors.TooManyStreams: (
-        "open streams take all the memory that all together may take; the text has the figures",
+        "open streams take all the memory that streams may take; the text has the figures",
         "end streams that are idle; below 1 GiB raise `max_inflight_body_bytes`",
     ),
     errors.SourceMissing: (
@@ -238,7 +238,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "send less, or raise the limit",
     ),
     errors.ModelTooLarge: (
-        "the model needs more than the device has, or ran out of memory again and again alone",
+        "the model needs more than the device has, or repeatedly ran out of memory alone",
         "take a larger device or a smaller model; unloading others does not help",
     ),
     errors.InferenceFailed: (
@@ -256,26 +256,29 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.Overloaded: (
         "Triton turns work away: a queue of the model is full",
-        "try again, or another copy of the model; ModelMesh does so automatically",
+        "try again, or at another copy; ModelMesh does so automatically",
     ),
     errors.SlowBody: (
         (
-            "it comes at less than 64 KiB/s, averaged over more than 10 s, or would take over a "
+            "the body arrives at less than 64 KiB/s for more than 10 s, or would take over a "
             "minute more while others wait; HTTP connections close"
         ),
         "send faster, or less: compress, or use raw tensors",
     ),
     errors.NotTaken: (
-        "a stream's answers are not read for 60 s, or 1 s when its model or the adapter has to go",
-        "read, and open another stream; the answers are lost",
+        (
+            "answers of a stream are not read for 60 s, or 1 s while its model is unloaded or the "
+            "adapter stops"
+        ),
+        "open another stream and read it; the answers are lost",
     ),
     errors.NotStarted: (
-        "the body was still coming when the model or the adapter had to go",
-        "send it again, to another copy, or when the model is loaded: no work had begun",
+        "the body was still arriving when the model was unloaded or the adapter stopped",
+        "send it again, to another copy or when the model is loaded: no work had begun",
     ),
     errors.TooManyAbandoned: (
-        "Triton works on `max_abandoned_requests` requests of the model that nobody waits for",
-        "try again when it is done with some; look whether the model hangs or callers are hasty",
+        "Triton works on `max_abandoned_requests` requests of the model whose callers left",
+        "try again later; check whether the model hangs or callers time out too early",
     ),
     errors.TooManyConnections: (
         "a listener has `max_connections`; `http` returns this, gRPC closes the connection",
@@ -290,7 +293,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "register it first; a restart of Triton forgets all",
     ),
     errors.UnknownEncoding: (
-        "gRPC: `grpc-encoding` is another than identity, deflate and gzip",
+        "gRPC: `grpc-encoding` is not identity, deflate or gzip",
         "use one that `grpc-accept-encoding` of the answer names",
     ),
     errors.UnsupportedMediaType: (
@@ -298,7 +301,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "send one of those that the text and the header `Accept` name",
     ),
     errors.NotAcceptable: (
-        "`Accept` has no type that the answer can be; only models that opted into content types",
+        "no type of `Accept` fits; only models that opted into [content types](content-types.md)",
         "accept JSON, or one of the types that the text names",
     ),
     errors.MethodNotAllowed: ("the path exists, not with this method", "see `Allow`"),
@@ -311,7 +314,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
     ),
     errors.InferenceOnly: (
-        "`http_data` serves inference alone; this was a load, an unload, a list or the like",
+        "`http_data` serves inference only; this was a load, an unload, a list or the like",
         "send it to `http`",
     ),
     errors.InlineFilesOff: (
@@ -324,14 +327,14 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.BackendTimeout: (
         "no answer within a time limit of the [settings](settings.md) or the caller's deadline",
-        "look whether the model or Triton hangs; raise the limit if the work is just long",
+        "check whether the model or Triton hangs; raise the limit if the work is long",
     ),
     errors.InsufficientMemory: (
-        "the model needs more than is free: known before a try, or measured in one and undone",
+        "the model needs more than is free, by its size or as the load showed (it was undone)",
         "unload another model and load again; SageMaker does so automatically",
     ),
     errors.OutOfMemory: (
-        "a load or an inference was tried and ran out of memory",
+        "a load or an inference ran out of memory",
         "unload another model and try again; SageMaker does so automatically",
     ),
 }

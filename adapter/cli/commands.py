@@ -26,7 +26,7 @@ SERVE = {
         ),
     ),
     "demo": Command(
-        "a guided tour on a Triton of its own",
+        "a guided tour with its own Triton",
         "adapter.tools.demo",
         (
             "triton-adapter demo",
@@ -37,7 +37,7 @@ SERVE = {
 }
 MODELS = {
     "ps": Command(
-        "list the models of a running adapter, and what they take",
+        "list the models of a running adapter and their memory",
         "adapter.tools.client.models",
         (
             "triton-adapter ps",
@@ -92,7 +92,7 @@ HEALTH = {
         ),
     ),
     "drain": Command(
-        "have the adapter take no more work, and block until all of it is answered",
+        "refuse new work, and block until all requests in flight are answered",
         "adapter.tools.client.probe",
         (
             "triton-adapter drain --timeout=25",

@@ -73,7 +73,7 @@ def add_listeners(parser: argparse.ArgumentParser, *names: str, path: str = "") 
 
 
 def add_token(parser: argparse.ArgumentParser) -> None:
-    text = "what holds the adapter's control_token (or ADAPTER_CONTROL_TOKEN, which is the token)"
+    text = "the file with the adapter's control_token (or ADAPTER_CONTROL_TOKEN, the token itself)"
     parser.add_argument("--control-token-file", metavar="FILE", help=text)
 
 
@@ -112,5 +112,5 @@ def positive(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds

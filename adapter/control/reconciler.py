@@ -325,7 +325,7 @@ def _what_becomes_of(gone: Sequence[ModelRecord], given_up: ModelId | None) -> s
     returning = [r.id for r in gone if r.state is ModelState.RETURNING]
     left = [r for r in gone if r.state is not ModelState.RETURNING and r.id != given_up]
     parts = {
-        "given up, as it may be what ends Triton": [r.id for r in gone if r.id == given_up],
+        "given up, because it may crash Triton": [r.id for r in gone if r.id == given_up],
         "loaded again by the adapter": returning,
         "loaded again by the next call": [r.id for r in left if r.is_on_demand],
         "not found (404) until loaded again": [r.id for r in left if not r.is_on_demand],

@@ -128,7 +128,7 @@ class Trials:
             if not self._suspects.is_on_trial(model_id) or self._takes_turn(model_id):
                 return
             if clock.monotonic() > deadline:
-                why = f"model {model_id!r} waits for its turn: it may be what ended Triton"
+                why = f"model {model_id!r} waits for its turn: it may have crashed Triton"
                 raise ModelNotReady(why, model_id=model_id)
             await asyncio.sleep(_LOOK_SECONDS)
 

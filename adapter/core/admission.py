@@ -191,7 +191,11 @@ def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
 
 def _taken(book: DeviceBook) -> str:
     taken = book.baseline_bytes
-    return f", of which {format_size(taken)} are taken by what is no loaded model" if taken else ""
+    return (
+        f", of which {format_size(taken)} are used by something other than loaded models"
+        if taken
+        else ""
+    )
 
 
 def _where(device: Device) -> str:

@@ -133,7 +133,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     if compiled.search(""):
         raise ValueError(f"{pattern!r} matches empty text, so every failure would be out of memory")
     return compiled

@@ -441,7 +441,7 @@ class Connection:
             if self._is_complete:  # it is about what lies behind the answer
                 self._is_kept = False
                 return True
-            self._break(f"this is no HTTP answer: {error}")
+            self._break(f"this is not an HTTP answer: {error}")
             return False
         if self._quiet > _QUIET_BYTES:
             self._break("a head without end")

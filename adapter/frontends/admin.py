@@ -125,7 +125,7 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
         except Unauthenticated as error:
             return _error(401, str(error), **{"WWW-Authenticate": challenge(error)})
         except web.HTTPNotFound:
-            return _error(404, f"there is nothing at {request.raw_path[:200]!r}")
+            return _error(404, f"unknown path {request.raw_path[:200]!r}")
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             text = f"{request.method} is not allowed here; allowed: {allowed}"

@@ -108,14 +108,14 @@ def _unfilled(
     for number, step in enumerate(steps):
         for tensor in sorted({*step.input_map.values()} - inputs - writers.keys()):
             yield (
-                f"{_step(number, step)} reads {cut(tensor)!r}, which is no input of the ensemble,"
-                " and which no step writes"
+                f"{_step(number, step)} reads {cut(tensor)!r}, which is neither an input of"
+                " the ensemble nor written by a step"
             )
     for name in sorted(outputs - inputs - writers.keys()):
         known = quoted_list(sorted(writers))
         yield f"no step writes the ensemble's output {cut(name)!r}; steps write {known}"
     for name in sorted(writers.keys() - outputs - read):
-        yield f"{cut(name)!r} of an output_map is no output of the ensemble, and no step reads it"
+        yield f"{cut(name)!r} of an output_map is neither an output of the ensemble nor read"
     needed = {
         number: {writers[t] for t in step.input_map.values() if t in writers and t not in inputs}
         for number, step in enumerate(steps)

@@ -184,13 +184,13 @@ class Unpacking:
 
     def add_link(self, to: str) -> None:
         if not to or "\0" in to or len(to) > MAX_NAME_BYTES:
-            raise self.refused("it is a link to what is no path")
+            raise self.refused("it is a link to something that is not a path")
         self._links[self._claim(self._parts(self._entry), "link")] = to
 
     def add_hard_link(self, to: str) -> None:
         first = "/".join(self._parts(to))
         if self._kinds.get(first) != "file":
-            raise self.refused(f"it is a hard link to {to!r}, which is no file before it")
+            raise self.refused(f"it is a hard link to {to!r}, which is not a file before it")
         path = self._path(self._claim(self._parts(self._entry), "file"))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.hardlink_to(self._path(first))

@@ -71,7 +71,7 @@ def write_package(folder: Path, source: ModelSource, package: Path | None) -> No
     Raises InvalidModel if `package` is a lone file, and the OSError of the disk.
     """
     if package is not None and not package.is_dir():
-        raise InvalidModel(f"{shown(package)} is no folder, so no other config can replace its own")
+        raise InvalidModel(f"{shown(package)} is not a folder, so its config cannot be replaced")
     folder.mkdir()
     for entry in package.iterdir() if package is not None else ():
         if entry.name not in {CONFIG, MARKER}:

@@ -67,8 +67,8 @@ def read_claim(request: SignedRequest, now: datetime) -> Claim:
     found = _AUTHORIZATION.fullmatch(_only(headers, "authorization"))
     if found is None:
         raise SignatureError(
-            f"The header Authorization is no {ALGORITHM} signature of {SERVICE}; a signature in "
-            "the query is not accepted."
+            f"The header Authorization is not an {ALGORITHM} signature of {SERVICE}; a signature "
+            "in the query is not accepted."
         )
     access_key, day, region, service, names, signature = found.groups()
     if service != SERVICE:
@@ -139,7 +139,7 @@ def _check_signed(headers: Mapping[str, list[str]], signed: Sequence[str]) -> No
 def _check_time(time: str, day: str, now: datetime) -> None:
     at = _read_time(time)
     if at is None:
-        raise SignatureError(f"The header {_DATE} is no time as in 20261122T143000Z.")
+        raise SignatureError(f"The header {_DATE} is not a time such as 20261122T143000Z.")
     if not time.startswith(day):
         raise SignatureError(f"Credential is of another day than {_DATE}.")
     seconds = (now - at).total_seconds()

@@ -84,7 +84,7 @@ def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
         return
     code, size = ("H", 2) if datatype == "BF16" else (_code(datatype), SIZES[datatype])
     if len(raw) % size:
-        raise ValueError(f"{len(raw)} bytes are no {datatype}")
+        raise ValueError(f"{len(raw)} bytes are not {datatype}")
     for at in range(0, len(raw), PIECE_VALUES * size):
         part = raw[at : at + PIECE_VALUES * size]
         values = struct.unpack(f"<{len(part) // size}{code}", part)
@@ -106,7 +106,7 @@ def _packed(datatype: str, values: Sequence[Any]) -> bytes:
             return b"".join(_LENGTH.pack(len(each)) + each for each in map(str.encode, values))
         return struct.pack(f"<{len(values)}{_code(datatype)}", *values)
     except (struct.error, TypeError, OverflowError) as error:
-        raise ValueError(f"the values are no {datatype}: {error}") from error
+        raise ValueError(f"the values are not {datatype}: {error}") from error
 
 
 def may_cast(source: str, target: str) -> bool:

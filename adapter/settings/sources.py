@@ -310,7 +310,7 @@ def _why_unusable(store: StoreLocation) -> str | None:
     if not os.path.exists(path):  # noqa: PTH110
         return f"the folder {store.base} is not there"
     if not os.path.isdir(path):  # noqa: PTH112
-        return f"{store.base} is no folder"
+        return f"{store.base} is not a folder"
     if not os.access(path, os.R_OK | os.X_OK):
         return f"the folder {store.base} cannot be read by this user"
     return None

@@ -133,7 +133,9 @@ def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:
         raise ValueError(_KEY_FORM)
     access_key, where, *models = words
     if _ACCESS_KEY.fullmatch(access_key) is None:
-        raise ValueError(f"{access_key!r} is no access key: letters, digits, `_`, `.` and `-`")
+        raise ValueError(
+            f"{access_key!r} is not an access key: use letters, digits, `_`, `.` and `-`"
+        )
     return EndpointKey(access_key, _read_secret(where, environ), tuple(models))
 
 
@@ -215,7 +217,7 @@ def _regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from error
+        raise ValueError(f"is not a regular expression: {error}") from error
     return text
 
 

@@ -31,44 +31,45 @@ EVENTS: Mapping[str, str] = {
     "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
     "adapter.wanted_no_more": "a caller unloaded a model of load_at_start or preload: it is not "
     "loaded again, and readiness does not wait for it",
-    "body.cut": "a body was refused for want of room: why, and how much is held",
+    "body.cut": "a body was refused because the byte budget is full: why, and the bytes buffered",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
-    "adapter.open_to_others": "other machines reach these listeners, which ask nobody who calls",
+    "adapter.open_to_others": "other machines reach these listeners, which do not "
+    "authenticate callers",
     "adapter.root_missing": "a folder of model_roots is missing; packages in it are refused",
     "adapter.root_relative": "a folder of model_roots, path, is relative",
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
-    "adapter.stopping": "asked to stop; work in flight goes on for a while",
-    "artifact.cache_lost": "another adapter took the folder of the disk cache, which somebody "
-    "had emptied; until it ends nothing is fetched",
+    "adapter.stopping": "asked to stop; work in flight continues for a while",
+    "artifact.cache_lost": "the folder of the disk cache was emptied, and another adapter took it; "
+    "nothing is fetched until that one ends",
     "artifact.cache_opened": "the disk cache is open: what an earlier run left in it, where the "
     "stores are",
-    "artifact.disk_full": "the cache's disk has no room, for the reason given; a model comes "
-    "only where another leaves",
+    "artifact.disk_full": "the cache's disk has no room, for the reason given; a fetch must "
+    "remove other files first",
     "artifact.evicted": "a model's files have left the disk cache; reason limit: cache_limit, "
     "disk: the disk itself was full",
     "artifact.fetch_begun": "a model is being fetched from a store",
     "artifact.fetch_failed": "a model could not be fetched, for the reason given",
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
-    "artifact.lost": "somebody deleted files of a model in the disk cache; it is fetched again",
-    "artifact.not_checked": "the store could not be asked; the model on disk is loaded unchecked",
+    "artifact.lost": "files of a model in the disk cache were deleted; it is fetched again",
+    "artifact.not_checked": "the store did not answer; the model on disk is loaded unchecked",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again",
-    "log.dropped": "lines were dropped, as nobody read the log: how many",
+    "log.dropped": "lines were dropped because stdout was not read in time: how many",
     "memory.gpu_unread": "a GPU is visible and its memory cannot be read, or what is read cannot be"
     " true: the reason; without memory_limit Triton tries every load",
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
     "memory_limit",
     "memory.report_differs": "what Triton reports that a model takes differs by more than 10 % from"
     " what a reading shows: the larger counts; once a package",
-    "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
+    "memory.sizes_unreadable": "the file of measured sizes is damaged; sizes are learned again",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "another memory reader is believed: which and why",
     "model.abandoned": "process and files of a model are gone; only Triton's index still has it",
     "model.admitted": "at debug: a load has its memory reserved; bytes by device",
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
     "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
-    "model.left_running": "something of a model that is gone, or cannot be ended, runs in Triton",
-    "model.load_failed": "a load was tried and lost, or undone as it took more than there was",
+    "model.left_running": "a process of an unloaded model still runs, or cannot be ended",
+    "model.load_failed": "a load failed, or was undone because it took more than was free",
     "model.load_refused": "Triton was not asked for a load, for the reason given",
     "model.load_retried": "a load that ran out of memory is tried once more: memory came back",
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
@@ -78,7 +79,7 @@ EVENTS: Mapping[str, str] = {
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
     "model.outputs_missing": "a model has answered without any of its outputs; said once a load",
-    "model.package_odd": "a package has something odd that is no fault, for the reasons given",
+    "model.package_odd": "a package is odd but can be served, for the reasons given",
     "model.placed": "a load is put on one GPU; on which it has run out of memory; bytes by device",
     "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
@@ -86,7 +87,7 @@ EVENTS: Mapping[str, str] = {
     "again",
     "model.return_given_up": "a model that Triton lost is not loaded again, for the reason given",
     "model.step": "at debug: what a load or an unload waits for next",
-    "model.undo_failed": "what a failed load left behind in Triton could not be removed",
+    "model.undo_failed": "the remains of a failed load in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload failed; the model is still there",
     "model.requests_lost": "an unload ended though requests were never answered: Triton released "
@@ -94,7 +95,7 @@ EVENTS: Mapping[str, str] = {
     "model.unload_waits": "an unload waits for requests: in_flight, abandoned of them, seconds at "
     "most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
-    "model.unloaded": "a model is gone; bytes that it held are given back",
+    "model.unloaded": "a model is unloaded; the bytes that it returned",
     "model.unloading": "an unload begins; in_flight requests are waited for. evicted: why the "
     "adapter unloads it; of room: evicted_for, what the model is worth, and return_seconds, which "
     "bringing it back takes",
@@ -102,16 +103,16 @@ EVENTS: Mapping[str, str] = {
     "model.warm_up_skipped": "a model was loaded without an inference of zeros, for the reason "
     "given",
     "model.warmed_up": "a model has computed zeros before its load is answered",
-    "modelmesh.broken_off": "the end of Triton broke a load or unload off; it is done once more",
-    "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
-    "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
+    "modelmesh.broken_off": "the end of Triton interrupted a load or unload; it is repeated",
+    "modelmesh.purge_failed": "models could not be unloaded for a ModelMesh that starts",
+    "operation.failed": "a bug: an operation on a model ended with an unexpected error",
     "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
     "request.failed": "a request was answered with an error; at debug, if a load or an unload "
     "has a line of its own",
     "request.failed_again": "more requests had that error within a second: how many",
     "settings.odd": "a setting has no effect, or names what is not there",
     "stream.cut": "a stream was ended whose caller reads too slowly: its answers that wait, bytes",
-    "task.ended": "a bug: what must go on as long as the adapter has ended; /livez returns 503",
+    "task.ended": "a bug: a background task of the adapter ended; /livez returns 503",
     "task.failed": "one step of such a task failed; the next one follows",
     "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",
     "triton.called": "at debug: a control call to Triton has ended, with the gRPC code",
@@ -129,9 +130,9 @@ EVENTS: Mapping[str, str] = {
     "requests were not waited for any longer",
     "triton.region_left": "shared memory of a dead process could not be freed; the reason",
     "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
-    "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",
+    "triton.restart_hook_failed": "a bug: comparing models with a restarted Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
-    "triton.unreachable": "Triton does not answer; `triton.reachable` is the end of it",
+    "triton.unreachable": "Triton does not answer, until `triton.reachable`",
 }
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

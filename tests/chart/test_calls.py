@@ -170,7 +170,7 @@ def kinds(values: dict) -> list[str]:
     ("name", "warning"),
     [
         ("default", "nothing fills it"),
-        ("network-policy-open", "ask nobody who they are"),
+        ("network-policy-open", "do not authenticate callers"),
         ("placement", "each pod has models of its own"),
     ],
 )

@@ -178,11 +178,16 @@ wired(
 wired("ensemble_input_of_no_step", "no step reads the ensemble's input 'IN'", ("X", "OUT"))
 wired(
     "ensemble_step_reads_what_nobody_writes",
-    "step 2, model 'net', reads 'X', which is no input of the ensemble",
+    "step 2, model 'net', reads 'X', which is neither an input of the ensemble",
     ("IN", "T"),
     ("X", "OUT"),
 )
-wired("ensemble_tensor_for_nobody", "'X' of an output_map is no output", ("IN", "X"), ("IN", "OUT"))
+wired(
+    "ensemble_tensor_for_nobody",
+    "'X' of an output_map is neither an output",
+    ("IN", "X"),
+    ("IN", "OUT"),
+)
 wired("ensemble_tensor_written_twice", "'OUT' is in an output_map twice", *[("IN", "OUT")] * 2)
 wired(
     "ensemble_of_steps_that_wait_for_each_other",

@@ -232,7 +232,7 @@ class Handler(web.RequestHandler):
         why = " ".join(str(message or exc).split())
         if isinstance(exc, InvalidURLError):
             why = f"its target is {why}"
-        return self.application.refuse(f"this is no HTTP request: {why}")
+        return self.application.refuse(f"this is not an HTTP request: {why}")
 
 
 class Request(web.BaseRequest):
@@ -249,9 +249,9 @@ def why_misread(request: web.BaseRequest) -> str | None:
     """What aiohttp lets pass and others may read differently."""
     codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", ())]
     if request.method == "CONNECT":
-        return "CONNECT is not served: this is no proxy"
+        return "CONNECT is not served: this is not a proxy"
     if request.version not in {HttpVersion10, HttpVersion11}:
-        return "this is no HTTP request: only HTTP/1.0 and HTTP/1.1 are served"
+        return "this is not an HTTP request: only HTTP/1.0 and HTTP/1.1 are served"
     if len(request.headers.get("Content-Length", "")) > _LENGTH_DIGITS:
         return f"Content-Length has more than {_LENGTH_DIGITS} digits"
     if codings and (codings != ["chunked"] or request.version == HttpVersion10):

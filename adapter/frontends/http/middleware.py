@@ -100,7 +100,7 @@ class Calls:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         match = find(bare(path_segments(request.raw_path)))
         if match is None:
-            raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
+            raise InvalidRequest(f"unknown path {request.raw_path[:200]!r}")
         request["route"] = match.path
         note_model(request, match)
         # HEAD is GET without the body

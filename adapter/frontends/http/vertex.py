@@ -81,7 +81,7 @@ class Vertex:
         match = find(bare(path_segments(path)))
         route = None if match is None else next(iter(match.methods.values()))
         if match is None or route is None or route.contract != "v2":
-            raise InvalidRequest(f"{REDIRECT}: there is nothing at {path[:200]!r}")
+            raise InvalidRequest(f"{REDIRECT}: unknown path {path[:200]!r}")
         note_model(request, match)
         if route.scope is CONTROL or route.passthrough is not None:
             raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}")

@@ -185,7 +185,7 @@ def _datatype(field: re.Match[str]) -> str:
 def _shape(field: re.Match[str], datatype: str) -> tuple[int, ...]:
     text = field["sizes"]
     if text is None:
-        raise ValueError("its shape is no tuple of numbers")
+        raise ValueError("its shape is not a tuple of numbers")
     parts = [part.strip(_BLANKS) for part in text.split(",")]
     if parts[-1] == "":
         parts.pop()

@@ -108,7 +108,7 @@ def _shape(types: ContentTypes, length: int) -> tuple[int, ...]:
     known = math.prod(size for size in dims if size != -1) * SIZES[datatype]
     free, rest = divmod(length, known)
     if rest or (-1 not in dims and free != 1):
-        text = f"{length} bytes are no {datatype} {list(dims)} of input {types.input.name!r}"
+        text = f"{length} bytes are not {datatype} {list(dims)} of input {types.input.name!r}"
         raise InvalidRequest(text)
     shape = tuple(free if size == -1 else size for size in dims)
     return (1, *shape) if types.is_batched else shape

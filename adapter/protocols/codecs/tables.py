@@ -152,7 +152,9 @@ def _packed(row: list[str], datatype: str, count: int) -> bytes:
             values.append(number(text.replace("_", "?")))  # Python takes it for a separator
         except ValueError:
             hint = "; a table has no heading" if count == 1 and text[:1].isalpha() else ""
-            raise ValueError(f"row {count}: {_quoted(text)} is no {datatype}{hint}") from None
+            raise ValueError(
+                f"row {count}: {_quoted(text)} is not a valid {datatype}{hint}"
+            ) from None
     try:
         raw = packed(datatype, values)
     except ValueError:
@@ -184,7 +186,7 @@ def write_table(raw: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
     Raises ValueError for another type than numbers, and another shape.
     """
     if datatype == "BYTES" or len(shape) not in TABLE_RANKS:
-        raise ValueError(f"{datatype} {list(shape)} is no table of numbers")
+        raise ValueError(f"{datatype} {list(shape)} is not a table of numbers")
     digits = _FORMATS.get(datatype)
     columns = math.prod(shape[1:])
     if not columns:

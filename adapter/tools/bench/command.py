@@ -240,7 +240,7 @@ def positive(text: str) -> float:
 def zero_or_more(text: str) -> float:
     number = float(text)
     if not math.isfinite(number) or number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
     return number
 
 

@@ -175,7 +175,9 @@ _LATER = "try again in a while"
 # By the `code` of the answer; docs/errors.md has them all.
 _HINTS = {
     "AlreadyLoaded": f"`{PROG} ps` shows it; unload it first to load other files by this name",
-    "BackendTimeout": f"`{PROG} ps` shows what it is doing; the adapter's log may say more",
+    "BackendTimeout": (
+        f"`{PROG} ps` shows what it waits for; see docs/operations.md#a-load-is-refused-or-fails"
+    ),
     "BackendUnavailable": (
         f"`{PROG} healthcheck` says why the adapter is not ready; "
         "see docs/operations.md#it-is-not-ready"
@@ -193,8 +195,11 @@ _HINTS = {
     ),
     "OutOfMemory": _NO_ROOM,
     "Overloaded": _LATER,
-    "SourceMissing": "the path is looked up where the adapter runs",
-    "TooManyAbandoned": _LATER,
+    "NoRoom": "everything in memory is in use; see docs/endpoint.md#which-models-are-in-memory",
+    "SourceMissing": "the path must exist where the adapter runs",
+    "StoreDenied": "see docs/stores.md#credentials",
+    "StoreUnavailable": "see docs/stores.md#when-something-is-wrong",
+    "TooManyAbandoned": f"{_LATER}; see docs/operations.md#an-inference-fails",
     "TooManyConnections": _LATER,
     "Unauthenticated": TOKEN_HINT,
 }

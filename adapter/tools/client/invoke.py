@@ -89,11 +89,11 @@ _JSON_SIZE_OF_V2 = "Inference-Header-Content-Length"
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="as `ps` lists it")
-    text = "a V2 inference request in JSON; - or nothing: what comes on stdin"
+    text = "a V2 inference request in JSON (default, or -: stdin)"
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help=text)
-    text = "ask for this output alone, and print its values: JSON, or the raw bytes that came"
+    text = "ask for this output only, and print its values as JSON, or as raw bytes"
     parser.add_argument("--output", metavar="NAME", help=text)
-    text = "print the answer as JSON, raw tensors too (default on a terminal: to be read)"
+    text = "print the answer as JSON, raw tensors too (default on a terminal: formatted)"
     parser.add_argument("--json", action="store_true", help=text)
     add_token(parser)
     add_listeners(parser, "http")
@@ -143,7 +143,7 @@ def _for_output(body: bytes, name: str) -> bytes:
         request = json.loads(body)
         asked = [each for each in request.get("outputs", []) if each["name"] == name]
     except (ValueError, AttributeError, LookupError, TypeError) as error:
-        raise InvalidSettings([f"flag --output: the request is no JSON of V2: {error}"]) from error
+        raise InvalidSettings([f"flag --output: the request is not V2 JSON: {error}"]) from error
     return json.dumps(request | {"outputs": asked or [{"name": name}]}).encode()
 
 

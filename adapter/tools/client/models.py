@@ -74,8 +74,8 @@ def state_of(target: Target, query: str = "") -> dict[str, Any]:
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
     text = (
-        "refresh in place, each so many seconds (default: 1), until Ctrl-C or SIGTERM; without a "
-        "terminal the views follow each other, also until who reads them has left"
+        "refresh in place, every SECONDS (default: 1), until Ctrl-C or SIGTERM; without a "
+        "terminal print one view after another"
     )
     parser.add_argument(
         "-w", "--watch", nargs="?", const=1.0, type=positive, metavar="SECONDS", help=text
@@ -84,7 +84,7 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
 
 
 def _ps_options(parser: argparse.ArgumentParser) -> None:
-    text = "these models alone (default: all)"
+    text = "only these models (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
     add_watch(parser)
     add_listeners(parser, "admin")
@@ -323,7 +323,7 @@ def _times(count: int) -> str:
 
 
 def _load_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="what the model is to be called")
+    parser.add_argument("name", metavar="NAME", help="the name of the model")
     text = "folder, file or archive, where the adapter runs: a path or file:///"
     parser.add_argument("source", metavar="SOURCE", help=text)
     parser.add_argument("--model-type", metavar="TYPE", help="onnx, pytorch ...")

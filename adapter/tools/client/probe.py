@@ -57,7 +57,7 @@ def _said(answer: Answer) -> str:
 
 
 def _wait_options(parser: argparse.ArgumentParser) -> None:
-    text = f"give up after so long (default: {_WAIT_SECONDS:g})"
+    text = f"give up after this time (default: {_WAIT_SECONDS:g})"
     parser.add_argument(
         "--timeout", type=positive, default=_WAIT_SECONDS, metavar="SECONDS", help=text
     )
@@ -110,7 +110,7 @@ def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _drain_options(parser: argparse.ArgumentParser) -> None:
-    text = "give up after so long (default: drain_timeout_seconds)"
+    text = "give up after this time (default: drain_timeout_seconds)"
     parser.add_argument("--timeout", type=positive, metavar="SECONDS", help=text)
     add_token(parser)
     add_listeners(parser, "admin", path="/drain")
@@ -123,7 +123,7 @@ def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _recycle_options(parser: argparse.ArgumentParser) -> None:
-    text = f"wait no longer; it goes on all the same (default: {_RECYCLE_SECONDS:g})"
+    text = f"stop waiting after this time; the restart continues (default: {_RECYCLE_SECONDS:g})"
     parser.add_argument(
         "--timeout", type=positive, default=_RECYCLE_SECONDS, metavar="SECONDS", help=text
     )

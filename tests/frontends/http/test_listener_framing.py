@@ -154,8 +154,8 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"CONNECT x:80 HTTP/1.1", "CONNECT is not served: this is no proxy"),
-        (b"GET * HTTP/1.1", "this is no HTTP request: its target is *"),
+        (b"CONNECT x:80 HTTP/1.1", "CONNECT is not served: this is not a proxy"),
+        (b"GET * HTTP/1.1", "this is not an HTTP request: its target is *"),
     ],
 )
 async def test_a_refusal_names_what_is_wrong_with_the_line(line, why):

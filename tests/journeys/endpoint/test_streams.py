@@ -107,10 +107,10 @@ def test_the_header_of_the_target_names_the_model_too(own_runtime: Any) -> None:
             "expected 1 inputs but got 0",
             marks=pytest.mark.of_triton("2.51", "2.73", "its words for a bad request"),
         ),
-        (infer_body(1.0) | {"id": None}, "id is no string"),
+        (infer_body(1.0) | {"id": None}, "id is not a string"),
         (
             {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": ["a"]}]},
-            "the values are no FP32",
+            "the values are not FP32",
         ),
         (
             {"inputs": [{"name": "IN", "datatype": "FP99", "shape": [1], "data": [1]}]},

@@ -23,8 +23,8 @@ def admin(shared_adapter: RunningAdapter) -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "/nothing", 404, "there is nothing at '/nothing'"),
-        ("POST", "/no/thing", 404, "there is nothing at '/no/thing'"),
+        ("GET", "/nothing", 404, "unknown path '/nothing'"),
+        ("POST", "/no/thing", 404, "unknown path '/no/thing'"),
         ("POST", "/livez", 405, "POST is not allowed here; allowed: GET, HEAD"),
         ("GET", "/drain", 405, "GET is not allowed here; allowed: POST"),
     ],

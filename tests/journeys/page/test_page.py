@@ -148,7 +148,7 @@ def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
     label = page.run("return document.querySelector('#disk .bar').ariaLabel")
     assert re.fullmatch(r"Disk cache: 1 loaded model [0-9.]+ MiB, free [0-9.]+ .iB", label)
     assert opened.unload(ARRIVES) == 200
-    page.until(lambda: "1 model on disk alone" in page.text("#disk"), "it is on disk alone")
+    page.until(lambda: "1 model only on disk" in page.text("#disk"), "it is only on disk")
 
 
 def test_a_key_that_is_not_in_the_store_is_told(opened: Scene, page: Browser) -> None:

@@ -293,7 +293,7 @@ def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:
     ("content_type", "body", "why"),
     [
         (CSV, b"1,2\n3", "row 2 has 1 values"),
-        (CSV, b"a,b\n1,2", "'a' is no FP32"),
+        (CSV, b"a,b\n1,2", "'a' is not a valid FP32"),
         (CSV, b"", "no values"),
         (CSV, b"\xff\xd8", "no number"),
         (NPY, b"", "within its head"),

@@ -118,7 +118,7 @@ class TestWords:
     def test_a_duration_that_is_none_is_said_in_words(self, run, word):
         code, _, err = run("ps", f"--watch={word}")
         assert code == 2
-        assert f"{word} is no number of seconds above 0" in err
+        assert f"{word} is not a number of seconds above 0" in err
 
     @rows(
         ("word", "meant"),

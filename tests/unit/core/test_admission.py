@@ -113,7 +113,9 @@ def test_a_known_size_above_the_device_can_never_fit(basis, models):
 
 
 def test_what_can_never_fit_is_told_what_takes_the_room_for_good():
-    with pytest.raises(ModelTooLarge, match=r"1000\.0 MiB, of which 100\.0 MiB are taken by what"):
+    with pytest.raises(
+        ModelTooLarge, match=r"1000\.0 MiB, of which 100\.0 MiB are used by something"
+    ):
         answer(needs(1001), a_book(baseline=100))
 
 

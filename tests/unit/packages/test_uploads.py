@@ -153,7 +153,7 @@ async def test_a_config_of_the_request_stands_in_for_the_one_of_the_folder(tmp_p
 async def test_a_config_is_none_for_a_lone_file(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
     source = ModelSource(str(tmp_path / "model.onnx"), config='backend: "onnxruntime"')
-    with pytest.raises(InvalidModel, match=r"model.onnx is no folder"):
+    with pytest.raises(InvalidModel, match=r"model.onnx is not a folder"):
         await prepared(tmp_path, source)
 
 

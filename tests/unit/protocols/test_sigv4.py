@@ -124,10 +124,10 @@ def test_a_signature_of_yesterdays_key_is_refused() -> None:
     ("name", "value", "said"),
     [
         ("Authorization", None, "authorization is there 0 times"),
-        ("Authorization", "Bearer abc", "is no AWS4-HMAC-SHA256 signature"),
+        ("Authorization", "Bearer abc", "is not an AWS4-HMAC-SHA256 signature"),
         ("X-Amz-Date", None, "SignedHeaders must name headers of the request"),
-        ("X-Amz-Date", "yesterday", "is no time"),
-        ("X-Amz-Date", "20261340T000000Z", "is no time"),
+        ("X-Amz-Date", "yesterday", "is not a time"),
+        ("X-Amz-Date", "20261340T000000Z", "is not a time"),
         ("X-Amz-Content-SHA256", "UNSIGNED-PAYLOAD", "must be signed: x-amz-content-sha256"),
         ("X-Amzn-SageMaker-Target-Variant", "b", "must be signed: x-amzn-sagemaker-target-variant"),
         ("Content-Encoding", "gzip", "must be signed: content-encoding"),

@@ -62,21 +62,21 @@ def test_what_is_called_infinite_is():
     [
         (b"1,2\n3", "FP32", "row 2 has 1 values; row 1 has 2"),
         (b"1,2\n\n3,4", "FP32", "row 2 is empty"),
-        (b"a,b\n1,2", "FP32", "row 1: 'a' is no FP32; a table has no heading$"),
-        (b"1,b\n1,2", "FP32", "row 1: 'b' is no FP32; a table has no heading$"),
-        (b"1,2\na,b", "FP32", "row 2: 'a' is no FP32$"),
+        (b"a,b\n1,2", "FP32", "row 1: 'a' is not a valid FP32; a table has no heading$"),
+        (b"1,b\n1,2", "FP32", "row 1: 'b' is not a valid FP32; a table has no heading$"),
+        (b"1,2\na,b", "FP32", "row 2: 'a' is not a valid FP32$"),
         (b"9" * 400, "INT64", "row 1: '9+' is out of the range of INT64"),
         (b"9" * 400, "FP64", "row 1: '9+' is out of the range of FP64"),
-        (b"1,", "FP32", "row 1: '' is no FP32"),
-        (b"1_0", "INT32", "row 1: '1_0' is no INT32"),
-        (b"1.5", "INT32", "row 1: '1.5' is no INT32"),
+        (b"1,", "FP32", "row 1: '' is not a valid FP32"),
+        (b"1_0", "INT32", "row 1: '1_0' is not a valid INT32"),
+        (b"1.5", "INT32", "row 1: '1.5' is not a valid INT32"),
         (b"300", "UINT8", "row 1: '300' is out of the range of UINT8"),
         (b"\n1,2\n3,4", "FP32", "row 1 is empty"),
         (b"1,2\n3,3.5e38", "FP32", r"row 2: '3\.5e38' is out of the range of FP32"),
         (b"inf,-1e400", "FP64", "row 1: '-1e400' is out of the range of FP64"),
         (b"inf,70000", "FP16", "row 1: '70000' is out of the range of FP16"),
         (b"1,-1", "UINT64", "row 1: '-1' is out of the range of UINT64"),
-        (b"1;2", "FP32", "row 1: '1;2' is no FP32$"),
+        (b"1;2", "FP32", "row 1: '1;2' is not a valid FP32$"),
         (b"\xef\xbb\xbf1,\xc2\xa02", "FP32", "byte 5 is 0xc2"),
         (b"", "FP32", "no values"),
         (b"\n \n", "FP32", "no values"),
@@ -103,7 +103,7 @@ def test_a_row_is_a_line_and_so_is_a_value_of_a_vector():
     ("datatype", "shape"), [("BYTES", (1,)), ("FP32", ()), ("FP32", (1, 1, 1))]
 )
 def test_what_is_no_table_of_numbers_is_not_written(datatype, shape):
-    with pytest.raises(ValueError, match="no table"):
+    with pytest.raises(ValueError, match="not a table"):
         write_table(bytes(4), datatype, shape)
 
 
@@ -134,7 +134,7 @@ def test_a_table_of_any_form_is_read_a_few_thousand_values_at_a_time(monkeypatch
 
 def test_a_row_that_spans_pieces_has_the_right_number_in_an_error():
     row = b",".join([b"123456"] * 5000)
-    with pytest.raises(ValueError, match="row 3: 'x' is no FP32"):
+    with pytest.raises(ValueError, match="row 3: 'x' is not a valid FP32"):
         read_table(b"\n".join([row, row, row[:-6] + b"x", row]), "FP32")
     with pytest.raises(ValueError, match="row 2 has 5001 values; row 1 has 5000"):
         read_table(b"\n".join([row, row + b",1", row]), "FP32")

@@ -27,7 +27,7 @@ def test_a_key_has_its_secret_and_its_patterns(tmp_path: Path) -> None:
         ("AKID s3cret *", "write ACCESS_KEY, env:VARIABLE or file:PATH"),
         ("AKID env:NONE *", "env:NONE: there is no secret"),
         ("AKID file:/none *", "No such file"),
-        ("A/B env:SECRET *", "is no access key"),
+        ("A/B env:SECRET *", "is not an access key"),
     ],
 )
 def test_what_is_wrong_with_a_key_is_said_with_the_name_of_the_setting(

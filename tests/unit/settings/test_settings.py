@@ -365,7 +365,7 @@ class TestProblems:
             "flag --http: 'here': write HOST:PORT",
             f"file {file}, key admin: 8081: write HOST:PORT",
             "RUNTIME_PORT: 'abc': write HOST:PORT",
-            "flag --oom-patterns: '(': is no regular expression",
+            "flag --oom-patterns: '(': is not a regular expression",
             "environment ADAPTER_MAX_BODY_BYTES: '-1': write bytes or a number with KiB",
         ]
         assert len(found) == len(beginnings)

@@ -61,12 +61,14 @@ def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> byte
         return bytes(_request(call, raw, record.name).SerializeToString())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise InvalidRequest(f"the body is no V2 inference: {why}", model_id=record.id) from error
+        raise InvalidRequest(
+            f"the body is not a V2 inference: {why}", model_id=record.id
+        ) from error
 
 
 def _request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
     if not isinstance(call.get("id", ""), str):
-        raise ValueError("id is no string")  # noqa: TRY004 - caught with all that is wrong
+        raise ValueError("id is not a string")  # noqa: TRY004 - caught with all that is wrong
     request = pb.ModelInferRequest(model_name=name, id=call.get("id", ""))
     _put(request.parameters, call.get("parameters", {}))
     at = 0
@@ -107,7 +109,7 @@ def _put(into: Any, given: Mapping[str, Any]) -> None:
             case str():
                 into[name].string_param = value
             case _:
-                raise ValueError(f"parameter {name!r} is no string, number or boolean")
+                raise ValueError(f"parameter {name!r} is not a string, number or boolean")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ TAR_ATTACKS = {
     "link up": ([link("a/l", "../../secret")], "a/l", "../../secret"),
     "link up and back": ([link("l", "../target")], "l", "../target"),
     "link up behind": ([link("a/b/d", "../.."), link("a/b/x", "d/../../x")], "a/b/x", "d/.."),
-    "link empty": ([link("l", "")], "l", "no path"),
-    "link long": ([link("l", "x" * 1025)], "l", "no path"),
+    "link empty": ([link("l", "")], "l", "not a path"),
+    "link long": ([link("l", "x" * 1025)], "l", "not a path"),
     "link at root": ([link(".", "x")], ".", "taken"),
     "through link": ([link("l", ".."), entry("l/secret", b"x")], "l/secret", "below 'l'"),
     "onto link": ([link("l", "../secret"), entry("l", b"x")], "l", "taken"),
@@ -40,9 +40,9 @@ TAR_ATTACKS = {
     "link onto folder": ([entry("d/a"), link("d", "..")], "d", "taken"),
     "hard up": ([hard("h", "../secret")], "h", '".."'),
     "hard absolute": ([hard("h", "/etc/passwd")], "h", "absolute"),
-    "hard to link": ([link("l", "../secret"), hard("h", "l")], "h", "no file"),
-    "hard to later": ([hard("h", "a"), entry("a")], "h", "no file"),
-    "hard to folder": ([folder("d"), hard("h", "d")], "h", "no file"),
+    "hard to link": ([link("l", "../secret"), hard("h", "l")], "h", "not a file"),
+    "hard to later": ([hard("h", "a"), entry("a")], "h", "not a file"),
+    "hard to folder": ([folder("d"), hard("h", "d")], "h", "not a file"),
     "hard onto itself": ([entry("a"), hard("a", "a")], "a", "taken"),
     "fifo": ([entry("p", kind=tarfile.FIFOTYPE)], "p", "neither"),
     "character device": ([entry("c", kind=tarfile.CHRTYPE)], "c", "neither"),
@@ -73,7 +73,9 @@ def test_a_path_with_a_nul_is_refused(refused):
     data = tar_bytes(entry("a", pax_headers={"path": "bXXb"})).replace(b"XX", b"X\0")
     assert "'bX\\x00b': its path holds a NUL" in refused(data)
     data = tar_bytes(entry("l", kind=tarfile.SYMTYPE, pax_headers={"linkpath": "bXXb"}))
-    assert "'l': it is a link to what is no path" in refused(data.replace(b"XX", b"X\0"))
+    assert "'l': it is a link to something that is not a path" in refused(
+        data.replace(b"XX", b"X\0")
+    )
 
 
 def test_a_sparse_file_is_refused(refused):
@@ -156,7 +158,7 @@ ZIP_ATTACKS = {
     "up": ([zip_entry("../secret", b"x")], "../secret", '".."'),
     "link up": ([zip_entry("l", b"../secret", stat.S_IFLNK)], "l", "../secret"),
     "link absolute": ([zip_entry("l", b"/etc", stat.S_IFLNK)], "l", "/etc"),
-    "link long": ([zip_entry("l", b"x" * 2**20, stat.S_IFLNK)], "l", "no path"),
+    "link long": ([zip_entry("l", b"x" * 2**20, stat.S_IFLNK)], "l", "not a path"),
     "through link": (
         [zip_entry("l", b"..", stat.S_IFLNK), zip_entry("l/secret", b"x")],
         "l/secret",
