@@ -23,7 +23,7 @@ def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
     """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
     flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
     times = (
-        "--unload-timeout-seconds=10",
+        "--unload-timeout-seconds=16",
         "--unload-stall-seconds=1",
         "--infer-timeout-seconds=60",
     )
