@@ -280,16 +280,21 @@ class Memory:
         names = {model_id: other, other: model_id}
         self.relearned = {names.get(each, each) for each in self.relearned}
 
-    def unloaded(self, model_id: ModelId) -> Bytes:
-        """Note that Triton has unloaded the model; return the bytes that it held."""
+    def unloaded(self, model_id: ModelId, *, stuck: TritonName | None = None) -> Bytes:
+        """Note that Triton has unloaded the model; return the bytes that it held. `stuck`: as in
+        `not_loaded`.
+        """
         held, account = self.ledger.of(model_id), self.accounts.models.get(model_id)
         self.accounts.released(model_id, held)
         self.readings.changed()
         # None when the model vanished at an unknown time
         since = self.accounts.unloads.get(model_id)
-        if since is not None and account is not None and not account.is_guessed:
+        is_seen = stuck is None and account is not None and not account.is_guessed
+        if since is not None and is_seen:
             self.readings.must_show(held, since)
         self._forget(model_id)
+        if stuck is not None:
+            self.ledger.hold(_of_stuck(stuck), held)
         self._changed.set()
         return held
 

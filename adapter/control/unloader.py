@@ -116,6 +116,8 @@ class Unloader:
         """Return whether no record would remain of a model that Triton keeps after a failed unload:
         its load is being undone, or it has left the table.
         """
+        if record.name in self._registry.stuck:
+            return False  # that is known
         known = self._registry.get(record.id)
         if known is record:
             return record.state in _NOT_LOADED
@@ -209,7 +211,10 @@ class Unloader:
             try:
                 await self._load_again(record, name)
             except BackendTimeout as error:
-                raise _not_gone(record) from error
+                self.give_up(record)
+                why = f"{_not_gone(record)}: it does not end the load that was to free it, and the"
+                why += " model is left to it"
+                raise BackendTimeout(why, model_id=record.id) from error
             except AdapterError as error:
                 if not is_dead:
                     if await self._triton.wait_gone({name}, _NORMAL_SECONDS):

@@ -83,8 +83,7 @@ class Unloads:
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
                 await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
-                failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
-                self.registry.apply(record, failed)
+                await self._failed(record, is_dead=is_dead)
                 raise
             try:
                 await self.remove(record)
@@ -99,6 +98,15 @@ class Unloads:
                     await self.memory.readings.read()
                 await self.memory.readings.until_back(Unloaded(held, taken, before, booked, apart))
             return held
+
+    async def _failed(self, record: ModelRecord, *, is_dead: bool) -> None:
+        """Note that the model is still there as far as anybody knows, or stuck in Triton."""
+        if record.state is ModelState.STUCK:
+            keeps = await self._unloader.may_hold_memory(record)
+            self.memory.unloaded(record.id, stuck=record.name if keeps else None)
+            return
+        failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
+        self.registry.apply(record, failed)
 
     async def remove(self, record: ModelRecord) -> None:
         """Remove the folders, unless Triton is stuck with the model: it may still read them."""

@@ -87,6 +87,8 @@ TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
     # the model is still there as far as anybody knows
     (ModelState.UNLOADING, ModelEvent.UNLOAD_FAILED): ModelState.READY,
     (ModelState.UNLOADING, ModelEvent.DEAD_UNLOAD_FAILED): ModelState.DEAD,
+    # Triton was to load it again, to be rid of it, and does not end that load
+    (ModelState.UNLOADING, ModelEvent.GIVEN_UP): ModelState.STUCK,
     # Triton was restarted under us
     (ModelState.READY, ModelEvent.VANISHED): None,
     (ModelState.DEAD, ModelEvent.VANISHED): None,

@@ -55,6 +55,11 @@ FOUND = [
         "a load in processes of its own has a share of what others took",
         "q loads beside m, which stands still: it seems to take 26 of 87 MiB, and is let in to 32.",
     ),
+    (
+        300007,
+        "a model that Triton never ends loading again is unloaded again and again",
+        "A model has died, and Triton never ends the load by which it is to be unloaded.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

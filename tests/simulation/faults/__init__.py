@@ -33,6 +33,7 @@ MISSED = frozenset(
         "models are forgotten when Triton ends",
         "a return that Triton breaks off is given up",
         "returns stop after the first",
+        "a model that Triton never ends loading again is unloaded again and again",
         "Triton is not restarted when all its threads hang",
         "ModelMesh is told that all memory is free beside models",
         "a load of ModelMesh waits for no unload that is to come",

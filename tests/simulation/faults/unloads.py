@@ -53,7 +53,7 @@ UNLOADS = [
         "a failed unload leaves the model UNLOADING",
         "the model can neither be used nor loaded nor unloaded",
         Unloads,
-        "unload",
+        "_failed",
         "self.registry.apply(record, failed)",
         "pass",
     ),
@@ -88,6 +88,14 @@ UNLOADS = [
         "_suspect",
         "elif record not in self._suspects and record.state is ModelState.READY:",
         "elif False:",
+    ),
+    Fault(
+        "a model that Triton never ends loading again is unloaded again and again",
+        "each unload of it takes as long as the first",
+        Unloader,
+        "_unload_again",
+        "self.give_up(record)",
+        "pass",
     ),
     Fault(
         "a load that was given up is never cleared away",

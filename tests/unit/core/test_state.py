@@ -45,6 +45,7 @@ ALLOWED = {
     (UNLOADING, "unloaded"): None,
     (UNLOADING, "unload_failed"): READY,
     (UNLOADING, "dead_unload_failed"): DEAD,
+    (UNLOADING, "given_up"): STUCK,
 }
 PAIRS = list(itertools.product([None, *ModelState], ModelEvent))
 REFUSED = [pair for pair in PAIRS if (pair[0], pair[1].value) not in ALLOWED]
