@@ -12,21 +12,20 @@ from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.models import ModelControl
-from adapter.control.ports import TimeLimits
+from adapter.control.ports import Options as ControlOptions
+from adapter.control.ports import Ports, TimeLimits
 from adapter.control.residency import Options, Residency
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.oom import Classifier
-from adapter.core.registry import Registry
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.residency.waiting import room_seconds
 from adapter.core.sizing import Sizes
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import payload
-from adapter.runtime import clock
 from adapter.settings import Settings, secret_variables
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
@@ -177,28 +176,22 @@ def _build_control(
     file = LearnedFile(path) if path else None
     if file is not None:
         sizes.restore(file.load())
-    control = ModelControl(
-        registry=Registry(clock.now),
-        ledger=Ledger(
-            settings.memory_limit,
-            settings.memory_reserve.of,
-            mps_limits(os.environ.get(MPS_VARIABLE, "")),
+    mps = mps_limits(os.environ.get(MPS_VARIABLE, ""))
+    ledger = Ledger(settings.memory_limit, settings.memory_reserve.of, mps)
+    return ModelControl(
+        Ports(triton, packages, memory, embedded, file),
+        ledger,
+        sizes,
+        metrics,
+        ControlOptions(
+            limits=_limits(settings),
+            loads_again=_LOADS_AGAIN[settings.on_triton_restart],
+            load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
+            max_abandoned=settings.max_abandoned_requests,
+            recycle_share=settings.recycle_unaccounted,
+            placing=PLACINGS[settings.gpu_placement],
         ),
-        sizes=sizes,
-        triton=triton,
-        packages=packages,
-        memory=memory,
-        metrics=metrics,
-        limits=_limits(settings),
-        server=embedded,
-        store=file,
-        loads_again=_LOADS_AGAIN[settings.on_triton_restart],
-        load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
-        max_abandoned=settings.max_abandoned_requests,
-        recycle_share=settings.recycle_unaccounted,
     )
-    control.memory.placer.placing = PLACINGS[settings.gpu_placement]
-    return control
 
 
 def _limits(settings: Settings) -> TimeLimits:

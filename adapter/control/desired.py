@@ -28,9 +28,9 @@ What happens to a model whose Triton dies while it is
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,6 @@ from adapter.core.desired import (
     Reason,
     Want,
     WantEvent,
-    of_return,
 )
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry
@@ -71,18 +70,19 @@ Bring = Callable[[ModelId, ArtifactKey], Awaitable[object]]
 @dataclass(slots=True, eq=False)
 class DesiredModel:
     """`load` loads the model, or waits for a load under way; None for one that only comes back.
-    `url` is where its files are, or its key in a store. `why`: why the last load failed. `callers`:
-    who waits for it, at any time. `wait_for_room` is awaited with the error where memory is short,
-    and raises once that is of no use. `ends`: how many ends of Triton have broken off its load.
-    `coming` is the load that brings it back, in the `life` of Triton. `task` is its loop, unless
-    its callers have that.
+    `url` is where its files are, or its key in a store. `why`: why the last load failed. `key`: of
+    what `callers` wait for, counted by who they are; "": nobody knows who. `wait_for_room` is
+    awaited with the error where memory is short, and raises once that is of no use; `lack` is that
+    error meanwhile. `ends`: how many ends of Triton have broken off its load. `coming` is the load
+    that brings it back, in the `life` of Triton. `task` is what loads it, for all who wait.
     """
 
     model_id: ModelId
     reason: Reason
     load: Callable[[], Awaitable[Any]] | None = None
     url: str = ""
-    callers: Collection[str] = ()
+    key: ArtifactKey | None = None
+    callers: Counter[str] = field(default_factory=Counter)
     wait_for_room: Callable[[CapacityError], Awaitable[None]] | None = None
     state: Want = Want.WAITING
     why: str = ""
@@ -91,6 +91,7 @@ class DesiredModel:
     life: Incarnation | None = None
     coming: asyncio.Task[ModelRecord] | None = None
     task: asyncio.Task[Any] | None = None
+    lack: CapacityError | None = None
 
     def __str__(self) -> str:
         return f"{self.model_id!r} ({self.why or self.state.value})"
@@ -118,16 +119,16 @@ class DesiredModels:
         self,
         registry: Registry,
         triton_status: TritonStatus,
+        load_threads: int,
         *,
         load: Callable[[ModelId, ModelSource], Awaitable[object]],
         bring_back: Callable[[ModelRecord], asyncio.Task[ModelRecord]],
         hangs: Callable[[str], bool],
-        load_threads: int,
     ) -> None:
         self._registry = registry
         self._status = triton_status
         self._load, self._bring_back, self._hangs = load, bring_back, hangs
-        self._return = of_return(load_threads)
+        self._return = Reason("return", load_threads)
         self._slots: dict[Reason, FairSlots] = {}
         self._models: dict[ModelId, DesiredModel] = {}
         self.trials = Trials(registry, triton_status, self._is_any_coming)
@@ -150,12 +151,9 @@ class DesiredModels:
         self._models[model.model_id] = model
         self._begin(model)
 
-    def _all(self) -> Iterator[DesiredModel]:
-        return iter(self._models.values())
-
     def wanted(self) -> list[DesiredModel]:
         """Return the models that are wanted from the start on, or were until their unload."""
-        return [each for each in self._all() if each.load is not None]
+        return [each for each in self._models.values() if each.load is not None]
 
     def count(self) -> dict[str, int]:
         """Return how many of them are loaded, missing, and unloaded by a caller."""
@@ -214,7 +212,7 @@ class DesiredModels:
 
     def doubt(self) -> None:
         """Take none for loaded: Triton was restarted."""
-        for each in self._all():
+        for each in self._models.values():
             each.apply(WantEvent.TRITON_RESTARTED)
 
     def begin(self) -> None:
@@ -233,7 +231,7 @@ class DesiredModels:
 
     def stop(self) -> None:
         """Begin no more loads."""
-        for each in self._all():
+        for each in self._models.values():
             task, each.task = each.task, None
             if task is not None:
                 task.cancel()
@@ -244,7 +242,7 @@ class DesiredModels:
         return self._is_any_coming() or self._registry.counts()[ModelState.RETURNING] > 0
 
     def _is_any_coming(self) -> bool:
-        return any(each.coming is not None for each in self._all())
+        return any(each.coming is not None for each in self._models.values())
 
     def after(self, model_id: ModelId, error: BaseException | None) -> ModelEvent:
         """Return what the failure of a load means for a model that was to come back: that it is
@@ -312,7 +310,7 @@ class DesiredModels:
         async with slots.slot(model_id, model.callers):
             await self._status.wait_up(clock.monotonic() + reason.turn_seconds)
             lost = self._registry.returning(model_id) if reason.keeps else None
-            if lost is None and (model.load is None or model.is_settled):
+            if lost is None and (model.load is None or (reason.keeps and model.is_settled)):
                 return None
             if self.trials.has_turn(model_id):
                 return await self._load_now(model, lost)
@@ -324,7 +322,7 @@ class DesiredModels:
         assert model.load is not None  # noqa: S101 - else it could only come back
         result = await model.load()
         # what was asked to be unloaded amid the load is unloaded after it
-        if model.state is not Want.UNLOADED:
+        if model.reason.keeps and model.state is not Want.UNLOADED:
             model.apply(WantEvent.LOADED)
         return result
 

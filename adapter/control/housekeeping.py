@@ -6,7 +6,7 @@ from typing import NoReturn
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import Packages, SizeStore
+from adapter.control.ports import Ports
 from adapter.control.reconciler import Reconciler
 from adapter.control.recycling import Recycling
 from adapter.core.model import ModelId
@@ -32,22 +32,17 @@ class Housekeeping:
         registry: Registry,
         memory: Memory,
         orphans: OrphanProcesses,
-        packages: Packages,
+        ports: Ports,
         reconciler: Reconciler,
         *,
         recycling: Recycling,
         operations: Operations,
-        store: SizeStore | None,
     ) -> None:
-        self._registry = registry
-        self._orphans = orphans
-        self._memory = memory
-        self._packages = packages
-        self._reconciler = reconciler
-        self._recycling = recycling
+        self._registry, self._memory, self._orphans = registry, memory, orphans
+        self._packages, self._store = ports.packages, ports.store
+        self._reconciler, self._recycling = reconciler, recycling
         self._operations = operations
         self._unnoted: set[ModelId] = set()
-        self._store = store
         self._were_active: set[ModelId] = set()
         self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()
 

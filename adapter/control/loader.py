@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
-from adapter.control.ports import Packages, Server, TimeLimits, Triton
+from adapter.control.ports import Packages, Ports, Server, TimeLimits
 from adapter.control.progress import step
 from adapter.control.readings import Unloaded
 from adapter.control.unloader import ENDED, Unloader
@@ -49,17 +49,15 @@ _FIRST_POLL_SECONDS, _FIRST_SECONDS = 0.1, 3.0
 class Loader:
     def __init__(
         self,
-        *,
-        triton: Triton,
-        server: Server | None,
+        ports: Ports,
         unloader: Unloader,
         memory: Memory,
         metrics: Metrics,
         limits: TimeLimits,
+        *,
         threads: LoadThreads,
     ) -> None:
-        self._triton = triton
-        self._server = server
+        self._triton, self._server = ports.triton, ports.server
         self._unloader = unloader
         self._memory, self._readings = memory, memory.readings
         self._metrics = metrics

@@ -43,7 +43,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
-from adapter.control.ports import Evictor, MemoryReader, Server, TimeLimits
+from adapter.control.ports import Evictor, Options, Ports
 from adapter.control.progress import Admission
 from adapter.control.readings import Readings
 from adapter.core.accounts import Account, Accounts, Reports, Stage
@@ -83,25 +83,23 @@ class Memory:
 
     def __init__(
         self,
+        ports: Ports,
         ledger: Ledger,
         sizes: Sizes,
-        reader: MemoryReader,
         metrics: Metrics,
-        limits: TimeLimits,
+        options: Options,
         *,
         requests: Callable[[], tuple[int, int]],
         is_shared: Callable[[], Awaitable[bool]],
-        server: Server | None,
     ) -> None:
-        self.ledger = ledger
-        self.sizes = sizes
-        self.accounts = Accounts()
-        books = (ledger, self.accounts, metrics, limits)
+        self.ledger, self.sizes, self.accounts = ledger, sizes, Accounts()
+        self._metrics, self._limits = metrics, options.limits
+        books = (ledger, self.accounts, metrics, options.limits)
+        reader, server = ports.memory, ports.server
         self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
         self.is_paused = False
         self._undone: set[ModelId] = set()  # failed loads that Triton still has
         self.relearned: set[ModelId] = set()
-        self._metrics, self._limits = metrics, limits
         self._admitting = asyncio.Lock()
         self._first: tuple[ModelId, ...] = ()  # the load that has the lock
         self._changed = asyncio.Event()
@@ -109,7 +107,7 @@ class Memory:
         self.reports = Reports(ledger, sizes)
         self.mesh = MeshBooks()
         self.limits = Limits(ledger, sizes, self.accounts, self.mesh)
-        self.placer = Placer(sizes, self.limits.oversize)
+        self.placer = Placer(sizes, self.limits.oversize, options.placing)
         self._requests = requests
         self._is_behind = False  # a load ended, and something else was still going on
         self._audited_at = -math.inf  # when the ledger was last held against a reading
@@ -241,8 +239,12 @@ class Memory:
             self._undone.discard(model_id)
             self._forget(model_id)
             if stuck is not None:
-                self.ledger.hold(_of_stuck(stuck), held)
+                self.stuck(stuck, held)
             self._changed.set()
+
+    def stuck(self, name: TritonName, held: Bytes) -> None:
+        """Keep so many bytes booked for a load that is stuck under this name, until `freed`."""
+        self.ledger.hold(_of_stuck(name), held)
 
     def freed(self, name: TritonName) -> None:
         """Note that Triton has ended a load that was stuck under this name."""
@@ -280,21 +282,16 @@ class Memory:
         names = {model_id: other, other: model_id}
         self.relearned = {names.get(each, each) for each in self.relearned}
 
-    def unloaded(self, model_id: ModelId, *, stuck: TritonName | None = None) -> Bytes:
-        """Note that Triton has unloaded the model; return the bytes that it held. `stuck`: as in
-        `not_loaded`.
-        """
+    def unloaded(self, model_id: ModelId) -> Bytes:
+        """Note that Triton has unloaded the model; return the bytes that it held."""
         held, account = self.ledger.of(model_id), self.accounts.models.get(model_id)
         self.accounts.released(model_id, held)
         self.readings.changed()
         # None when the model vanished at an unknown time
         since = self.accounts.unloads.get(model_id)
-        is_seen = stuck is None and account is not None and not account.is_guessed
-        if since is not None and is_seen:
+        if since is not None and account is not None and not account.is_guessed:
             self.readings.must_show(held, since)
         self._forget(model_id)
-        if stuck is not None:
-            self.ledger.hold(_of_stuck(stuck), held)
         self._changed.set()
         return held
 

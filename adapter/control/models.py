@@ -20,15 +20,7 @@ from adapter.control.loader import Loader
 from adapter.control.memory import Memory, goes_on
 from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import (
-    Evictor,
-    MemoryReader,
-    Packages,
-    Server,
-    SizeStore,
-    TimeLimits,
-    Triton,
-)
+from adapter.control.ports import Evictor, Options, Ports
 from adapter.control.progress import step
 from adapter.control.reconciler import Reconciler
 from adapter.control.recycling import Recycling
@@ -68,124 +60,64 @@ _UNDO_SECONDS = 4.0
 class ModelControl:
     def __init__(
         self,
-        *,
-        registry: Registry,
+        ports: Ports,
         ledger: Ledger,
         sizes: Sizes,
-        triton: Triton,
-        packages: Packages,
-        memory: MemoryReader,
         metrics: Metrics,
-        limits: TimeLimits,
-        server: Server | None = None,
-        store: SizeStore | None = None,
-        loads_again: bool | None = False,
-        load_threads: int = 4,
-        max_abandoned: int = 64,
-        recycle_share: float | None = None,
+        options: Options,
     ) -> None:
-        """`loads_again`: see TritonStatus; `max_abandoned`: Leases; `recycle_share`: Recycling."""
-        self.registry, self.history = registry, metrics.history
-        self.operations, self.leases = Operations(metrics), Leases(max_abandoned)
-        orphans = OrphanProcesses(registry, server, metrics)
-        books, shared = (ledger, sizes, memory, metrics, limits), orphans.are_there
-        self.memory = Memory(*books, server=server, requests=self.leases.counts, is_shared=shared)
-        self._packages, self._limits, self.load_limit = packages, limits, LoadLimit(limits.load)
-        self.load_threads = LoadThreads(registry, self.memory, load_threads, self.load_limit)
-        outside, lose = (registry, triton, server, limits, orphans), self.leases.lose
-        self._unloader = Unloader(*outside, lose_requests=lose)
-        self._loader = self._make_loader(triton, server, metrics)
-        self.triton_status = TritonStatus(triton, server, loads_again=loads_again)
+        self._limits, self._packages, threads = options.limits, ports.packages, options.load_threads
+        self.registry, self.history = (registry := Registry(clock.now)), metrics.history
+        self.operations = operations = Operations(metrics)
+        self.leases = leases = Leases(options.max_abandoned)
+        orphans = OrphanProcesses(registry, ports.server, metrics)
+        books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
+        self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)
+        self.load_limit = LoadLimit(self._limits.load)
+        self.load_threads = LoadThreads(registry, memory, threads, self.load_limit)
+        outside = (registry, ports, self._limits, orphans)
+        self._unloader = unloader = Unloader(*outside, lose_requests=leases.lose)
+        inside = (ports, unloader, memory, metrics, self._limits)
+        self._loader = Loader(*inside, threads=self.load_threads)
+        self.triton_status = status = TritonStatus(ports, loads_again=options.loads_again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
-        self.desired = self._make_desired(load_threads)
-        self._reconciler = found = self._make_reconciler(triton, server, load_threads)
+        self.desired = desired = self._make_desired(threads)
+        self._reconciler = found = Reconciler(
+            *(registry, memory, ports, unloader, operations),
+            desired=desired,
+            triton_status=status,
+            load_threads=threads,
+        )
         self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
         self.reconcile, self.call_failed = found.reconcile, found.call_failed
-        self.recycling = self._make_recycling(server, recycle_share)
+        leases.failed = found.call_failed
+        restarted = (registry, memory, ports.server, options, status)
+        self.recycling = Recycling(*restarted, leases=leases, desired=desired)
         self.unloads = self._make_unloads()
-        self._housekeeping = self._make_housekeeping(orphans, store)
-        self.run_housekeeping = self._housekeeping.run
-
-    @property
-    def is_open(self) -> bool:
-        return self.triton_status.is_open
-
-    def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
-        return Loader(
-            triton=triton,
-            server=server,
-            unloader=self._unloader,
-            memory=self.memory,
-            metrics=metrics,
-            limits=self._limits,
-            threads=self.load_threads,
-        )
+        kept = (registry, memory, orphans, ports, found)
+        housekeeping = Housekeeping(*kept, recycling=self.recycling, operations=operations)
+        self._housekeeping, self.run_housekeeping = housekeeping, housekeeping.run
 
     def _make_desired(self, load_threads: int) -> DesiredModels:
         return DesiredModels(
-            self.registry,
-            self.triton_status,
+            *(self.registry, self.triton_status, load_threads),
             load=self._load_or_join,
             bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()),
             hangs=self._hangs,
-            load_threads=load_threads,
-        )
-
-    async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
-        try:
-            await self.load(model_id, source)
-        except AlreadyLoaded:  # by a caller, by an earlier run, or it is coming back
-            await self.loaded(model_id)
-
-    def _hangs(self, name: str) -> bool:
-        known = self.registry.get(ModelId(name))
-        return known is not None and self.load_threads.hangs_since(known) is not None
-
-    def _make_reconciler(
-        self, triton: Triton, server: Server | None, load_threads: int
-    ) -> Reconciler:
-        return Reconciler(
-            registry=self.registry,
-            memory=self.memory,
-            triton=triton,
-            server=server,
-            packages=self._packages,
-            unloader=self._unloader,
-            operations=self.operations,
-            desired=self.desired,
-            triton_status=self.triton_status,
-            load_threads=load_threads,
         )
 
     def _make_unloads(self) -> Unloads:
         return Unloads(
-            registry=self.registry,
-            memory=self.memory,
-            operations=self.operations,
-            leases=self.leases,
-            unloader=self._unloader,
+            *(self.registry, self.memory, self.operations, self.leases, self._unloader),
             packages=self._packages,
             recycling=self.recycling,
             drain_seconds=self._limits.unload / 2,
         )
 
-    def _make_recycling(self, server: Server | None, share: float | None) -> Recycling:
-        self.leases.failed = self.call_failed
-        return Recycling(
-            *(self.registry, self.memory, server, self._limits, share),
-            triton_status=self.triton_status,
-            leases=self.leases,
-            desired=self.desired,
-        )
-
-    def _make_housekeeping(self, orphans: OrphanProcesses, store: SizeStore | None) -> Housekeeping:
-        return Housekeeping(
-            *(self.registry, self.memory, orphans, self._packages, self._reconciler),
-            recycling=self.recycling,
-            operations=self.operations,
-            store=store,
-        )
+    @property
+    def is_open(self) -> bool:
+        return self.triton_status.is_open
 
     # -- what callers ask -------------------------------------------------------------------
 
@@ -369,6 +301,16 @@ class ModelControl:
         self.loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, load))
         return task
+
+    async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
+        try:
+            await self.load(model_id, source)
+        except AlreadyLoaded:  # by a caller, by an earlier run, or it is coming back
+            await self.loaded(model_id)
+
+    def _hangs(self, name: str) -> bool:
+        known = self.registry.get(ModelId(name))
+        return known is not None and self.load_threads.hangs_since(known) is not None
 
     def _size_of(self, record: ModelRecord) -> int:
         return total(self.memory.ledger.of(record.id))

@@ -16,6 +16,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
+from adapter.core.residency.placement import Placing, as_triton_does
 from adapter.errors import CapacityError
 
 
@@ -204,6 +205,19 @@ class Artifacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Ports:
+    """What control works on. `server` is None where Triton runs elsewhere, `store` where no sizes
+    are kept.
+    """
+
+    triton: Triton
+    packages: Packages
+    memory: MemoryReader
+    server: Server | None = None
+    store: SizeStore | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TimeLimits:
     """Time limits in seconds.
 
@@ -230,3 +244,17 @@ class TimeLimits:
     warm_up: float | None = None
     drain: float = 18.0
     call: float = 55.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`loads_again`: as in TritonStatus; `load_threads`: how many loads Triton runs at a time;
+    `max_abandoned`: as in Leases; `recycle_share`: as in Recycling; `placing`: as in Placer.
+    """
+
+    limits: TimeLimits = TimeLimits()
+    loads_again: bool | None = False
+    load_threads: int = 4
+    max_abandoned: int = 64
+    recycle_share: float | None = None
+    placing: Placing = as_triton_does

@@ -8,7 +8,7 @@ from contextlib import suppress
 from adapter.control.desired import DesiredModels
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
-from adapter.control.ports import Packages, Server, Triton
+from adapter.control.ports import Ports, Server
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
@@ -41,23 +41,18 @@ class Reconciler:
 
     def __init__(
         self,
-        *,
         registry: Registry,
         memory: Memory,
-        triton: Triton,
-        server: Server | None,
-        packages: Packages,
+        ports: Ports,
         unloader: Unloader,
         operations: Operations,
+        *,
         desired: DesiredModels,
         triton_status: TritonStatus,
         load_threads: int,
     ) -> None:
-        self._registry = registry
-        self._memory = memory
-        self._triton = triton
-        self._server = server
-        self._packages = packages
+        self._registry, self._memory = registry, memory
+        self._triton, self._server, self._packages = ports.triton, ports.server, ports.packages
         self._unloader = unloader
         self._operations, self._start = operations, operations.start
         self._desired, self._trials = desired, desired.trials

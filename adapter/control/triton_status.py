@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from adapter.control.ports import Server, Triton
+from adapter.control.ports import Ports
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, ModelNotFound
@@ -43,11 +43,10 @@ class TritonStatus:
     with no fault of a model.
     """
 
-    def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool | None) -> None:
+    def __init__(self, ports: Ports, *, loads_again: bool | None) -> None:
         self.phase = Phase.STARTING
         self.is_restarting = self.is_recycled = self.has_mesh = False
-        self._triton = triton
-        self._server = server
+        self._triton, self._server = ports.triton, ports.server
         self._loads_again = loads_again
         self._confirmed: Incarnation | None = None
         self._marked: int | None = None  # of the latest life: its process, or its connection

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.control.ports import Ports, TimeLimits
 from adapter.core import versions
 from adapter.core.memory import Bytes
 from adapter.core.model import ModelId, ProcessId, TritonName
@@ -44,8 +44,7 @@ class Unloader:
     def __init__(
         self,
         registry: Registry,
-        triton: Triton,
-        server: Server | None,
+        ports: Ports,
         limits: TimeLimits,
         orphans: OrphanProcesses,
         *,
@@ -53,8 +52,7 @@ class Unloader:
     ) -> None:
         """`lose_requests` ends the leases of a model whose requests can never be answered."""
         self._registry = registry
-        self._triton = triton
-        self._server = server
+        self._triton, self._server = ports.triton, ports.server
         self._limits = limits
         self._orphans = orphans
         self._lose_requests = lose_requests

@@ -27,12 +27,12 @@ class Unloads:
 
     def __init__(
         self,
-        *,
         registry: Registry,
         memory: Memory,
         operations: Operations,
         leases: Leases,
         unloader: Unloader,
+        *,
         packages: Packages,
         recycling: Recycling,
         drain_seconds: float,
@@ -102,8 +102,9 @@ class Unloads:
     async def _failed(self, record: ModelRecord, *, is_dead: bool) -> None:
         """Note that the model is still there as far as anybody knows, or stuck in Triton."""
         if record.state is ModelState.STUCK:
-            keeps = await self._unloader.may_hold_memory(record)
-            self.memory.unloaded(record.id, stuck=record.name if keeps else None)
+            held = self.memory.unloaded(record.id)
+            if await self._unloader.may_hold_memory(record):
+                self.memory.stuck(record.name, held)
             return
         failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
         self.registry.apply(record, failed)

@@ -177,11 +177,11 @@ class Accounts:
     def exchange(self, model_id: ModelId, other: ModelId) -> None:
         """Let two models change their ids."""
         exchange(self.models, model_id, other)
+        exchange(self._window.loads, model_id, other)
+        exchange(self._growth.least, model_id, other)
         for each in (model_id, other):
             if (account := self.models.get(each)) is not None:
                 account.model_id = each
-        self._window.exchange(model_id, other)
-        self._growth.exchange(model_id, other)
 
     def key_of(self, model_id: ModelId) -> str:
         account = self.models.get(model_id)

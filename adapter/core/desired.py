@@ -21,7 +21,7 @@ from adapter.errors import (
 _AT_ONCE = 4  # as many loads as Triton runs by default
 _PAUSE_SECONDS = 2.0
 # How long calls do not load a model of a store that was given up.
-_CALLS_REFUSED_SECONDS = 600.0
+CALLS_REFUSED_SECONDS = 600.0
 # Of a model in a store: nothing but another version fixes it.
 _DEFINITE = (ArtifactNotFound, InvalidModel, InvalidRequest, LoadFailed, ModelTooLarge)
 
@@ -47,17 +47,6 @@ class Reason:
 
 START = Reason("load_at_start", _AT_ONCE)
 PRELOAD = Reason("preload", _AT_ONCE, refused_by=_DEFINITE)
-
-
-def of_return(load_threads: int) -> Reason:
-    """Return the reason of a model that Triton has lost: its own failure is final."""
-    return Reason("return", load_threads)
-
-
-def of_calls(load_concurrency: int, turn_seconds: float) -> Reason:
-    """Return the reason of a model that calls wait for."""
-    refused = _CALLS_REFUSED_SECONDS
-    return Reason("call", load_concurrency, turn_seconds, refused, keeps=False)
 
 
 class Want(Enum):

@@ -9,7 +9,6 @@ from itertools import accumulate
 from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import ModelId
-from adapter.core.names import exchange
 
 # Bytes of one model by CUDA's number of the GPU.
 GpuBytes = Mapping[int, int]
@@ -44,20 +43,20 @@ class Window:
 
     def __init__(self) -> None:
         self._opening: MemoryReading | None = None
-        self._loads: dict[ModelId, _Load] = {}
+        self.loads: dict[ModelId, _Load] = {}
         self._beside: dict[ModelId, _Load] = {}
         self._released: Bytes = NO_BYTES
         self._is_disturbed = False
 
     def open(self, reading: MemoryReading | None) -> None:
         self._opening = reading
-        self._loads, self._beside = {}, {}
+        self.loads, self._beside = {}, {}
         self._released = NO_BYTES
         self._is_disturbed = False
 
     def loaded(self, model_id: ModelId, package_key: str, expected: Bytes, *, known: bool) -> None:
         """A load ended well. `known` when `expected` was learned, and exact."""
-        self._loads[model_id] = _Load(package_key, expected, known)
+        self.loads[model_id] = _Load(package_key, expected, known)
 
     def loaded_beside(self, model_id: ModelId, expected: Bytes) -> None:
         """Note a load that had begun before the window: an unknown part of what it took is in it,
@@ -70,17 +69,13 @@ class Window:
         """A model left. One that had been loaded in the window gives back only what it took in
         it, any other what it took before.
         """
-        if self._loads.pop(model_id, None) is None:
+        if self.loads.pop(model_id, None) is None:
             self._released = plus(self._released, held)
         self.disturbed()
 
     def forget(self, model_id: ModelId) -> None:
         """Its load was undone after all."""
-        self._loads.pop(model_id, None)
-
-    def exchange(self, model_id: ModelId, other: ModelId) -> None:
-        """Two models change their ids."""
-        exchange(self._loads, model_id, other)
+        self.loads.pop(model_id, None)
 
     def disturbed(self) -> None:
         """Something came or went that nobody can put a figure to: no load was alone."""
@@ -90,7 +85,7 @@ class Window:
         """What the loads took, by model id. Loads among others whose size is known already are
         not reported: theirs is the better figure. Nor are those of `loaded_beside`.
         """
-        opening, self._opening, loads = self._opening, None, self._loads
+        opening, self._opening, loads = self._opening, None, self.loads
         if opening is None or reading is None or not _alike(opening, reading):
             return []
         taken = _only(opening.devices, plus(minus(reading.used, opening.used), self._released))
@@ -118,17 +113,13 @@ class Growth:
 
     def __init__(self) -> None:
         self._before: MemoryReading | None = None
-        self._least: dict[ModelId, Bytes] = {}
+        self.least: dict[ModelId, Bytes] = {}
 
     def measured(self, model_id: ModelId, taken: Bytes) -> None:
-        self._least[model_id] = at_least_zero(taken)
+        self.least[model_id] = at_least_zero(taken)
 
     def forget(self, model_id: ModelId) -> None:
-        self._least.pop(model_id, None)
-
-    def exchange(self, model_id: ModelId, other: ModelId) -> None:
-        """Two models change their ids."""
-        exchange(self._least, model_id, other)
+        self.least.pop(model_id, None)
 
     def begin(self, reading: MemoryReading | None) -> None:
         """No operation is under way any more: what changes from here is traffic alone."""
@@ -155,18 +146,18 @@ class Growth:
         self._lower({device: -count for device, count in change.items()})
         grown = at_least_zero(change)
         found = None
-        if len(active) == 1 and (model_id := next(iter(active))) in self._least:
-            self._least[model_id] = plus(self._least[model_id], grown)
+        if len(active) == 1 and (model_id := next(iter(active))) in self.least:
+            self.least[model_id] = plus(self.least[model_id], grown)
             found = model_id if any(grown.values()) else None
         in_all = at_least_zero(minus(reading.used, baseline))
-        self._lower(minus(_sum(self._least.values()), in_all))
-        return None if found is None else (found, self._least[found])
+        self._lower(minus(_sum(self.least.values()), in_all))
+        return None if found is None else (found, self.least[found])
 
     def _lower(self, amounts: Bytes) -> None:
         """By what is above zero."""
         if any(count > 0 for count in amounts.values()):
             less = at_least_zero(amounts)
-            self._least = {m: at_least_zero(minus(t, less)) for m, t in self._least.items()}
+            self.least = {m: at_least_zero(minus(t, less)) for m, t in self.least.items()}
 
 
 def on_devices(models: Collection[GpuBytes], books: Mapping[Device, DeviceBook]) -> Bytes | None:

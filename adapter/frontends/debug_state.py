@@ -373,7 +373,7 @@ def _shown(residency: Residency, record: ModelRecord, files: StoreFiles) -> dict
         "percent": files.progress.percent,
         "done_bytes": files.progress.done_bytes,
         "total_bytes": files.progress.total_bytes,
-        "waiting": wait.count if wait is not None else 0,
+        "waiting": wait.callers.total() if wait is not None else 0,
         "is_pinned": residency.eviction.is_pinned(record.id),
         "is_outdated": files.is_outdated,
     }

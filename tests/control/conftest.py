@@ -11,7 +11,7 @@ from adapter.control import (
     suspects,
     unloader,
 )
-from adapter.control.residency import eviction, reaper, updater
+from adapter.control.residency import eviction, updater
 from adapter.runtime import fair_slots
 
 _TENTHS = [
@@ -24,7 +24,7 @@ _TENTHS = [
     (load_limit, "_POLL_SECONDS"),
     (readings, "_STILL_SECONDS"),
     *((unloader, name) for name in ("_LATE_SECONDS", "_END_FIRST_SECONDS", "_GRACE_SECONDS")),
-    (reaper, "_SECONDS"),
+    (eviction, "_SECONDS"),
 ]
 
 

@@ -5,15 +5,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from adapter.control.models import ModelControl
-from adapter.control.ports import TimeLimits
+from adapter.control.ports import Options, Ports, TimeLimits
 from adapter.core.ledger import Ledger
 from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
-from adapter.core.registry import ModelRecord, Registry
+from adapter.core.registry import ModelRecord
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
-from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.memory import FakeMemory
 from tests.fakes.packages import FakePackages, FakeStore
@@ -58,23 +57,26 @@ class House:
         self.memory = FakeMemory(self.steps, self._used, self._of_models)
         self.memory.limit_bytes = limit
         self.control = ModelControl(
-            registry=Registry(clock.monotonic),
-            ledger=Ledger(memory_limit, lambda _: headroom),
-            sizes=Sizes(),
-            triton=self.triton,
-            packages=self.packages,
-            memory=self.memory,
-            metrics=self.metrics,
-            limits=limits,
-            server=self.server if embedded else None,
-            store=self.store,
-            loads_again=loads_again,
-            load_threads=2,
-            recycle_share=recycle_share,
+            Ports(
+                self.triton,
+                self.packages,
+                self.memory,
+                self.server if embedded else None,
+                self.store,
+            ),
+            Ledger(memory_limit, lambda _: headroom),
+            Sizes(),
+            self.metrics,
+            Options(
+                limits=limits,
+                loads_again=loads_again,
+                load_threads=2,
+                recycle_share=recycle_share,
+                placing=PLACINGS["triton" if gpus is None else "most_free"],
+            ),
         )
         if gpus is not None:
             self.memory.gpus, self.memory.used_on = gpus, self._used_on
-            self.control.memory.placer.placing = PLACINGS["most_free"]
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def _used_on(self, number: int) -> int:

@@ -11,13 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from adapter.control.models import ModelControl
-from adapter.control.ports import TimeLimits
+from adapter.control.ports import Options, Ports, TimeLimits
 from adapter.core.ledger import Ledger
-from adapter.core.registry import Registry
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.sizing import Sizes
 from adapter.errors import AdapterError
-from adapter.runtime import background, clock
+from adapter.runtime import background
 from adapter.telemetry.metrics import Metrics
 from tests.simulation.alive import ADAPTER, Adapter, Guarded, Killed
 from tests.simulation.callers import Callers
@@ -247,27 +246,24 @@ class World(Outages):
         ]
         control = self._adapters.run(
             ModelControl,
-            registry=Registry(clock.now),
-            ledger=Ledger(settings.memory_limit, lambda _: settings.reserve),
-            sizes=sizes,
-            triton=guarded[0],
-            packages=guarded[1],
-            memory=guarded[2],
-            metrics=metrics,
-            limits=TimeLimits(
-                load=settings.load_seconds,
-                unload=settings.unload_seconds,
-                warm_up=60.0 if settings.warms_up else None,
-                drain=5.0,
-                call=20.0,
+            Ports(*guarded, store=guarded[1]),
+            Ledger(settings.memory_limit, lambda _: settings.reserve),
+            sizes,
+            metrics,
+            Options(
+                limits=TimeLimits(
+                    load=settings.load_seconds,
+                    unload=settings.unload_seconds,
+                    warm_up=60.0 if settings.warms_up else None,
+                    drain=5.0,
+                    call=20.0,
+                ),
+                loads_again=settings.loads_again,
+                load_threads=LOAD_THREADS,
+                recycle_share=settings.recycle_share,
+                placing=PLACINGS["most_free"],  # where there are several GPUs
             ),
-            server=guarded[3],
-            store=guarded[1],
-            loads_again=settings.loads_again,
-            load_threads=LOAD_THREADS,
-            recycle_share=settings.recycle_share,
         )
-        control.memory.placer.placing = PLACINGS["most_free"]  # where there are several GPUs
         self.endpoint = None if settings.platform else self._site
         if self.endpoint is not None:
             terms = self.plan.shelf.terms[number]

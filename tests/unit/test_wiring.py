@@ -16,7 +16,7 @@ from adapter.app.control import OnDemand
 from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
-from adapter.control.residency.on_demand import OnDemandLoader
+from adapter.control.residency.waits import Waits
 from adapter.core.residency.placement import PLACINGS
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
@@ -287,7 +287,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     }
     adapter = Adapter(load_settings(flags, {}, None))
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
-    assert part(adapter, OnDemandLoader)._reason.at_once == 7
+    assert part(adapter, Waits)._reason.at_once == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from adapter.control.desired import DesiredModels
 from adapter.control.lease import Leases
 from adapter.control.memory import Memory, Paused
-from adapter.control.ports import Evictor, Server, TimeLimits
+from adapter.control.ports import Evictor, Options, Server
 from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS, LostMemory, RecyclePhase
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.core.model import ModelId, Package
@@ -52,10 +52,9 @@ class Recycling:
         registry: Registry,
         memory: Memory,
         server: Server | None,
-        limits: TimeLimits,
-        share: float | None,
-        *,
+        options: Options,
         triton_status: TritonStatus,
+        *,
         leases: Leases,
         desired: DesiredModels,
     ) -> None:
@@ -67,8 +66,7 @@ class Recycling:
         self._triton_status = triton_status
         self._leases = leases
         self._desired = desired
-        self._limits = limits
-        self._lost_memory = LostMemory(share)
+        self._limits, self._lost_memory = options.limits, LostMemory(options.recycle_share)
         self._reason = ""
         self._asked: str | None = None  # why, until it begins
         self.deadline = 0.0  # of the requests in flight

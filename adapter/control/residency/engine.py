@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
+from adapter.control.desired import DesiredModel
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.on_demand import OnDemandLoader, no_room
-from adapter.control.residency.reaper import Reaper
 from adapter.control.residency.updater import Updater
-from adapter.control.residency.waits import Wait, Waits
+from adapter.control.residency.waits import Waits
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, StoreFiles, parse_artifact_path
+from adapter.core.desired import CALLS_REFUSED_SECONDS, Reason
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import POLICIES
-from adapter.core.residency.waiting import WaitLimits
+from adapter.core.residency.waiting import WaitLimits, room_seconds
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
     AdapterError,
@@ -53,9 +54,12 @@ class Options:
 
 
 def _eviction(control: ModelControl, waits: Waits, metrics: Metrics, options: Options) -> Eviction:
-    policy, min_seconds = POLICIES[options.eviction](), options.min_residency_seconds
-    books = (control.unloads, waits, metrics, options.pin)
-    return Eviction(*books, policy=policy, min_seconds=min_seconds)
+    return Eviction(
+        *(control.unloads, waits, metrics, options.pin),
+        policy=POLICIES[options.eviction](),
+        min_seconds=options.min_residency_seconds,
+        idle_seconds=options.idle_unload_seconds,
+    )
 
 
 class Residency:
@@ -73,17 +77,17 @@ class Residency:
         self._uses = {use: metrics.endpoint_requests.labels(use.value) for use in CacheUse}
         self._count_hit = self._uses[CacheUse.HIT].inc
         self.options = options
-        self.waits = Waits(options.limits)
+        seconds, refused = options.model_wait_seconds, CALLS_REFUSED_SECONDS
+        most, turn = options.load_concurrency, room_seconds(seconds)
+        self.waits = Waits(options.limits, Reason("call", most, turn, refused, keeps=False))
         self.eviction = _eviction(control, self.waits, metrics, options)
         self._on_demand = OnDemandLoader(
             control,
             artifacts,
             self.eviction,
             metrics,
-            wait_seconds=options.model_wait_seconds,
-            load_concurrency=options.load_concurrency,
+            wait_seconds=seconds,
         )
-        self._reaper = Reaper(control, self.eviction, options.idle_unload_seconds)
         self._updater = Updater(
             control,
             artifacts,
@@ -259,13 +263,13 @@ class Residency:
     # -- start, housekeeping and stop -------------------------------------------------------
 
     async def run_housekeeping(self) -> NoReturn:
-        await asyncio.gather(self._reaper.run(), self._updater.run())
+        await asyncio.gather(self.eviction.run(), self._updater.run())
         raise AssertionError("they never end")
 
     async def sweep(self) -> None:
         """Do once what `run_housekeeping` does all the time."""
-        await self._reaper.unload_left()
-        await self._reaper.unload_idle()
+        await self.eviction.unload_left()
+        await self.eviction.unload_idle()
         await self._updater.check()
         await self._updater.begin()
         await asyncio.gather(*self._updater.under_way.values())
@@ -300,7 +304,7 @@ class Residency:
         record = self._registry.get(model_id)
         return record if record is not None and record.state is _READY else None
 
-    async def _served(self, wait: Wait, deadline: float) -> tuple[ModelRecord, CacheUse]:
+    async def _served(self, wait: DesiredModel, deadline: float) -> tuple[ModelRecord, CacheUse]:
         """Wait until the model is loaded, for a caller who counts as waiting meanwhile."""
         while True:
             task = wait.task or self._begin(wait)
@@ -318,20 +322,20 @@ class Residency:
                 return record, task.result()
             await self._control.recycling.passed(wait.model_id, deadline)
 
-    def _begin(self, wait: Wait) -> asyncio.Task[CacheUse]:
+    def _begin(self, wait: DesiredModel) -> asyncio.Task[CacheUse]:
         """Begin to make the model resident, for all who ask; nobody who leaves ends that."""
         task = wait.task = asyncio.create_task(self._on_demand.bring(wait))
         task.add_done_callback(partial(self._ended, wait))
         return task
 
-    def _ended(self, wait: Wait, task: asyncio.Task[CacheUse]) -> None:
+    def _ended(self, wait: DesiredModel, task: asyncio.Task[CacheUse]) -> None:
         self.waits.task_ended(wait, None if task.cancelled() else task.exception())
 
     async def _bring_for_nobody(self, model_id: ModelId, key: ArtifactKey) -> None:
         wait = self.waits.of(model_id, key)
         await asyncio.shield(wait.task or self._begin(wait))
 
-    def _not_ready(self, wait: Wait) -> AdapterError:
+    def _not_ready(self, wait: DesiredModel) -> AdapterError:
         model_id, known = wait.model_id, self._registry.find(wait.model_id)
         is_admitted = known is not None and known.waits_for in _ADMITTED
         if wait.lack is not None and not is_admitted:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from typing import NoReturn
 
 from adapter.control.residency.waits import Waits
 from adapter.control.unloads import Unloads
@@ -24,13 +25,14 @@ from adapter.core.residency.victims import (
 )
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, CapacityError, OutOfMemory
-from adapter.runtime import clock
+from adapter.runtime import background, clock
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 # What is not told by the end of a request: an unload by somebody else, a caller who gives up.
 _LOOK_SECONDS = 0.25
+_SECONDS = 0.5
 
 _FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
 _LOADED = (ModelState.READY, ModelState.DEAD)
@@ -42,6 +44,7 @@ _PASSING = (ModelState.ON_DISK, *_BUSY)
 class Eviction:
     """Frees memory and disk, as Evictor and DiskEvictor. `pin`: patterns of models that stay.
     `min_seconds`: for so long after its load a model is evicted for another if nothing else helps.
+    `idle_seconds`: after how long without a call a model is unloaded; 0 for never.
     """
 
     def __init__(
@@ -53,13 +56,14 @@ class Eviction:
         *,
         policy: Policy,
         min_seconds: float,
+        idle_seconds: float,
     ) -> None:
         self._unloads = unloads
         self._registry = unloads.registry
         self._waits = waits
         self._metrics = metrics
         self._pin = tuple(pin)
-        self._policy, self._min_seconds = policy, min_seconds
+        self._policy, self._min_seconds, self._idle_seconds = policy, min_seconds, idle_seconds
         self.evictions: Counter[str] = Counter()  # by reason
 
     async def unload(self, record: ModelRecord) -> bool:
@@ -147,6 +151,30 @@ class Eviction:
             self._metrics.endpoint_unloading_seconds.observe(clock.monotonic() - begun)
         return is_gone
 
+    # -- what is dead, and what nobody calls ------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        steps = (self.unload_left, self.unload_idle)
+        await background.forever(*steps, seconds=_SECONDS, expected=AdapterError)
+
+    async def unload_left(self) -> None:
+        """Unload the models that have lost their process, and old versions whose unload failed."""
+        for record in self._registry.records():
+            if _is_left(record):
+                await self._unloads.evict(record.id, _is_left, evicted="died")
+
+    async def unload_idle(self) -> None:
+        if not self._idle_seconds:
+            return
+        before = clock.monotonic() - self._idle_seconds
+        idle = [
+            record.id
+            for record in self.loaded()
+            if record.used_at <= before and self.retention_reason(record) is None
+        ]
+        for each in idle:  # one by one: Triton 2.51 has aborted with two at once beside a load
+            await self.evict(each, "idle", unused_since=before)
+
     # -- room on disk -----------------------------------------------------------------------
 
     async def unload_one(self, missing_bytes: int) -> bool:
@@ -224,3 +252,10 @@ class Eviction:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await idle.wait()
+
+
+def _is_left(record: ModelRecord) -> bool:
+    if not record.is_on_demand:
+        return False
+    is_old = record.id != record.asked_for and record.state is ModelState.READY
+    return is_old or record.state is ModelState.DEAD

@@ -8,9 +8,7 @@ from adapter.control.desired import DesiredModel
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.eviction import Eviction
-from adapter.control.residency.waits import Wait
 from adapter.core.artifacts import Artifact, CacheUse, StoreFiles
-from adapter.core.desired import of_calls
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.terms import Terms
 from adapter.core.residency.waiting import room_seconds
@@ -46,7 +44,6 @@ class OnDemandLoader:
         metrics: Metrics,
         *,
         wait_seconds: float,
-        load_concurrency: int,
     ) -> None:
         self._control = control
         self._registry = control.registry
@@ -54,9 +51,8 @@ class OnDemandLoader:
         self._eviction = eviction
         self._metrics = metrics
         self._room_seconds = room_seconds(wait_seconds)
-        self._reason = of_calls(load_concurrency, self._room_seconds)
 
-    async def bring(self, wait: Wait) -> CacheUse:
+    async def bring(self, wait: DesiredModel) -> CacheUse:
         """Make the model resident; return where its files were."""
         while not await self._is_loaded_by_others(wait.model_id):
             files, use = await self._files(wait)
@@ -88,13 +84,14 @@ class OnDemandLoader:
                     return True
         return False
 
-    async def _files(self, wait: Wait) -> tuple[StoreFiles | None, CacheUse]:
+    async def _files(self, wait: DesiredModel) -> tuple[StoreFiles | None, CacheUse]:
         """Fetch the model's files unless they are on disk; return them and where they came from.
         Return None for them once others have loaded the model.
         """
         known = self._registry.coming.get(wait.model_id)
         if known is not None:
             return known.files, CacheUse.DISK
+        assert wait.key is not None  # noqa: S101 - callers ask by key
         record = self._registry.begin_fetch(wait.model_id, wait.key)
         files = record.files
         assert files is not None  # noqa: S101 - of what is fetched
@@ -152,7 +149,7 @@ class OnDemandLoader:
             self._metrics.endpoint_no_room.inc()
         self._metrics.history.failed("fetch", model_id, error, seconds)
 
-    async def _load(self, wait: Wait, files: StoreFiles) -> bool:
+    async def _load(self, wait: DesiredModel, files: StoreFiles) -> bool:
         """Load; wait for room while what keeps others keeps them for now only. Return False if
         somebody else has begun to load the model by its name.
         """
@@ -170,16 +167,16 @@ class OnDemandLoader:
             wait.lack = error
             patience -= await self._waited(wait)
 
-        load = partial(self._try, wait.model_id, files, terms)
-        model = DesiredModel(wait.model_id, self._reason, load, "", wait.callers, wait_for_room)
-        return bool(await self._control.desired.until_loaded(model))
+        wait.load = partial(self._try, wait.model_id, files, terms)
+        wait.wait_for_room, wait.ends = wait_for_room, 0
+        return bool(await self._control.desired.until_loaded(wait))
 
-    async def _waited(self, wait: Wait) -> float:
+    async def _waited(self, wait: DesiredModel) -> float:
         """Wait for a change; return the seconds in which there was nothing to wait for but requests
         in flight. Loads and unloads bring one for as long as anybody wants the model.
         """
         begun = clock.monotonic()
-        is_moving = self._control.memory.is_busy and wait.count > 0
+        is_moving = self._control.memory.is_busy and bool(wait.callers)
         await self._eviction.changed()
         return 0.0 if is_moving else clock.monotonic() - begun
 
@@ -197,7 +194,7 @@ class OnDemandLoader:
         return True
 
 
-def no_room(wait: Wait, error: CapacityError) -> NoRoom:
+def no_room(wait: DesiredModel, error: CapacityError) -> NoRoom:
     """Return what callers are told of a model that does not fit, and for which nothing can go."""
     text = f"{error}; all that could make room is in use, pinned, or loaded by a platform"
     return NoRoom(text, model_id=wait.model_id)

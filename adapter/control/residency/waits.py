@@ -1,14 +1,14 @@
 """Who waits for which model of a store, and the failures that are answered without another try."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from adapter.core.artifacts import ArtifactKey, CacheUse
+from adapter.control.desired import DesiredModel
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.desired import Reason
 from adapter.core.model import ModelId
 from adapter.core.residency.waiting import WaitLimits
-from adapter.errors import AdapterError, CapacityError, InvalidModel, LoadFailed, ModelTooLarge
+from adapter.errors import AdapterError, InvalidModel, LoadFailed, ModelTooLarge
 from adapter.runtime import clock
 
 # Errors of the archive itself, which the next try would meet as well; and for how long it is not
@@ -18,39 +18,19 @@ _REFUSED_SECONDS = 5.0
 _MOST_REFUSED = 1024
 
 
-@dataclass(slots=True, eq=False)
-class Wait:
-    """The callers of one model who have no lease yet.
-
-    `callers`: who they are, and how often they wait; "": nobody knows who. `task` makes the model
-    resident, for all of them. `lack`: why it was not loaded at the last try, while it waits for
-    room.
-    """
-
-    model_id: ModelId
-    key: ArtifactKey
-    callers: Counter[str] = field(default_factory=Counter)
-    task: asyncio.Task[CacheUse] | None = None
-    lack: CapacityError | None = None
-
-    @property
-    def count(self) -> int:
-        return self.callers.total()
-
-
 class Waits:
     """All waits by the model's id: each lasts while it has callers or a task."""
 
-    def __init__(self, limits: WaitLimits) -> None:
+    def __init__(self, limits: WaitLimits, reason: Reason) -> None:
         self.callers: Counter[str] = Counter()  # of all models
-        self._limits = limits
-        self._waits: dict[ModelId, Wait] = {}
+        self._limits, self._reason = limits, reason
+        self._waits: dict[ModelId, DesiredModel] = {}
         self._refused: dict[ModelId, tuple[AdapterError, float]] = {}
 
-    def __iter__(self) -> Iterator[Wait]:
+    def __iter__(self) -> Iterator[DesiredModel]:
         return iter([*self._waits.values()])
 
-    def get(self, model_id: ModelId) -> Wait | None:
+    def get(self, model_id: ModelId) -> DesiredModel | None:
         return self._waits.get(model_id)
 
     @property
@@ -61,15 +41,15 @@ class Waits:
     def is_awaited(self, model_id: ModelId) -> bool:
         """Return whether a caller waits for the model."""
         wait = self._waits.get(model_id)
-        return wait is not None and wait.count > 0
+        return wait is not None and bool(wait.callers)
 
-    def of(self, model_id: ModelId, key: ArtifactKey) -> Wait:
+    def of(self, model_id: ModelId, key: ArtifactKey) -> DesiredModel:
         """Return the wait for the model. The caller adds itself or a task before it awaits."""
-        return self._waits.setdefault(model_id, Wait(model_id, key))
+        return self._waits.setdefault(model_id, DesiredModel(model_id, self._reason, key=key))
 
     def begin(
         self, model_id: ModelId, key: ArtifactKey, caller: str = "", *, is_excused: bool = False
-    ) -> Wait:
+    ) -> DesiredModel:
         """Add one waiting call of `caller`, who is to call `end`. `is_excused`: it is none too
         many.
         """
@@ -83,10 +63,10 @@ class Waits:
     def refuse_one_more(self, model_id: ModelId, caller: str = "") -> None:
         """Raise TooManyWaiting if as many calls wait as may."""
         wait, own = self._waits.get(model_id), self.callers[caller] if caller else 0
-        for_one = wait.count if wait else 0
+        for_one = wait.callers.total() if wait else 0
         self._limits.refuse_one_more(model_id, self.count, for_one, own)
 
-    def end(self, wait: Wait, caller: str = "") -> None:
+    def end(self, wait: DesiredModel, caller: str = "") -> None:
         """Remove one waiting call of `caller`."""
         for callers in (wait.callers, self.callers):
             callers[caller] -= 1
@@ -94,7 +74,7 @@ class Waits:
                 del callers[caller]
         self._tidy(wait)
 
-    def task_ended(self, wait: Wait, error: BaseException | None) -> None:
+    def task_ended(self, wait: DesiredModel, error: BaseException | None) -> None:
         """Remember an error that the next try would meet as well."""
         wait.task = None
         if isinstance(error, _DEFINITE):
@@ -103,7 +83,7 @@ class Waits:
             self._refused[wait.model_id] = (error, clock.monotonic() + _REFUSED_SECONDS)
         self._tidy(wait)
 
-    def _tidy(self, wait: Wait) -> None:
+    def _tidy(self, wait: DesiredModel) -> None:
         if not wait.callers and wait.task is None:
             self._waits.pop(wait.model_id, None)
 

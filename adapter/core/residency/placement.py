@@ -59,8 +59,8 @@ PLACINGS: Mapping[str, Placing] = {"triton": as_triton_does, "most_free": most_f
 class Placer:
     """Lists the GPUs that a model may be put on, in the order of `placing`."""
 
-    def __init__(self, sizes: Sizes, oversize: Oversize) -> None:
-        self.placing: Placing = as_triton_does
+    def __init__(self, sizes: Sizes, oversize: Oversize, placing: Placing) -> None:
+        self.placing = placing
         self._sizes, self._oversize = sizes, oversize
 
     def options(

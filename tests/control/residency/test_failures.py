@@ -59,7 +59,7 @@ async def test_a_model_that_died_is_loaded_anew_by_the_next_call(residence):
 async def test_what_is_left_of_a_model_that_died_is_unloaded(residence):
     await residence.call("a")
     residence.control.registry.died(residence.control.registry.get(ModelId("a")))
-    await residence.residency._reaper.unload_left()
+    await residence.residency.eviction.unload_left()
     residence.check()
 
 
