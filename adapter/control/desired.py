@@ -9,9 +9,9 @@
 An explicit load needs no loop: it is tried once, and its caller decides (models.py). What is loaded
 already is found by the reconciler, at the start and every two seconds.
 
-Before each try the loop waits until Triton is up, and has the model's turn if it is suspected of
-ending Triton (suspects.py). Then it takes one of the slots of its reason. The reasons, as data, are
-in core/desired.py.
+Before each try a suspect of ending Triton waits for its turn (suspects.py), and any model until
+Triton is up. Then the loop takes one of the slots of its reason. The reasons, as data, are in
+core/desired.py.
 
 What happens to a model whose Triton dies while it is
 
@@ -22,7 +22,8 @@ What happens to a model whose Triton dies while it is
 - LOADING for a caller of its own: the load fails, and is not sent again.
 - LOADING to come back, or from the start on: it is loaded by the next Triton, and so on, unless it
   is given up as what ends Triton.
-- READY: it is RETURNING, and loaded again; one that was loaded on demand by its next call.
+- READY: where the adapter loads lost models again (on_triton_restart) it is RETURNING, and loaded
+  by the next Triton; one that was loaded on demand is loaded by its next call.
 """
 
 import asyncio
@@ -299,13 +300,14 @@ class DesiredModels:
                     raise
 
     async def _try(self, model: DesiredModel) -> Any:
-        """Load the model once, when it has its turn and a slot, and Triton is up."""
+        """Load the model once, when it has its turn, Triton is up, and a slot is free."""
         model_id, reason = model.model_id, model.reason
         if self._registry.returning(model_id) is not None:
             if not reason.keeps:
                 return await self._load_now(model, None)  # callers are told that it is on its way
             reason = self._return
         await self.trials.turn(model_id, reason)
+        await self._status.wait_up(clock.monotonic() + reason.turn_seconds)
         slots = self._slots.setdefault(reason, FairSlots(reason.at_once, self._hangs))
         async with slots.slot(model_id, model.callers):
             await self._status.wait_up(clock.monotonic() + reason.turn_seconds)
