@@ -321,10 +321,10 @@ class Memory:
             for measured in self.accounts.tick(reading, settled, active, baseline):
                 self._learn(measured, expected.get(measured.model_id))
 
-    def adopt(self, model_id: ModelId, held: Bytes) -> None:
+    def adopt(self, model_id: ModelId, package_key: str, held: Bytes) -> None:
         """Add a model of an earlier run that Triton still serves."""
         known = Estimate(held, Basis.LEARNED)
-        self.accounts.add(Account(model_id, "", known, stage=Stage.SETTLED))
+        self.accounts.add(Account(model_id, package_key, known, stage=Stage.SETTLED))
         self.ledger.hold(model_id, held)
 
     async def rebase(self) -> None:

@@ -98,7 +98,7 @@ class Reconciler:
         record.package_key, record.gpu = model.content_key, model.gpu
         record.can_load_again = model.can_load_again
         record.content_types = model.content_types
-        self._memory.adopt(model.model_id, model.held)
+        self._memory.adopt(model.model_id, model.content_key, model.held)
         log.info("model.adopted", extra={"model_id": model.model_id})
 
     async def reconcile(self) -> None:

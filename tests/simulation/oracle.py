@@ -306,9 +306,15 @@ class Oracle(Rest):
             return False
         if call.verb == "unload" and self._ends_its_load(call, spec):
             return False
-        is_joined = call.verb == "load"  # the load may have begun long before
+        # the load, or the undo that an unload waits for, may have begun long before
+        is_joined = call.verb == "load" or self._is_loading(call.model_id)
         limit = self.settings.load_seconds if is_joined else self.settings.unload_seconds
         return self.may_take_long(limit) and (is_joined or took >= 5.0)
+
+    def _is_loading(self, model_id: str) -> bool:
+        """Whether Triton still loads the model."""
+        held = self._world.held_of(model_id)
+        return any(each.state == "LOADING" and not each.ended.is_set() for each in held)
 
     def _ends_its_load(self, call: Call, spec: Spec) -> bool:
         """Whether nothing keeps the unload of a python model: a load that hangs is ended."""

@@ -60,6 +60,11 @@ FOUND = [
         "a model that Triton never ends loading again is unloaded again and again",
         "A model has died, and Triton never ends the load by which it is to be unloaded.",
     ),
+    (
+        500457,
+        "an adopted model is not known by its package",
+        "b repeats a caller's words about CUDA's memory, once when adopted and once loaded anew.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

@@ -11,6 +11,14 @@ from tests.simulation.faults.fault import Fault
 
 MEMORY = [
     Fault(
+        "an adopted model is not known by its package",
+        "a text of a caller is believed again once the model is loaded anew: a 507 too many",
+        Memory,
+        "adopt",
+        "Account(model_id, package_key, known",
+        'Account(model_id, "", known',
+    ),
+    Fault(
         "only the GPU with least free is tried",
         "loads are refused, and models evicted, though another GPU has room",
         Placer,

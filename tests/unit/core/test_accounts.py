@@ -340,6 +340,18 @@ def test_all_are_apart_once_those_that_are_not_have_gone():
     assert world.accounts.are_apart
 
 
+def test_what_models_take_goes_with_them_when_they_change_their_ids():
+    world = World(is_apart=False)
+    world.load(A, 20 * MIB, {})
+    world.load(B, 50 * MIB, {})
+    world.look()
+    world.accounts.exchange(A, B)
+    world.change(A, 100 * MIB)
+    world.active = {B}  # the package of A goes by this id now
+    world.look()
+    assert (world.learned(A), world.learned(B)) == (120 * MIB, 50 * MIB)
+
+
 def quiet_after(script, *, unloads=False) -> list[float | None]:
     """Watch the loads of A and B, in processes of their own, by a reading each second: those of A
     and of all the others hold what the script says. Return since when A was quiet.

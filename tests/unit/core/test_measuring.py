@@ -322,9 +322,3 @@ def test_what_was_given_back_before_an_operation_seems_to_be_taken_by_nobody_aft
     growth.end(seen(100))
     growth.begin(seen(200))
     assert growth.tick(seen(220), [A], {}) == (A, {ONE: 50, TWO: 0})
-
-
-def test_what_models_take_goes_with_them_when_they_change_their_ids():
-    growth = grown(a=5, b=7)
-    growth.exchange(A, B)
-    assert growth.tick(seen(15), [A], {}) == (A, {ONE: 10, TWO: 0})
