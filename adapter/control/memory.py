@@ -460,6 +460,7 @@ class Memory:
 
     def _learn(self, measured: Measured, expected: Estimate | None) -> None:
         """Hold the most that the package was ever measured to take: it may grow to that again.
+        Of a share hold no more than that: the others have the rest.
 
         `expected` is the estimate, where the measurement ends a load.
         """
@@ -474,7 +475,8 @@ class Memory:
         account, exact = self.accounts.models[model_id], measured.exact
         is_reported, gpu = account.reported == measured.bytes, account.estimate.gpu
         self.sizes.learn(key, measured.bytes, exact=exact, is_reported=is_reported, gpu=gpu)
-        self.ledger.hold(model_id, self.sizes.learned(key) or {})
+        most = self.sizes.learned(key) if self.sizes.is_exact(key) else measured.bytes
+        self.ledger.hold(model_id, most or {})
         account.basis = Basis.LEARNED
         self.relearned.add(model_id)
 

@@ -127,7 +127,7 @@ class Sizes:
         self._key_of: dict[str, str] = {}
         self._baseline: Bytes = NO_BYTES  # the most that was seen, also in earlier runs
         self.earlier_baseline: Bytes = NO_BYTES  # the same of earlier runs alone
-        self._declared_by: dict[str, int] = {}
+        self._declared: dict[str, int] = {}  # by content key, of this run
 
     def estimate(self, package: Package, devices: Mapping[Device, int | None]) -> Estimate:
         """`devices` with CUDA's number of each, None where it has none or nobody says.
@@ -155,10 +155,15 @@ class Sizes:
         gpu: Gpu | None = None,
     ) -> None:
         """The largest of the exact figures counts, on each device; of shares only the latest,
-        and those only until there is an exact figure. `is_reported`: by Triton. `gpu`: the only one
-        that the model was put on; what it took of another before, it would take of this one.
+        and those only until there is an exact figure. A share is not below what is declared: the
+        rest of it may have gone to those that declare too much. `is_reported`: by Triton. `gpu`:
+        the only one that the model was put on; what it took of another before, it would take of
+        this one.
         """
-        figures = {device: count for device, count in measured.items() if count > 0}
+        least = 0 if exact else self._declared.get(package_key, 0)
+        figures = {d: max(count, least) for d, count in measured.items() if count > 0}
+        if least and not figures:
+            return
         known = self._of(package_key, gpu)
         if known is not None and known.exact:
             if not exact:
@@ -237,9 +242,8 @@ class Sizes:
     def known_as(self, model_id: ModelId, package: Package) -> None:
         """The same for the name of a model, for whoever asks with another path than it loads."""
         remember(self._key_of, model_id, package.content_key)
-        self._declared_by.pop(model_id, None)
         if package.declared_bytes is not None:
-            remember(self._declared_by, model_id, package.declared_bytes)
+            remember(self._declared, package.content_key, package.declared_bytes)
 
     def of_model(self, model_id: ModelId) -> int | None:
         """Bytes on all devices that the files last loaded as `model_id` were learned to take."""
@@ -250,7 +254,7 @@ class Sizes:
 
     def declared_by(self, model_id: ModelId) -> int | None:
         """Bytes that the files last loaded as `model_id` by this process declare."""
-        return self._declared_by.get(model_id)
+        return self._declared.get(self._key_of.get(model_id, ""))
 
     def as_dict(self) -> dict[str, object]:
         """What was learned, in the order of learning, for JSON; `restore` reads it."""

@@ -65,6 +65,11 @@ FOUND = [
         "an adopted model is not known by its package",
         "b repeats a caller's words about CUDA's memory, once when adopted and once loaded anew.",
     ),
+    (
+        300262,
+        "a share of what several took counts for less than is declared",
+        "a, which declares too much, loads beside g. Later g is let in to 2720 MiB, of 2789.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

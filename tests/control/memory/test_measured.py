@@ -39,6 +39,23 @@ async def test_loads_side_by_side_get_their_shares_of_what_both_took(house):
     assert not house.control.memory.sizes.is_exact("/a")
 
 
+async def test_a_share_below_what_is_declared_is_held_and_the_next_load_needs_what_is_declared(
+    house,
+):
+    declare(house, a=100, b=300)
+    house.sizes |= {"a": 100 * MIB, "b": 100 * MIB}
+    begun = [await begin_load(house, name) for name in "ab"]
+    for gate, task in begun:
+        gate.open()
+        await task
+    assert (house.held("a"), house.held("b")) == (50 * MIB, 150 * MIB)
+    await house.unload("a")
+    gate, load = await begin_load(house, "a")
+    assert house.control.memory.ledger.snapshot().reserved_bytes == 100 * MIB
+    gate.open()
+    await load
+
+
 async def test_a_share_is_no_figure_to_reckon_another_share_with(house):
     declare(house, a=100, b=300, c=100)
     house.sizes |= {"a": 120 * MIB, "b": 480 * MIB}

@@ -7,6 +7,7 @@ from adapter.core.accounts import Accounts
 from adapter.core.evidence import Suspicion
 from adapter.core.ledger import DeviceBook, Ledger
 from adapter.core.residency.placement import Placer
+from adapter.core.sizing import Sizes
 from tests.simulation.faults.fault import Fault
 
 MEMORY = [
@@ -121,6 +122,14 @@ MEMORY = [
         "close",
         "self._window.disturbed()  # it may have gone on",
         "account.is_passed or account.still_since is not None or self._window.disturbed()",
+    ),
+    Fault(
+        "a share of what several took counts for less than is declared",
+        "a load is let in to less than it takes, after one beside a model that declares too much",
+        Sizes,
+        "learn",
+        "max(count, least)",
+        "count",
     ),
     Fault(
         "an adopted model has no bytes",

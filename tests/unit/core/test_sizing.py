@@ -183,6 +183,24 @@ def test_of_shares_the_latest_counts():
     assert not sizes.is_exact("k")
 
 
+@rows(
+    ("share", "exact", "needs", "basis"),
+    [
+        ({ONE: 3}, False, {ONE: 5}, Basis.LEARNED),
+        ({ONE: 9}, False, {ONE: 9}, Basis.LEARNED),
+        ({ONE: 0}, False, {ONE: 5, TWO: 5}, Basis.DECLARED),
+        ({ONE: 3}, True, {ONE: 3}, Basis.LEARNED),
+    ],
+)
+def test_a_share_is_not_below_what_is_declared(share, exact, needs, basis):
+    """Others that declare too much have the rest of it."""
+    sizes, declared = Sizes(), package(declared=5)
+    sizes.known_as("m", declared)
+    sizes.learn("k", share, exact=exact)
+    assert sizes.estimate(declared, GPUS) == Estimate(needs, basis)
+    assert sizes.of_model("m") == (None if basis is Basis.DECLARED else sum(needs.values()))
+
+
 def test_an_exact_figure_replaces_a_share_and_never_the_other_way():
     sizes = Sizes()
     sizes.learn("k", {ONE: 9}, exact=False)
