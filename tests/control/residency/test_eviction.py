@@ -7,6 +7,7 @@ import pytest
 from adapter.control.residency import Options
 from adapter.core.model import ModelId
 from adapter.core.residency.policies import POLICIES
+from adapter.core.state import ModelState
 from adapter.runtime import clock
 from tests.fakes.residence import Residence
 
@@ -99,4 +100,19 @@ async def test_more_models_than_room_are_all_served_and_no_load_is_for_nothing(e
         await asyncio.gather(*map(calls, names * 2))
     loads = sum(step.startswith("prepare ") for step in residence.steps.seen)
     assert loads <= 2 * rounds * len(names)
+    await residence.close()
+
+
+async def test_a_model_that_has_just_come_is_not_evicted_before_its_caller_has_it():
+    """Else two models that need the same room evict each other for ever."""
+    residence = await Residence(1).open("a", "b")
+    gate = residence.steps.hold("confirm a")  # the last step before it is ready
+    call = asyncio.create_task(residence.hold("a"))
+    await asyncio.wait_for(gate.reached.wait(), 5)
+    gate.open()
+    await residence.house.until_state("a", ModelState.READY)
+    assert record(residence, "a").in_flight == 0
+    assert not await residence.residency.eviction.evict(ModelId("a"), "room")
+    assert "unload a" not in residence.steps.seen
+    (await call).end()
     await residence.close()
