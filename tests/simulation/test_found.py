@@ -51,11 +51,6 @@ FOUND = [
         "The undo of c frees memory while b is loaded: b seems to take 279 MiB, of 1067.",
     ),
     (
-        101284,
-        "a load in processes of its own has a share of what others took",
-        "q loads beside m, which stands still: it seems to take 26 of 87 MiB, and is let in to 32.",
-    ),
-    (
         300007,
         "a model that Triton never ends loading again is unloaded again and again",
         "A model has died, and Triton never ends the load by which it is to be unloaded.",
