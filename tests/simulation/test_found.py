@@ -26,11 +26,6 @@ FOUND = [
         "The undo of n's load stalls, loads n again and gives up: Triton has n, no record does.",
     ),
     (
-        101,
-        "an unload that was given up loads the model again for nobody",
-        "An unload of q stalls, loads q again and gives up: Triton has q, no record does.",
-    ),
-    (
         40083,
         "a load of V2 is content with one that read older files",
         "A version of y comes while it is loaded. The next load of y is content with the old one.",
