@@ -1,0 +1,151 @@
+"""Models that take CUDA memory in Triton's own process, as ONNX Runtime and TensorRT do."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.models import MIB, gpu, why_not, write_cuda_model, write_model_in_triton
+from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.trees import infer_body, write_python_model
+
+_MISSING = why_not()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.triton,
+    pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "there is one"),
+    pytest.mark.timeout(200),
+]
+
+_SHARE = 0.05  # of the GPU that may be unaccounted for
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def running(root: Path) -> Iterator[RunningAdapter]:
+    with embedded_adapter(
+        "--memory-source=nvml",
+        "--memory-reserve=0",
+        "--gpu-placement=most_free",
+        f"--recycle-unaccounted={_SHARE}",
+        f"--model-roots={root}",
+    ) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
+    yield running
+    unload_all(running)
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client(300)) as client:
+        yield client
+
+
+def models(adapter: RunningAdapter) -> dict[str, dict[str, Any]]:
+    return {model["model_id"]: model for model in adapter.state()["models"]}
+
+
+def held(adapter: RunningAdapter) -> dict[str, int]:
+    return {name: sum(model["bytes"].values()) // MIB for name, model in models(adapter).items()}
+
+
+def book(adapter: RunningAdapter) -> dict[str, Any]:
+    (device,) = adapter.state()["memory"]["devices"].values()
+    return device
+
+
+def test_a_model_that_names_no_gpu_runs_on_the_one_that_is_shown(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
+    package = write_python_model(
+        root / "placed",
+        initialize="self.gpu = float(args['model_instance_device_id'])",
+        answer="values = values * 0 + self.gpu",
+    )
+    assert client.load("placed", package).status == 200
+    assert models(adapter)["placed"]["gpu"] == 0
+    answer = client.post("/models/placed/invoke", infer_body(7.0)).json()
+    assert answer["outputs"][0]["data"] == [0.0]
+
+
+def test_sizes_that_triton_reports_are_the_sizes_of_models_loaded_at_once(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    """After the first model of a backend, which tells that the backend reports."""
+    first = write_model_in_triton(root / "reports", 256, reports=True)
+    empty = gpu().used
+    assert client.load("first", first).status == 200
+    context = (gpu().used - empty) // MIB - 256
+    record_property("first_mib", held(adapter)["first"])
+    record_property("context_of_triton_mib", context)
+    sizes = {f"reports{n}": 512 * (n + 1) for n in range(4)}
+    packages = [
+        write_model_in_triton(root / name, mib, reports=True) for name, mib in sizes.items()
+    ]
+
+    def load(package: Path) -> int:
+        with closing(adapter.client(300)) as own:
+            return own.load(package.name, package).status
+
+    with ThreadPoolExecutor(len(packages)) as pool:
+        assert list(pool.map(load, packages)) == [200] * len(packages)
+
+    found = held(adapter)
+    record_property("reported_mib", str(found))
+    assert {name: found[name] for name in sizes} == sizes
+    assert {models(adapter)[name]["size_from"] for name in sizes} == {"triton"}
+    ledger = book(adapter)["baseline_bytes"] + book(adapter)["held_bytes"]
+    record_property("ledger_over_driver", round(ledger / gpu().used, 4))
+    assert ledger == pytest.approx(gpu().used, rel=0.05)
+    unload_all(adapter)
+    assert gpu().used - empty < (context + 64) * MIB
+
+
+def test_sizes_that_nothing_reports_are_read_and_back_when_the_unload_is_answered(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    package = write_model_in_triton(root / "silent", 3072)
+    assert client.load("silent", package).status == 200
+    wait_until(lambda: models(adapter)["silent"]["is_measured"], 15, "the size is learned")
+    record_property("read_mib", held(adapter)["silent"])
+    assert held(adapter)["silent"] == pytest.approx(3072, rel=0.25)  # with a context of Triton
+    before = gpu().used
+    assert client.delete("/models/silent").status == 200
+    assert before - gpu().used >= 3072 * MIB
+
+
+def test_memory_that_triton_has_lost_is_back_after_a_restart_that_no_call_notices(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    empty, total = gpu().used, gpu().total // MIB
+    keeps = int(total * _SHARE)
+    leaky = write_model_in_triton(root / "leaky", 256, keeps=keeps)
+    served = write_cuda_model(root / "served", 512)
+    assert client.load("served", served).status == 200
+    for _ in range(2):
+        assert client.load("leaky", leaky).status == 200
+        assert client.delete("/models/leaky").status == 200
+    lost = (gpu().used - empty) // MIB
+    record_property("lost_mib", lost)
+    assert lost >= 2 * keeps
+    size = gpu().free // MIB + keeps
+    large = write_model_in_triton(root / "large", size, declares=f"{size}MiB")
+
+    assert client.load("large", large).status == 200
+
+    assert len(adapter.events("triton.recycled")) == 1
+    assert client.post("/models/served/invoke", infer_body(1.0)).status == 200
+    unload_all(adapter)
+    record_property("left_mib", (gpu().used - empty) // MIB)
+    assert gpu().used - empty < keeps * MIB
