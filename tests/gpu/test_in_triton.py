@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.models import MIB, gpu, why_not, write_cuda_model, write_model_in_triton
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import infer_body
 
 _MISSING = why_not()
 pytestmark = [
@@ -33,7 +33,6 @@ def running(root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(
         "--memory-source=nvml",
         "--memory-reserve=0",
-        "--gpu-placement=most_free",
         f"--recycle-unaccounted={_SHARE}",
         f"--model-roots={root}",
     ) as adapter:
@@ -63,20 +62,6 @@ def held(adapter: RunningAdapter) -> dict[str, int]:
 def book(adapter: RunningAdapter) -> dict[str, Any]:
     (device,) = adapter.state()["memory"]["devices"].values()
     return device
-
-
-def test_a_model_that_names_no_gpu_runs_on_the_one_that_is_shown(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
-    package = write_python_model(
-        root / "placed",
-        initialize="self.gpu = float(args['model_instance_device_id'])",
-        answer="values = values * 0 + self.gpu",
-    )
-    assert client.load("placed", package).status == 200
-    assert models(adapter)["placed"]["gpu"] == 0
-    answer = client.post("/models/placed/invoke", infer_body(7.0)).json()
-    assert answer["outputs"][0]["data"] == [0.0]
 
 
 def test_sizes_that_triton_reports_are_the_sizes_of_models_loaded_at_once(
