@@ -2,7 +2,7 @@
 it with what Triton reports of the GPU memory that its models take.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -191,13 +191,11 @@ def differs(reported: Bytes, seen: Bytes) -> bool:
 
 
 def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:
-    """`taken` to the last byte, on each device in proportion to what was expected there."""
+    """Share out `taken` to the last byte, in proportion to what was expected on each device."""
     # sorted, so that rounding does not depend on which load ended first
     ids = sorted(loads)
-    shares = {
-        device: _split(count, [loads[model_id].expected.get(device, 0) for model_id in ids])
-        for device, count in taken.items()
-    }
+    expected = [loads[model_id].expected for model_id in ids]
+    shares = {device: _split(count, _weights(device, expected)) for device, count in taken.items()}
     return [
         Measured(
             model_id,
@@ -207,6 +205,15 @@ def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:
         )
         for place, model_id in enumerate(ids)
     ]
+
+
+def _weights(device: Device, expected: Sequence[Bytes]) -> list[int]:
+    """Return what each load was expected to take there. A load of unknown size counts like the
+    others' mean: with nothing, all that it takes would be charged to them.
+    """
+    known = [each.get(device, 0) for each in expected if any(each.values())]
+    mean = max(sum(known) // len(known), 1) if known else 1
+    return [each.get(device, 0) if any(each.values()) else mean for each in expected]
 
 
 def _split(count: int, weights: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from adapter.control.memory import Memory
 from adapter.control.progress import Admission
 from adapter.control.readings import Readings
+from adapter.core import measuring
 from adapter.core.accounts import Accounts
 from adapter.core.evidence import Suspicion
 from adapter.core.ledger import DeviceBook, Ledger
@@ -11,6 +12,14 @@ from adapter.core.sizing import Sizes
 from tests.simulation.faults.fault import Fault
 
 MEMORY = [
+    Fault(
+        "a load of unknown size is taken to need nothing of what several took",
+        "another is charged with all that both took: it seems larger than its GPU",
+        measuring,
+        "_weights",
+        "else mean",
+        "else 0",
+    ),
     Fault(
         "an adopted model is not known by its package",
         "a text of a caller is believed again once the model is loaded anew: a 507 too many",

@@ -84,6 +84,22 @@ def test_loads_of_which_nothing_was_expected_share_equally():
     assert sorted(shares(window.close(seen(1100))).values()) == [33, 33, 34]
 
 
+def test_a_load_of_unknown_size_counts_like_the_mean_of_those_beside_it():
+    window = opened()
+    load(window, A, expected=100)
+    load(window, B, expected=300)
+    load(window, C)
+    assert shares(window.close(seen(1600))) == {A: 100, B: 300, C: 200}
+
+
+def test_a_load_of_unknown_size_alone_takes_what_a_device_has_lost_that_no_other_uses():
+    window = opened()
+    window.loaded(A, "a", {TWO: 7}, known=False)
+    load(window, B)
+    measured = {each.model_id: each.bytes for each in window.close(seen(1400, 500))}
+    assert measured == {A: {ONE: 0, TWO: 250}, B: {ONE: 400, TWO: 250}}
+
+
 def test_what_the_known_loads_took_is_not_shared_and_not_reported():
     window = opened()
     load(window, A, expected=100, known=True)
