@@ -333,7 +333,11 @@ class ModelControl:
                 try:
                     return await self._load_once(load, source, lost, evictor)
                 except AboutMemory as error:
-                    if lost is not None or not await goes_on(error, load.terms, evictor):
+                    # one that Triton does not end has let its files go
+                    has_files = load.model_id in self.registry.coming
+                    if lost is not None or (load.terms.is_on_demand and not has_files):
+                        raise
+                    if not await goes_on(error, load.terms, evictor):
                         raise
 
     async def _load_once(

@@ -114,6 +114,9 @@ class Oracle(Rest):
             return
         if self.since(call.begun, "end") or not self._world.is_up:
             return
+        recent = call.begun - RECENT_SECONDS
+        if not self._world.is_embedded and self.since(recent, "end") and self.since(recent, "hang"):
+            return  # a Triton that hangs cannot tell that it is another
         before = call.begun - self.settings.load_seconds
         whats = ("unload asked", "caller left")  # such an unload still comes, after the load
         if all(self.since(before, each, model_id=call.model_id) for each in whats):
@@ -487,15 +490,17 @@ class Oracle(Rest):
         Triton reports only for those that it does not.
         """
         is_known, model_id = self.is_known(spec), spec.model_id
-        others = [h for h in self._world.arriving() if h.spec.model_id != model_id]
+        loads = [h for h in self._world.arriving() if h.spec.model_id != model_id]
+        others = loads
         if self._world.triton.reports and not spec.is_python:
-            others = [h for h in others if h.spec.is_python and not self.is_known(h.spec)]
+            others = [h for h in loads if h.spec.is_python and not self.is_known(h.spec)]
         now = self._now()
         self.happened("admitted", model_id)
         if is_known or self._world.reader.last is None or not others:
             return
         asked = self._at.get(("load asked", model_id), -1.0)
-        admitted = [self._at.get(("admitted", h.spec.model_id), -1.0) for h in others]
+        # beside any that stands still nobody waits for those that came later
+        admitted = [self._at.get(("admitted", h.spec.model_id), -1.0) for h in loads]
         is_fresh = now - min(admitted) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
         upset = ("unread", "stub ended", "hang", "caller left")
         if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):

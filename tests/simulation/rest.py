@@ -97,7 +97,9 @@ class Rest:
         )
         if not comes_back or is_full or self._ends > 1:
             return
-        for model_id in self._lost:
+        for model_id, spec in self._lost.items():
+            if 2 * spec.seconds * len(spec.parts()) > self.settings.load_seconds:
+                continue  # its load may take longer than it may
             end = self._at["end", ""]
             if any(self.since(end - RECENT_SECONDS, each) for each in upset):
                 continue

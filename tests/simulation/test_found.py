@@ -56,6 +56,11 @@ FOUND = [
         "b repeats a caller's words about CUDA's memory, once when adopted and once loaded anew.",
     ),
     (
+        500661,
+        "a load that Triton does not end is tried again without its files",
+        "The process of o dies while o is loaded. Loaded anew, o is idle and never unloaded.",
+    ),
+    (
         700762,
         "a load of unknown size is taken to need nothing of what several took",
         "n of unknown size is measured with o, which is charged with both: 3.6 GiB, of 3.5.",

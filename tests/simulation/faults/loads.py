@@ -11,6 +11,14 @@ _ONCE = (ModelControl, "_load_once")
 
 LOADS = [
     Fault(
+        "a load that Triton does not end is tried again without its files",
+        "the model is loaded for calls, and neither an idle model nor one to evict",
+        ModelControl,
+        "_load",
+        "and not has_files",
+        "and False",
+    ),
+    Fault(
         "a failed load keeps its reservation",
         "each failure leaves bytes booked, until everything is refused",
         *_ONCE,
