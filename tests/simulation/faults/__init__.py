@@ -26,6 +26,7 @@ MISSED = frozenset(
         "a load that was not read is never measured",
         "what stands still is charged to others",
         "a model that Triton never ends loading again is unloaded again and again",
+        "a share of what several took counts for less than is declared",
         # a model that an unload has given up is STUCK by now, which covers this one
         "an unload that was given up loads the model again for nobody",
         # 122 to 156 days of a minute of CPU did not find these
