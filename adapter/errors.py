@@ -1,4 +1,5 @@
-"""What can go wrong, in the words of the domain. Status codes are in frontends/status.py alone.
+"""Everything that can go wrong, in the words of the domain. Status codes are in
+frontends/status.py.
 
     AdapterError
     ├─ CallerError        the caller can fix it
@@ -198,7 +199,7 @@ class NotStarted(CallerError):
 
 
 class NotTaken(CallerError):
-    """What is still answered is dropped: nobody waits for a caller who does not read."""
+    """The caller does not read its answer, whose rest is dropped."""
 
 
 class PayloadTooLarge(CallerError):
@@ -214,7 +215,7 @@ class InvalidModel(CallerError):
 
 
 class InvalidArtifact(InvalidModel):
-    """Of the store: no container has seen the model."""
+    """The store failed: no container has seen the model."""
 
 
 class SourceMissing(CallerError):
@@ -400,7 +401,7 @@ _NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooMan
 
 
 class InvalidSettings(Exception):
-    """All problems at once, one a line."""
+    """Lists all problems, one a line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

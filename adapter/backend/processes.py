@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """All living processes: when each began, and the pids of its children."""
+    """Lists all living processes: when each began, and the pids of its children."""
 
     started: Mapping[int, int]
     children: Mapping[int, Sequence[int]]

@@ -4,7 +4,7 @@
   of Triton again. A load that failed is tried again, after 2 s and up to a minute.
 - return: Triton has lost it (RETURNING), in a restart or by a "not found". The most recently used
   comes first. Its own failure is final.
-- call: its callers wait (residency/on_demand.py). They are told of its failure; for room it waits.
+- call: its callers wait (residency/on_demand.py). They get its failure; it waits for room.
 
 An explicit load needs no loop: it is tried once, and its caller decides (models.py). What is loaded
 already is found by the reconciler, at the start and every two seconds.
@@ -111,7 +111,7 @@ class DesiredModel:
 
 
 class DesiredModels:
-    """All desired models by id, but those that only calls want.
+    """Holds the desired models by id, but those that only calls want.
 
     `bring_back` begins a load in place of a record; `hangs`: does the load of this model hang?
     """
@@ -199,7 +199,7 @@ class DesiredModels:
             yield partial(self._unload_asked, model_id)
         except ModelNotFound as error:
             if was_wanted:
-                error.args = (f"{error}; it is wanted no more, as an unload was asked for",)
+                error.args = (f"{error}; its unload ends the adapter's own attempts to load it",)
             raise
 
     def _unload_asked(self, model_id: ModelId) -> bool:
@@ -304,7 +304,7 @@ class DesiredModels:
         model_id, reason = model.model_id, model.reason
         if self._registry.returning(model_id) is not None:
             if not reason.keeps:
-                return await self._load_now(model, None)  # callers are told that it is on its way
+                return await self._load_now(model, None)  # its callers get ModelNotReady
             reason = self._return
         await self.trials.turn(model_id, reason)
         await self._status.wait_up(clock.monotonic() + reason.turn_seconds)

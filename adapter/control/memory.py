@@ -459,8 +459,8 @@ class Memory:
             self._learn(self.accounts.measured(account.model_id, larger), None)
 
     def _learn(self, measured: Measured, expected: Estimate | None) -> None:
-        """Hold the most that the package was ever measured to take: it may grow to that again. Of
-        a share hold no more. `expected` is the estimate, where the measurement ends a load.
+        """Learn what the package takes, and hold it: the most that it ever took alone, as it may
+        grow to that again, else its share. `expected` is the estimate of a load that has ended.
         """
         key, model_id = measured.package_key, measured.model_id
         if measured.exact and expected is not None:

@@ -206,7 +206,7 @@ class Artifacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What control works on. `server` is None where Triton runs elsewhere, `store` where no sizes
+    """The adapters that control uses. `server` is None for an external Triton, `store` if no sizes
     are kept.
     """
 

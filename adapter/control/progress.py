@@ -1,4 +1,4 @@
-"""What a load or an unload waits for: in its record, and in the log."""
+"""Notes what a load or an unload waits for, in its record and in the log."""
 
 import logging
 
@@ -20,7 +20,7 @@ def step(record: ModelRecord, waits_for: WaitsFor, awaits: tuple[ModelId, ...] =
 
 
 class Admission:
-    """What is told of one load's way to its memory: each reason to wait once, and the end."""
+    """Logs one load's way to its memory: each reason to wait once, and the admission."""
 
     def __init__(self, record: ModelRecord) -> None:
         self._record = record

@@ -100,7 +100,7 @@ FOLLOWS = {
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What is known of the memory of one model, from its admission until it is gone.
+    """Holds what is known of a model's memory, from its admission until it is gone.
 
     `begun` is when its load got to Triton (time.monotonic). `basis` says what the figure in the
     ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
@@ -207,7 +207,7 @@ class Accounts:
 
     @property
     def moving(self) -> list[Account]:
-        """Those of `loads` that may take memory: not those that stand still."""
+        """Return those of `loads` that may take memory: not those that stand still."""
         return [account for account in self.loads if account.still_since is None]
 
     def watch(self, split: MemorySplit, now: float, seconds: float, *, unloads: bool) -> None:

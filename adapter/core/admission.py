@@ -18,7 +18,7 @@ _LEAST_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class AdmissionInput:
-    """What a decision stands on.
+    """Holds what a decision is based on.
 
     `loads` are the others between their admission and their settling, `unknown_loads` those of
     them without a known footprint, of which Triton will not report one either. `unloads` are under
@@ -140,7 +140,7 @@ def _refusal_of_planned(estimate: Estimate, inputs: AdmissionInput) -> _Refusal 
 def _refuse_what_can_never_fit(
     model_id: ModelId, estimate: Estimate, inputs: AdmissionInput
 ) -> None:
-    """What was learned may be wrong: with nothing else loaded it is tried once."""
+    """Raise ModelTooLarge, unless a learned size may be wrong and nothing else is loaded."""
     book, needs, basis = inputs.book, estimate.needs, estimate.basis.value
     if inputs.proven is not None:
         needs, basis = inputs.proven, "measured"
@@ -170,8 +170,9 @@ def _is_worth_a_try(estimate: Estimate, inputs: AdmissionInput) -> bool:
 
 
 def waits_its_turn(estimate: Estimate, inputs: AdmissionInput) -> bool:
-    """Where growth is measured a load of unknown size runs alone: the growth is then all its own,
-    and two of them do not run out of memory together. Loads that Triton reports need not.
+    """Return whether it must wait for other loads. Where growth is measured, a load of unknown size
+    runs alone: all growth is its own, and two of them do not run out of memory together. Loads that
+    Triton reports need not.
     """
     if inputs.reading is None:
         return False
@@ -181,8 +182,8 @@ def waits_its_turn(estimate: Estimate, inputs: AdmissionInput) -> bool:
 
 
 def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
-    """That it does not fit. Files tell the size in memory to within a factor of two or so: half of
-    it would not fit either, not even with half of the headroom.
+    """Return whether it surely does not fit. Files tell the size in memory to within a factor of
+    two or so: half of it would not fit either, not even with half of the headroom.
     """
     if basis is Basis.DISK:
         return needed > 2 * free + book.headroom_bytes

@@ -46,8 +46,8 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """How full the disk cache is. Of `limit_bytes`, `artifacts` take `size_bytes`, fetches under
-    way have `fetching_bytes`, and `free_bytes` are left on the disk.
+    """Says how full the disk cache is. Of `limit_bytes`, `artifacts` take `size_bytes`, fetches
+    under way have `fetching_bytes`, and `free_bytes` are left on the disk.
     """
 
     artifacts: int

@@ -1,6 +1,6 @@
 """Why a model is to be loaded, what follows from that, and how far a desired model is.
 
-One loop (control/desired.py) acts on all reasons. What differs between them is data here.
+One loop (control/desired.py) acts on all reasons; a Reason holds what differs between them.
 """
 
 import math
@@ -54,7 +54,7 @@ class Want(Enum):
     FAILED = "failed"  # it is tried again
     REFUSED = "refused"  # it is not tried again until Triton is restarted
     LOADED = "loaded"  # its load has ended well; it may have been evicted since
-    UNLOADED = "unloaded"  # a caller has asked for its unload, and it is wanted no more
+    UNLOADED = "unloaded"  # a caller asked for its unload: it is not loaded again
 
 
 class WantEvent(Enum):

@@ -1,4 +1,4 @@
-"""What Triton said -> one of our errors. The only place that reads Triton's texts.
+"""Turns what Triton said into one of our errors. No other module reads Triton's texts.
 
 Triton has no code for out of memory: load failures of every kind are INVALID_ARGUMENT, and failed
 inferences whatever the backend chose (docs/design/triton.md, Failures). So the status is looked at
@@ -265,7 +265,7 @@ def _with_environments(said: str) -> str:
 def _of_transport(
     code: str, text: str, said: str, model_id: ModelId | None, *, is_tritons: bool = False
 ) -> AdapterError | None:
-    """What grpcio says in Triton's place; None when it was Triton that answered."""
+    """Return what grpcio says in Triton's place; None when Triton itself answered."""
     if code == "DEADLINE_EXCEEDED":
         return BackendTimeout("Triton did not answer in time", model_id=model_id)
     if code not in {"UNAVAILABLE", "CANCELLED"} or is_tritons or _TRITONS.match(text):

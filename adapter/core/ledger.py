@@ -42,7 +42,7 @@ class DeviceBook:
     unaccounted_bytes: int | None = None
 
     def free_bytes(self, used_bytes: int | None) -> int:
-        """What may be handed out: what is left below the limit, less the headroom."""
+        """Return what may be handed out: what is left below the limit, less the headroom."""
         return max(0, self.left_bytes(used_bytes) - self.headroom_bytes)
 
     def left_bytes(self, used_bytes: int | None) -> int:

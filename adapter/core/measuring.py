@@ -19,7 +19,9 @@ _NOISE_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a load took. `exact` when nothing else went on, else its share of what several took."""
+    """The bytes that a load took. `exact` when nothing else went on, else its share of what several
+    took.
+    """
 
     model_id: ModelId
     package_key: str
@@ -35,7 +37,7 @@ class _Load:
 
 
 class Window:
-    """From one quiet moment to the next: what came and went, and what each has taken of it.
+    """Notes what came and went from one quiet moment to the next, and shares out the growth.
 
     A reading shows the whole device, so a load can be measured by itself only when it ran alone;
     what several took is shared out.
@@ -82,8 +84,8 @@ class Window:
         self._is_disturbed = True
 
     def close(self, reading: MemoryReading | None) -> list[Measured]:
-        """What the loads took, by model id. Loads among others whose size is known already are
-        not reported: theirs is the better figure. Nor are those of `loaded_beside`.
+        """Return what the loads took, by model id. Loads among others whose size is known already
+        are not reported: theirs is the better figure. Nor are those of `loaded_beside`.
         """
         opening, self._opening, loads = self._opening, None, self.loads
         if opening is None or reading is None or not _alike(opening, reading):
@@ -103,7 +105,7 @@ class Window:
 
 
 class Growth:
-    """What each loaded model takes at least, as far as the totals of devices tell.
+    """Tracks what each loaded model takes at least, as far as the totals of devices tell.
 
     More is a model's own where it alone had requests. Less may be any model's, or several have
     given back: so nobody is supposed to take more than before less all of it. What is supposed is
@@ -136,8 +138,8 @@ class Growth:
     def tick(
         self, reading: MemoryReading | None, active: Collection[ModelId], baseline: Bytes
     ) -> tuple[ModelId, Bytes] | None:
-        """What the only model in `active`, those with requests since the last tick, takes at
-        least, where it takes more than then. `baseline` is what no model takes.
+        """Return what the only model in `active`, those with requests since the last tick, takes at
+        least, if it has grown. `baseline` is what no model takes.
         """
         before, self._before = self._before, reading
         if before is None or reading is None or not _alike(before, reading):
@@ -154,7 +156,7 @@ class Growth:
         return None if found is None else (found, self.least[found])
 
     def _lower(self, amounts: Bytes) -> None:
-        """By what is above zero."""
+        """Lower what each takes by the amounts above zero."""
         if any(count > 0 for count in amounts.values()):
             less = at_least_zero(amounts)
             self.least = {m: at_least_zero(minus(t, less)) for m, t in self.least.items()}
@@ -217,7 +219,7 @@ def _weights(device: Device, expected: Sequence[Bytes]) -> list[int]:
 
 
 def _split(count: int, weights: list[int]) -> list[int]:
-    """In proportion to the weights, equally when there are none; the sum is `count`."""
+    """Split `count` in proportion to the weights, or equally when all are zero."""
     if not any(weights):
         weights = [1] * len(weights)
     ends = [count * upto // sum(weights) for upto in accumulate(weights)]

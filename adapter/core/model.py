@@ -67,7 +67,7 @@ class ModelSource:
 
     @property
     def told_url(self) -> str:
-        """What callers may know of where the package is."""
+        """Return the source as callers may see it."""
         return self.key or self.url
 
 

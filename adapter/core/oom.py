@@ -148,7 +148,7 @@ def _without_names(text: str) -> str:
 
 
 def _without_envelope(text: str) -> str:
-    """What the model or the backend said.
+    """Return what the model or the backend said.
 
     Names are cut at the last place where they can end, as a name may hold the end mark itself.
     """
@@ -178,7 +178,7 @@ def _occurrences(
 
 
 def _end_of_phrase(rule: Rule, low: str, start: int, end: int) -> int | None:
-    """Where the phrase that begins at `start` ends; None when these words do not make it."""
+    """Return where the phrase that begins at `start` ends; None if these words are not it."""
     before = low[max(0, start - _NEAR) : start]
     if before and _WORD_BEFORE.match(before[-1]):
         return None
@@ -207,7 +207,7 @@ def _verdict(strength: Strength, rule: str, cleaned: str, span: tuple[int, int])
 
 
 def _bytes(figure: re.Match[str]) -> int:
-    """In powers of 1024 also for GB: the allocators that print it mean that."""
+    """Return the bytes, in powers of 1024 also for GB: allocators that print it mean that."""
     if figure[3]:
         return int(figure[3])
     digits = figure[1].replace(",", "")

@@ -1,4 +1,4 @@
-"""How many bytes of memory a model will take: as learned, declared, on disk, or by default."""
+"""Estimates the memory of a model: as learned, declared, on disk, or by default."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def exact_size(count: int) -> str:
 
 
 class Basis(Enum):
-    """What an estimate stands on, the most trusted first."""
+    """The basis of an estimate, the most trusted first."""
 
     LEARNED = "learned"
     DECLARED = "declared"
@@ -221,7 +221,7 @@ class Sizes:
         self._baseline = most_of(self._baseline, baseline)
 
     def is_exact(self, package_key: str) -> bool:
-        """What was learned of the package is its own alone, not a share."""
+        """Return whether what was learned of the package is its own alone, not a share."""
         return (learned := self._of(package_key)) is not None and learned.exact
 
     def is_reported(self, package_key: str) -> bool:
@@ -257,7 +257,7 @@ class Sizes:
         return self._declared.get(self._key_of.get(model_id, ""))
 
     def as_dict(self) -> dict[str, object]:
-        """What was learned, in the order of learning, for JSON; `restore` reads it."""
+        """Return what was learned, in that order, as JSON that `restore` reads."""
         known = {key for key, _ in self._learned}
         return {
             "packages": [

@@ -1,4 +1,4 @@
-"""What changed in Triton since 2.51, and what the adapter decides by the version of its Triton.
+"""Lists what changed in Triton since 2.51, and decides by the version of a Triton.
 
 The table of docs/triton.md is written from CHANGES, and the double of Triton behaves by them.
 """
@@ -14,7 +14,7 @@ DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 
 
 class Known(Enum):
-    """How a change is known."""
+    """How we know of a change."""
 
     SEEN = "seen"  # on a newer Triton
     READ = "read"  # in the sources

@@ -91,8 +91,8 @@ class _Feed:
 
 
 class _Unpacking:
-    """Of one compressed body. Triton takes what it cannot unpack for an empty body, and of several
-    members, or with other bytes behind it, the first: so all of that is refused.
+    """Unpacks one compressed body. Triton takes a body that it cannot unpack for an empty one, and
+    reads the first of several members only: both are refused.
     """
 
     def __init__(self, most: int) -> None:
@@ -100,7 +100,7 @@ class _Unpacking:
         self._packed = zlib.decompressobj(_GZIP_OR_ZLIB)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What it becomes, in pieces. InvalidRequest for what is not compressed, or behind it."""
+        """Yield the unpacked pieces. Raises InvalidRequest for bytes that are not compressed."""
         while data and not self._packed.eof:
             yield self._unpacked(data)
             data = self._packed.unconsumed_tail
@@ -108,7 +108,7 @@ class _Unpacking:
             raise InvalidRequest("the compressed body has more bytes behind its end")
 
     def end(self) -> Iterator[bytes]:
-        """The last of it. InvalidRequest where there should have been more."""
+        """Yield the last pieces. Raises InvalidRequest if the body is cut off."""
         while not self._packed.eof and (piece := self._unpacked(b"")):
             yield piece
         if not self._packed.eof:
@@ -128,7 +128,7 @@ class _Unpacking:
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    """Of a body that says so; what is packed is bounded when it is unpacked."""
+    """Return the declared length; 0 for a compressed body, which is bounded when unpacked."""
     return 0 if is_packed(headers) else int(headers.get("Content-Length", "0"))
 
 

@@ -227,7 +227,7 @@ class _Call:
         return self._answer
 
     async def pieces(self) -> list[bytes]:
-        """What has come of the body, at least one piece; none at its end."""
+        """Return the pieces of the body that have come, at least one; none at its end."""
         if self._answers is not None:
             return await self._piece(self._answers)
         while not self._pieces and not self._is_over:
@@ -271,7 +271,7 @@ class _Call:
     # -- the body, where it is a stream -----------------------------------------------------
 
     async def _send(self, body: AsyncIterator[bytes]) -> None:
-        """Without a known length in chunks. Stops early when the call is over."""
+        """Send the body, in chunks if its length is unknown. Stops early when the call is over."""
         length = self._call.headers.get("Content-Length")
         left = None if length is None else int(length)
         self._connection.write(self._head)

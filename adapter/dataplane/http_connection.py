@@ -98,7 +98,7 @@ PLAIN = CallOptions()
 
 
 class Owner(Protocol):
-    """Where connections are kept. `lost` is called once for each of them."""
+    """The pool of a connection. `lost` is called once for each of them."""
 
     def free(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
@@ -169,7 +169,7 @@ class Connection:
         self.transport.write(piece)
 
     def sent(self) -> None:
-        """All of the request is written."""
+        """Note that all of the request is written."""
         if self.state != _BROKEN:
             self._is_sent = True
             self.state = NEXT[self.state, _SENT]

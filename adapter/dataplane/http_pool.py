@@ -15,7 +15,7 @@ _KEEP_SECONDS = 300
 
 
 class Pool:
-    """As many connections as calls at once; `address` is host:port, `seconds` limits a call.
+    """Keeps a connection for each concurrent call; `address` is host:port, `seconds` limits a call.
 
     The one used last is used next, so that those too many grow old and are closed. `connections`
     are all that are open, `unused` those without a call.

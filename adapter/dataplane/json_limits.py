@@ -69,7 +69,7 @@ def _plain_values(text: bytes) -> int:
 
 
 def _are_small(part: bytes, most: int) -> bool:
-    """Whether no shape has more values, as can be told without an expression."""
+    """Return whether no shape has more values, without a regular expression."""
     at = part.find(_PLAIN_KEY)
     while at >= 0:
         end = part.find(b"]", at)
@@ -86,7 +86,7 @@ def _check(dimensions: bytes, most: int) -> None:
 
 
 class Shapes:
-    """Of one JSON text, fed piece by piece. A shape may have as many values as `most`."""
+    """Checks one JSON text, fed piece by piece. A shape may have as many values as `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most

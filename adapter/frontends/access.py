@@ -30,7 +30,7 @@ _OPENED_BY = {
 
 
 class Access:
-    """What callers of the listener `name` may do. `infers_only`: inference, and reading what
+    """The rights of callers of the listener `name`. `infers_only`: inference, and reading what
     health and metadata tell; no loads, unloads, repository, shared memory, trace and log settings.
     `token`: what calls that load, unload and drain must bring, None for nothing. `is_keyed`: the
     endpoint has keys, so that nobody may go round it who has not the token.
@@ -84,8 +84,9 @@ def _check_token(token: bytes, authorization: Sequence[str]) -> None:
 
 
 class SitePolicy:
-    """Which requests a listener at `address` takes. `allowed_hosts`: names that callers may use for
-    it on loopback besides `localhost` and IP addresses of loopback, and whose pages may call it.
+    """Decides which requests a listener at `address` takes. `allowed_hosts`: names that callers may
+    use for it on loopback besides `localhost` and IP addresses of loopback, and whose pages may
+    call it.
     """
 
     def __init__(self, address: Address, allowed_hosts: Collection[str]) -> None:
@@ -111,7 +112,7 @@ class SitePolicy:
                 raise Forbidden(f"{method} from a page of another site (Origin: {origin[:200]!r})")
 
     def knows_host(self, host: str) -> bool:
-        """Whether the value of a header Host may be meant for this listener."""
+        """Return whether a Host header may be meant for this listener."""
         return not self._is_on_loopback or not host or self._is_allowed(host) or _is_loopback(host)
 
     def _is_ours(self, origin: str, hosts: Collection[str]) -> bool:

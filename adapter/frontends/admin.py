@@ -159,7 +159,7 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
-    """What the listener is made of, and in which version, is no caller's business."""
+    """Hide the server's software and version from callers."""
     response.headers.popall("Server", None)
 
 
@@ -201,7 +201,7 @@ class Resident:
         yield "\n]}\n"
 
     def _is_served(self, record: ModelRecord) -> bool:
-        """Of two versions of a model only the one that gets its calls is."""
+        """Return whether it is listed: of two versions of a model, the one that gets its calls."""
         is_current = self._registry.get(record.asked_for) is record
         return is_current and record.state is ModelState.READY
 

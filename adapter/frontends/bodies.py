@@ -135,7 +135,7 @@ class Limits:
 
 
 class Arrival:
-    """Of one body: time in which its caller is held back does not count."""
+    """Times one body; time in which its caller is held back does not count."""
 
     __slots__ = ("_limits", "_looked", "_quiet", "_seconds", "_seen", "received")
 
@@ -147,7 +147,7 @@ class Arrival:
         self._seconds = self._quiet = 0.0
 
     def check_time_limits(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
-        """What is wrong with it, if anything is."""
+        """Return the error of the body, if it has one."""
         seconds, self._looked = now - self._looked, now
         if not is_reading:
             return None

@@ -1,4 +1,4 @@
-"""What /debug/state says: memory, models, what happened lately, and whether all is well.
+"""Builds /debug/state: memory, models, what happened lately, and whether all is well.
 
 `?models=N` has N models at most, `?sort=` says which come first (with a `-` before it, which come
 last otherwise), `?filter=` keeps those whose name
@@ -271,7 +271,7 @@ def _rank(record: ModelRecord, share: int) -> float:
 
 
 def _latencies(record: ModelRecord) -> dict[str, float] | None:
-    """None without any inference."""
+    """Return None before the first inference."""
     if not (count := len(record.latencies)):
         return None
     return {"p50": round(_rank(record, 50), 6), "p99": round(_rank(record, 99), 6), "of": count}

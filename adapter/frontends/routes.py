@@ -17,7 +17,7 @@ import yaml
 
 
 class Scope(IntEnum):
-    """What a call may do. `http_data` serves those up to METADATA; CONTROL needs `control_token`,
+    """The kinds of routes. `http_data` serves those up to METADATA; CONTROL needs `control_token`,
     and with `endpoint_keys` all but SERVER are refused.
     """
 

@@ -1,4 +1,4 @@
-"""What each error is called in HTTP and in gRPC. The only place that writes a status for one."""
+"""Maps each error to its HTTP and gRPC status. No other module does."""
 
 import logging
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
 
 
 class Shutdown(Enum):
-    """How far the graceful shutdown of RFC 9113 section 6.8 has come."""
+    """The progress of the graceful shutdown of RFC 9113 section 6.8."""
 
     NOT_BEGUN = auto()
     WANTED = auto()  # it begins when the connection is made

@@ -1,4 +1,4 @@
-"""What the relay asks of the sidecar, its own errors, and the heads of calls and answers."""
+"""Defines what the relay asks of the sidecar, its errors, and the heads of calls and answers."""
 
 import asyncio
 import re

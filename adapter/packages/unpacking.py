@@ -33,7 +33,7 @@ _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What is free on a disk."""
+    """The free space of a disk."""
 
     bytes: int
     inodes: int | None  # files, folders and links that can still be made; None without a limit
@@ -51,7 +51,7 @@ def disk_bytes(size: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much an archive may unpack to."""
+    """The limits of what an archive may unpack to."""
 
     max_unpacked_bytes: int = 64 * 2**30
     max_entries: int = MAX_ENTRIES  # files, links, and folders, also those only named in a path

@@ -35,7 +35,7 @@ _OTHER_BODY = (
 
 
 class SignatureError(Exception):
-    """What is wrong, for the caller to read."""
+    """The signature is wrong; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SignedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request says of its own signature."""
+    """The signature of a request, as its headers state it."""
 
     access_key: str
     scope: str

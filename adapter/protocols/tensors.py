@@ -46,9 +46,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ContentTypes:
-    """What a model opted into (protocols/codecs). `types` are media types in lower case, some with
-    `*` for any subtype; `options` what followed one of them behind a semicolon. `is_batched`: a
-    dimension for the batch stands before those of each tensor, whose shapes are as the config has
+    """The content types of a model (protocols/codecs). `types` are media types in lower case, some
+    with `*` for any subtype; `options` what followed one of them behind a semicolon. `is_batched`:
+    a dimension for the batch stands before those of each tensor, whose shapes are as the config has
     them. `outputs`: none where only Triton knows them.
     """
 

@@ -76,7 +76,7 @@ _READINGS = (
     _Reading(
         "models_wanted",
         "Models of load_at_start and preload: loaded, missing for whatever reason, or unloaded by"
-        " a caller and wanted no more.",
+        " a caller.",
         ["state"],
         lambda state: [((name,), count) for name, count in state.wanted().items()],
     ),

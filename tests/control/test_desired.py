@@ -43,7 +43,7 @@ async def test_one_whose_load_hangs_before_its_turn_is_not_begun_once_unloaded(h
     gates = [house.steps.hold(f"prepare /{each}") for each in names[:4]]
     house.control.desired.want({each: ModelSource(f"/{each}") for each in names})
     await asyncio.gather(*(gate.reached.wait() for gate in gates))
-    with pytest.raises(ModelNotFound, match="it is wanted no more"):
+    with pytest.raises(ModelNotFound, match="ends the adapter"):
         await house.unload("m4")
     for gate in gates:
         gate.open()

@@ -11,12 +11,12 @@ _SEQUENCES = "sequence_batching"  # requests of one sequence belong to one versi
 
 @dataclass(slots=True)
 class Terms:
-    """Of one load, however often it is tried. `is_on_demand`: for calls, so that it may be evicted,
-    until a platform asks for the same load. `evicts`: others are evicted for it where it does not
-    fit. `is_planned`: ModelMesh has made room for it by its own books. `takes_over`: the loaded
-    model whose place it takes; that one gets the id of this one. `gpu`: the number of the one that
-    it is being put on; `ran_out`: why it cannot be on others, by their numbers, until some model is
-    evicted for it.
+    """The terms of one load, however often it is tried. `is_on_demand`: for calls, so that it may
+    be evicted, until a platform asks for the same load. `evicts`: others are evicted for it where
+    it does not fit. `is_planned`: ModelMesh has made room for it by its own books. `takes_over`:
+    the loaded model whose place it takes; that one gets the id of this one. `gpu`: the number of
+    the one that it is being put on; `ran_out`: why it cannot be on others, by their numbers, until
+    some model is evicted for it.
     """
 
     is_on_demand: bool = False

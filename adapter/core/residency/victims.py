@@ -21,7 +21,7 @@ _RECENT_SECONDS = 30.0
 
 
 class RetentionReason(Enum):
-    """What keeps a model in memory, for now or for good."""
+    """The reasons that keep a model in memory, for now or for good."""
 
     IN_FLIGHT = "in flight"
     AWAITED = "awaited"  # its callers have not got their leases yet

@@ -20,7 +20,9 @@ def room_seconds(wait_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """How many calls may wait in all, and for one model. A known caller may have half of all."""
+    """Limits how many calls may wait in all, and for one model. A known caller may have half of
+    all.
+    """
 
     in_all: int = 256
     for_one: int = 32

@@ -1,4 +1,4 @@
-"""What every gRPC request goes through: one table of errors, one log line, one count."""
+"""Wraps every gRPC request: one table of errors, one log line, one count."""
 
 import asyncio
 import logging

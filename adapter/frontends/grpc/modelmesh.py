@@ -51,14 +51,14 @@ _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelSt
 class Triton(Protocol):
     @property
     def version(self) -> str:
-        """What Triton reports; "" if nothing."""
+        """Return what Triton reports; "" if nothing."""
 
     async def instances(self, name: TritonName) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the contract leaves to the runtime. `promised_seconds`: the most that ModelMesh is told
+    """The options of the runtime. `promised_seconds`: the most that ModelMesh is told
     of `load_seconds`. `model_concurrency`: requests that a model takes at a time, 0 for no limit, a
     text for as many as it has instances. `version` is told while Triton does not tell its own.
     """
@@ -278,7 +278,7 @@ class ModelRuntime:
         return min(self._options.load_seconds, self._options.promised_seconds)
 
     async def _purged(self) -> bool:
-        """Whether nothing is loaded: ModelMesh asks at its start, and counts all memory as free."""
+        """Return whether nothing is loaded: at its start ModelMesh counts all memory as free."""
         task = self._purging = self._purging or asyncio.create_task(self._purge())
         await asyncio.wait({task}, timeout=_PURGE_SECONDS)
         if not task.done():

@@ -133,7 +133,7 @@ class RelayPolicy:
             return False, None
 
     def max_bytes(self, path: bytes) -> int | None:
-        """None for a stream, and for unknown methods."""
+        """Return None for a stream, and for unknown methods."""
         if path == _LOAD:
             return self._limits.stream
         return self._limits.unary if path in _UNARY else None

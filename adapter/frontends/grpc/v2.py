@@ -155,7 +155,7 @@ class V2Service(grpc.GenericRpcHandler):
         return serialised(pb.ServerReadyResponse(ready=self._is_ready()))
 
     async def _server_metadata(self, message: bytes, context: Context) -> bytes:
-        """Without the extensions that are not open at this listener."""
+        """Leave out the extensions that are not open at this listener."""
         answer = await self._forwarded("ServerMetadata", message, context)
         found = pb.ServerMetadataResponse.FromString(answer)
         found.extensions[:] = self._extensions.served(found.extensions)

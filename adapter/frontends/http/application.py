@@ -84,7 +84,7 @@ class Application:
 
     @property
     def waiting(self) -> int:
-        """How many requests have come, and have not begun."""
+        """Return how many requests have come, and have not begun."""
         return 0 if self._handler is None else self._handler.requests - self._begun
 
     def failed(self, error: AdapterError) -> None:
@@ -130,7 +130,7 @@ class Application:
             self.failed(BrokenBody("the body broke off"))
 
     def may_be_kept(self, request: web.BaseRequest) -> bool:
-        """What is left of the body is known to be little, and surely comes."""
+        """Return whether the rest of the body is known to be small."""
         if "Upgrade" in request.headers:
             return False  # aiohttp may skip what comes behind one
         if not request.content.is_eof():
@@ -141,7 +141,7 @@ class Application:
         return self.client.accepts_requests()
 
     def refuse(self, why: str) -> web.StreamResponse:
-        """What is returned is answered to nobody: the connection is not aiohttp's any more."""
+        """Return a response that nobody gets: the connection is not aiohttp's any more."""
         self.client.refuse_head(why)
         assert self._handler is not None  # noqa: S101 - it asks for this
         self._handler.transport = None
@@ -169,7 +169,7 @@ class Application:
 
 
 async def _until_cancelled() -> NoReturn:
-    """By the end of the connection."""
+    """Cancel what the end of the connection ends."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("nothing completes it")
 
@@ -206,7 +206,7 @@ class Handler(web.RequestHandler):
 
     @property
     def requests(self) -> int:
-        """So many heads were read, the one of a malformed request too."""
+        """Count the heads that were read, that of a malformed request too."""
         return self._request_count
 
     @property
@@ -246,7 +246,7 @@ def application_of(request: web.BaseRequest) -> Application:
 
 
 def why_misread(request: web.BaseRequest) -> str | None:
-    """What aiohttp lets pass and others may read differently."""
+    """Refuse what aiohttp accepts and other servers may read differently."""
     codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", ())]
     if request.method == "CONNECT":
         return "CONNECT is not served: this is not a proxy"

@@ -46,7 +46,7 @@ _IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = map(int, State)
 
 
 class Listener(Protocol):
-    """What accepted the connection, and what all of its connections share."""
+    """The listener that accepted the connection, with all that its connections share."""
 
     limits: Limits
     fast: FastPath
@@ -269,7 +269,7 @@ class Connection:
             self._begin(head, raw, behind)
 
     def _serve_for_good(self, data: bytes) -> None:
-        """All that comes is aiohttp's."""
+        """Hand all further bytes to aiohttp."""
         self.ahead = b""
         self._enter(_HEAD)
         self.is_for_good = True

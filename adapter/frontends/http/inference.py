@@ -47,9 +47,9 @@ _WHOLE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an inference is of. `model_id` is None for the one model of single-model mode. `path` is
-    what stands behind the model's name in V2. `media_type`: of the platform that a call of V2 came
-    through, in which it says where raw tensors begin.
+    """The target of an inference. `model_id` is None for the one model of single-model mode. `path`
+    is what stands behind the model's name in V2. `media_type`: of the platform that a call of V2
+    came through, in which it says where raw tensors begin.
     """
 
     frontend: str
@@ -218,7 +218,7 @@ class Inferences:
         body: bytes | None,
         held: ExitStack,
     ) -> web.StreamResponse:
-        """By the model's own content types (docs/content-types.md)."""
+        """Convert by the model's own content types (docs/content-types.md)."""
         record = lease.record
         is_packed = _encoding_of(request) not in {"", "identity"}
         codec = codec_for(_content_type(request), types, is_packed=is_packed)

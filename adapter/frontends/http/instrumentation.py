@@ -83,7 +83,7 @@ def contract_of(target: str, headers: Mapping[str, str]) -> str:
 
 
 def _without_host(target: str) -> str:
-    """Of the absolute form (RFC 9112, section 3.2.2) what the other form would be."""
+    """Return the origin form of a target in absolute form (RFC 9112, section 3.2.2)."""
     return target if target.startswith("/") else f"/{target.partition('://')[2].partition('/')[2]}"
 
 
@@ -97,7 +97,7 @@ def path_segments(target: str) -> list[str]:
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Without those that concern one connection only."""
+    """Return the headers without those of one connection."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     dropped = OF_THE_CONNECTION | named
     return {name: value for name, value in headers.items() if name.lower() not in dropped}

@@ -1,4 +1,4 @@
-"""What aiohttp serves of the http listener: JSON answers, errors through one table, counts."""
+"""Wraps what aiohttp serves: JSON answers, errors through one table, counts."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def asked_by(request: web.BaseRequest) -> Asked:
 
 
 def ids_of(request: web.BaseRequest) -> dict[str, str]:
-    """For the log."""
+    """Return the fields of the log line."""
     return ids_of_headers(request.headers)
 
 
@@ -231,7 +231,7 @@ class HttpMiddleware:
 
 
 def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
-    """As they arrive. PayloadTooLarge at once, or before the first byte too many."""
+    """Yield the pieces as they arrive. Raises PayloadTooLarge before the first byte too many."""
     known = request.content_length
     if known is not None and known > limit:
         raise PayloadTooLarge(f"the body has {known} bytes; at most {limit} are accepted")

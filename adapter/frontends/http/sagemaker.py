@@ -50,7 +50,7 @@ class SageMaker:
         }
 
     async def _ping(self, _: web.BaseRequest) -> web.Response:
-        """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
+        """Answer from memory, in milliseconds: the platform allows 2 s."""
         return web.Response(status=200 if self._is_ready() else 503)
 
     # -- control ----------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Connections:
     def accept(
         self, new: Callable[[], Connection], refusal: Callable[[], bytes]
     ) -> asyncio.Protocol:
-        """What serves a connection that has come: a new one, or who says the refusal."""
+        """Return the protocol of a new connection, or the one that refuses it."""
         if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
             # of no base class, as it may be compiled; an event loop asks for none
             return cast("asyncio.Protocol", new())

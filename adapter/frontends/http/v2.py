@@ -94,7 +94,7 @@ class V2:
             return answer({what: True}) if found.status == HTTPStatus.OK else await relay(found)
 
     async def _metadata(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Without the extensions that are not open here."""
+        """Leave out the extensions that are not open here."""
         headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "", headers), None) as found:
             described = json.loads(await found.read())
@@ -129,7 +129,7 @@ class V2:
                 return answer(rename(json.loads(await found.read()), record))
 
     async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Without waiting for a load: not to be ready is an answer."""
+        """Answer at once, without waiting for a load."""
         lease = self._control.lease(request["model_id"])
         with lease as record:
             call = _call(request, record, is_probe=True)

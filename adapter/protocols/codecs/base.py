@@ -1,4 +1,4 @@
-"""What a content type is: how a body becomes a tensor, and a tensor an answer."""
+"""Defines a content type: how a body becomes a tensor, and a tensor an answer."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ _BLOCK = 1024  # values before they repeat
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How payloads are made: the leading dynamic dimension, and whole shapes by input name."""
+    """The shape of payloads: the leading dynamic dimension, and whole shapes by input name."""
 
     batch: int
     shapes: dict[str, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Where a running adapter is, one request to it, and how an error answer is shown. Starts fast."""
+"""Finds a running adapter, sends it one request, and shows an error answer. Starts fast."""
 
 import argparse
 import json

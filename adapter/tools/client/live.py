@@ -1,4 +1,4 @@
-"""What changes on the terminal: a view that is refreshed in place, and the progress of a load."""
+"""Changes the terminal in place: a view that refreshes, and the progress of a load."""
 
 import sys
 import time

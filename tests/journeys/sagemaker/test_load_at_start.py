@@ -136,7 +136,7 @@ def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
         assert reply.status in {200, 404}  # 200: it has ended another try to load it
         if reply.status == 404:
             assert reply.json()["error"] == (
-                "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
+                "model 'bad' is not loaded; its unload ends the adapter's own attempts to load it"
             )
 
         assert (reason(admin), client.get("/ping").status) == (None, 200)

@@ -47,7 +47,7 @@ class Caller:
 
 
 class SigV4Authenticator:
-    """Those who may call; `keys`: by their access keys."""
+    """The callers who may call; `keys` has them by access key."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ def new_request_id_line() -> bytes:
 
 @dataclass(slots=True)
 class CallInfo:
-    """What the answer to one call says of it. `cache` is MISS until a model was found. `was_sent`:
+    """Describes one call for its answer. `cache` is MISS until a model was found. `was_sent`:
     Triton had the request before, and ran out of memory. `authorization` returns that header.
     """
 
