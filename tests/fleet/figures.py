@@ -102,7 +102,7 @@ def rendered(data: dict[str, Any]) -> str:
         ]
         what = f"Hit ratio with room for {room} models on each machine, {traffic}"
         how = f"by callers and `--balance`, {own[0]['calls']} calls each"
-        parts.append(f"{what}, {how}. The simulation is in brackets:\n")
+        parts.append(f"{what}, {how}. Simulated in brackets:\n")
         parts.append(_ratios(own))
     return "\n" + "\n".join(parts) + "\n"
 
