@@ -136,6 +136,12 @@ class Readings:
         """Note a change of memory: readings may be from before it, for as long as they lag."""
         self.changed_at = clock.monotonic()
 
+    async def outdated(self) -> None:
+        """Note a change of memory, and wait until readings show it."""
+        await self._reader.read()
+        self.changed()
+        await asyncio.sleep(self.lag_seconds)
+
     def must_show(self, amounts: Bytes, since: float) -> None:
         """Expect the reader to show a change by `amounts`, from `since` (time.monotonic) on; small
         changes are ignored.

@@ -68,6 +68,7 @@ class Reconciler:
         incarnation = self._triton_status.now()
         staged = await self._packages.staged()
         ready = await self._triton.ready()
+        are_left = False
         for model in staged:
             # what calls have loaded is loaded again by the next; its files may leave the disk
             is_kept = model.is_loaded and not model.source.is_cached
@@ -75,6 +76,9 @@ class Reconciler:
                 self._adopt(model)
             else:
                 await self._unload_staged(model)
+                are_left = True
+        if are_left:  # their memory is none of Triton's own
+            await self._memory.readings.outdated()
         await self._memory.rebase()
         self._triton_status.follows_an_end(
             incarnation

@@ -159,8 +159,8 @@ class Oracle(Rest):
 
     def _in_time(self, call: Call, seconds: float) -> None:
         took = self._now() - call.begun - call.extra
-        if self.since(call.begun, "unload asked", model_id=call.model_id):  # and others load it
-            took -= self.settings.load_seconds + self.settings.unload_seconds
+        if self.since(call.begun, "unload asked", model_id=call.model_id):
+            took -= RECENT_SECONDS  # a load of others goes on until then
         if took > seconds:
             said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
             raise Violated("2 in time", said)

@@ -56,6 +56,11 @@ FOUND = [
         "b repeats a caller's words about CUDA's memory, once when adopted and once loaded anew.",
     ),
     (
+        500103,
+        "what an earlier run left is taken for Triton's own memory",
+        "A start unloads what a killed run has left. Triton's own memory then includes it.",
+    ),
+    (
         500661,
         "a load that Triton does not end is tried again without its files",
         "The process of o dies while o is loaded. Loaded anew, o is idle and never unloaded.",

@@ -332,6 +332,8 @@ class World(Outages):
         self.stop_faults()
         self.story.note("faults stop")
         end = self.now + _QUIET_SECONDS
+        if not self.is_embedded and sum(h.never_ends for h in self.all_held()) >= LOAD_THREADS:
+            end += len(self.newest) * self.oracle.settings.load_seconds  # nothing loads any more
         await self._rested(control, callers, end, 5.0)
         if self.violation is None and (left := sum(each.count for each in callers)):
             raise Violated("2 in time", f"{left} calls are never answered")

@@ -30,7 +30,7 @@ async def test_where_nothing_vanished_nothing_is_said(house, caplog):
     await house.load("m")
     await house.control.reconcile()
     house.check("m")
-    assert caplog.records == []
+    assert "triton.models_vanished" not in caplog.messages
 
 
 async def test_a_model_that_became_ready_while_triton_was_asked_is_kept(house):
@@ -191,7 +191,7 @@ async def test_before_the_first_load_what_an_earlier_run_left_is_taken_down():
         *("staged", "ready"),
         *UNDO,
         *(f"{verb} ta.u._20" for verb in ("unload", "wait_gone", "remove")),
-        "read",
+        *("read", "read"),  # how late readings are, and what is left
     ]
     assert house.triton.models == {"foreign"}
     assert house.packages.folders == {}

@@ -99,6 +99,14 @@ RESTARTS = [
         "if is_kept:",
     ),
     Fault(
+        "what an earlier run left is taken for Triton's own memory",
+        "the baseline has the bytes of a model that is gone, and loads are refused",
+        Reconciler,
+        "take_stock",
+        "if are_left:",
+        "if False:",
+    ),
+    Fault(
         "what is not adopted is left in Triton",
         "memory is taken by models that nobody knows",
         Reconciler,
