@@ -141,7 +141,7 @@ class Oracle(Rest):
     def unloaded(self, call: Call) -> None:
         """An unload has been answered well: the model is gone, and what it took."""
         self._in_time(call, self.settings.unload_seconds + RECENT_SECONDS)
-        if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_loading(call):
+        if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_wanted(call):
             return
         self.present.pop(call.model_id, None)
         held = self._world.held_of(call.model_id)
@@ -152,7 +152,8 @@ class Oracle(Rest):
             said = f"{call.model_id} was unloaded, and {len(left)} of its processes run"
             raise Violated("2 unloads", said)
 
-    def _is_loading(self, call: Call) -> bool:
+    def _is_wanted(self, call: Call) -> bool:
+        """Whether a load of the model is asked for, or goes on without its caller."""
         return self.loading[call.model_id] > 0 or self.since(
             call.begun - self.settings.load_seconds, "caller left", model_id=call.model_id
         )
@@ -218,7 +219,7 @@ class Oracle(Rest):
         if not isinstance(error, AdapterError):
             raise Violated("2 documented errors", f"{call.verb} of {call.model_id}: {error!r}")
         goes_on = isinstance(error, _GO_ON)
-        is_left = self._is_loading(call) or self._world.held_of(call.model_id)
+        is_left = self._is_wanted(call) or self._world.held_of(call.model_id)
         if call.verb == "load" and not goes_on and not is_left:
             self.present.pop(call.model_id, None)
         self._measured.add(spec.url)  # a load that has failed may have been
