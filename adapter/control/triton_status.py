@@ -90,10 +90,12 @@ class TritonStatus:
             self._confirmed = incarnation
 
     def follows_an_end(self, incarnation: Incarnation) -> bool:
-        """Return whether Triton has ended before `life`; True once for each end."""
+        """Return whether Triton has ended before this incarnation; True once for each end. One that
+        is over already tells nothing: whoever asked about it may be late.
+        """
         mark = incarnation.connection if self._server is None else incarnation.process
         before = self._marked
-        if mark is None or mark == before:
+        if mark is None or mark == before or incarnation != self.now():
             return False
         self._marked = mark
         return before is not None

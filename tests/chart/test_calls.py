@@ -171,7 +171,7 @@ def kinds(values: dict) -> list[str]:
     [
         ("default", "nothing fills it"),
         ("network-policy-open", "do not authenticate callers"),
-        ("placement", "each pod has models of its own"),
+        ("placement", "each pod has its own models"),
     ],
 )
 def test_the_notes_warn(name, warning):
@@ -187,9 +187,9 @@ def test_the_notes_warn_of_an_image_that_names_no_registry():
 def test_the_notes_warn_of_a_budget_that_keeps_nodes_from_being_drained():
     budget = {"pdb": {"enabled": True, "minAvailable": 1}}
 
-    assert "keeps nodes from being drained" in render(budget)[NOTES]
-    assert "being drained" not in render({**budget, "replicaCount": 2})[NOTES]
-    assert "being drained" not in render({"pdb": {"enabled": True}})[NOTES]
+    assert "blocks node drains" in render(budget)[NOTES]
+    assert "node drains" not in render({**budget, "replicaCount": 2})[NOTES]
+    assert "node drains" not in render({"pdb": {"enabled": True}})[NOTES]
 
 
 def test_the_notes_do_not_warn_of_a_claim():
@@ -199,10 +199,10 @@ def test_the_notes_do_not_warn_of_a_claim():
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({}, "run code in them: the pods of the namespace serving."),
-        ({"management": [{"podSelector": {}}]}, "run code in them: the peers of networkPolicy.man"),
-        ({"open": True}, "run code in them: everybody"),
-        ({"enabled": False}, "run code in them: everybody"),
+        ({}, "run code: the pods of the namespace serving."),
+        ({"management": [{"podSelector": {}}]}, "run code: the peers of networkPolicy.man"),
+        ({"open": True}, "WARNING: everybody who reaches"),
+        ({"enabled": False}, "WARNING: everybody who reaches"),
     ],
 )
 def test_the_notes_say_who_can_load(policy, says):

@@ -221,7 +221,7 @@ REFUSED = [
     ),
     (
         {"adapter": {"extraEnv": [{"name": "ADAPTER_MODEL_STORE", "value": "s3://a"}]}},
-        "adapter.extraEnv: ADAPTER_MODEL_STORE would beat",
+        "adapter.extraEnv: ADAPTER_MODEL_STORE would override",
     ),
     (STORE | {"mode": "servingRuntime", "checkApis": False}, "settings.model_store: needs mode="),
     (HPA, "autoscaling: a new pod would have no model"),

@@ -72,7 +72,7 @@ BY_RULE = [
     ({"adapter": {"preStop": {"exec": {"command": ["true"]}}}}, "adapter.preStopSeconds: "),
     (
         {"settings": {"drain_min_seconds": 20}},
-        "settings.drain_min_seconds: is more than settings.drain_timeout_seconds",
+        "settings.drain_min_seconds: must not exceed settings.drain_timeout_seconds",
     ),
     ({"settings": {"admin": "off", "metrics": "off"}}, "settings.admin: must be HOST:PORT"),
     ({"settings": {"admin": "127.0.0.1:8081"}}, "settings.admin: 127.0.0.1:8081 cannot be"),
@@ -80,26 +80,26 @@ BY_RULE = [
     ({"settings": {"listen_host": "::1"}}, "settings.listen_host: ::1 cannot be"),
     ({"settings": {"http": "localhost:8080"}}, "settings.http: localhost:8080 cannot be"),
     ({"settings": {"grpc": "[::1]:8085"}}, "settings.grpc: [::1]:8085 cannot be"),
-    ({"service": {"grpcData": 8086}}, "service.grpcData: the listener settings.grpc_data is off"),
+    ({"service": {"grpcData": 8086}}, "service.grpcData: settings.grpc_data is off"),
     (
         {"networkPolicy": {"enabled": True, "inference": [{"podSelector": {}}]}},
-        "networkPolicy.inference: is about the ports of settings.http_data",
+        "networkPolicy.inference: needs settings.http_data",
     ),
-    ({"settings": {"http": "unix:/tmp/s"}}, "service.http: the listener settings.http is off"),
+    ({"settings": {"http": "unix:/tmp/s"}}, "service.http: settings.http is off"),
     ({"service": {"http": 0, "grpc": 0}}, "service: at least one of http"),
     ({"service": {"clusterIP": "None", "type": "NodePort"}}, "service.clusterIP: None needs"),
     ({"metrics": {"serviceMonitor": {"enabled": True}}}, "metrics.serviceMonitor.enabled: needs"),
     (
         {"metrics": {"prometheusRule": {"disabled": ["TritonDown"]}}},
-        "metrics.prometheusRule.disabled: TritonDown is no alert",
+        "metrics.prometheusRule.disabled: files/alerts.yaml has no alert TritonDown",
     ),
     (
         {"metrics": {"prometheusRule": {"severities": {"TritonDown": "page"}}}},
-        "metrics.prometheusRule.severities: TritonDown is no alert",
+        "metrics.prometheusRule.severities: files/alerts.yaml has no alert TritonDown",
     ),
     (
         {"metrics": {"prometheusRule": {"thresholds": {"TritonAdapterDown": 1}}}},
-        "metrics.prometheusRule.thresholds: TritonAdapterDown is no alert",
+        "metrics.prometheusRule.thresholds: files/alerts.yaml has no alert",
     ),
     (
         {**RUNTIME, "metrics": {"prometheusRule": {"enabled": True}}},
@@ -107,11 +107,11 @@ BY_RULE = [
     ),
     (
         {**RUNTIME, **MONITORED, "settings": {"metrics": "127.0.0.1:8082"}},
-        "metrics.podMonitor.enabled: settings.metrics must be a port",
+        "metrics.podMonitor.enabled: settings.metrics must be reachable",
     ),
     (
         {**RUNTIME, **MONITORED, "settings": {"metrics": "off", "admin": "[::]:8081"}},
-        "metrics.podMonitor.enabled: settings.metrics must be a port",
+        "metrics.podMonitor.enabled: settings.metrics must be reachable",
     ),
     (
         {**RUNTIME, **MONITORED, "settings": {"metrics": "[::]:8089"}},
@@ -123,12 +123,12 @@ BY_RULE = [
     ),
     (
         {"triton": {"gpu": {"count": 0}, "resources": {"limits": {"memory": None}}}},
-        "settings.memory_limit: without a GPU nothing measures memory",
+        "settings.memory_limit: required without a GPU",
     ),
     *(
         (
             {**mode, "triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": limit}},
-            f"settings.memory_limit: {limit} is more than triton.resources.limits.memory, 8Gi",
+            f"settings.memory_limit: {limit} exceeds triton.resources.limits.memory, 8Gi",
         )
         for mode, limit in [
             ({}, "24GiB"),
@@ -141,11 +141,11 @@ BY_RULE = [
     ),
     (
         {"triton": {"gpu": {"count": 0}, "shmSize": "9Gi"}},
-        "triton.shmSize: is more than triton.resources.limits.memory",
+        "triton.shmSize: must not exceed triton.resources.limits.memory",
     ),
     (
         {"models": {"load": ["a"]}, "settings": {"load_at_start": ["b"]}},
-        "models.load: is settings.load_at_start",
+        "models.load: settings.load_at_start is set too",
     ),
     ({**RUNTIME, "models": {"load": ["a"]}}, "models.load: needs mode=pod"),
     (
@@ -153,21 +153,21 @@ BY_RULE = [
             "service": {"admin": 8081},
             "metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
         },
-        "metrics.serviceMonitor.enabled: with metrics.podMonitor.enabled",
+        "metrics.serviceMonitor.enabled: metrics.podMonitor.enabled scrapes",
     ),
     (
         {
             "adapter": {"controlToken": {"existingSecret": "s"}},
             "settings": {"control_token_file": "/run/t"},
         },
-        "adapter.controlToken.existingSecret: is settings.control_token_file",
+        "adapter.controlToken.existingSecret: settings.control_token_file is set too",
     ),
     (
         {**RUNTIME, "adapter": {"controlToken": {"existingSecret": "s"}}},
         "adapter.controlToken.existingSecret: needs mode=pod",
     ),
-    ({"fleet": {"enabled": True}}, "fleet.enabled: each pod must be able to get each model"),
-    ({"fleet": {"patch": True}}, "fleet.patch: is for the Gateway of fleet.enabled"),
+    ({"fleet": {"enabled": True}}, "fleet.enabled: every pod must be able to fetch every model"),
+    ({"fleet": {"patch": True}}, "fleet.patch: needs fleet.enabled"),
     ({**RUNTIME, "fleet": {"enabled": True}}, "fleet.enabled: needs mode=pod"),
     (
         {**STORE, "fleet": {"enabled": True}, "service": {"http": 0, "grpc": 0, "metrics": 8082}},
@@ -178,51 +178,54 @@ BY_RULE = [
             "autoscaling": {"hpa": {"enabled": True, "noRoomPerSecond": 1}},
             "models": {"load": ["*"]},
         },
-        "autoscaling.hpa: evictionsPerSecond and noRoomPerSecond are of models of a store",
+        "autoscaling.hpa: evictionsPerSecond and noRoomPerSecond need a store",
     ),
     (HPA, "autoscaling: a new pod would have no model"),
     (KEDA, "autoscaling: a new pod would have no model"),
     (
         {"autoscaling": {**KEDA["autoscaling"], "minReplicas": 0}, "models": {"load": ["*"]}},
-        "autoscaling.minReplicas: with 0 nothing wakes the pods",
+        "autoscaling.minReplicas: with 0 nothing starts pods",
     ),
-    ({"replicaCount": 2, "models": {"type": "pvc"}}, "models.pvc.accessModes: 2 pods may be on"),
+    ({"replicaCount": 2, "models": {"type": "pvc"}}, "models.pvc.accessModes: 2 pods may run on"),
     (
         {"adapter": {"extraEnv": [{"name": "ADAPTER_HTTP", "value": "off"}]}},
-        "adapter.extraEnv: ADAPTER_HTTP would beat",
+        "adapter.extraEnv: ADAPTER_HTTP would override",
     ),
     ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy: needs"),
     ({"service": {"loadBalancerSourceRanges": ["::/0"]}}, "service.loadBalancerSourceRanges: "),
-    ({"triton": {"enabled": False}}, "triton.address: triton.enabled=false needs the host"),
-    ({"triton": {"address": "triton"}}, "triton.address: is for triton.enabled=false"),
+    ({"triton": {"enabled": False}}, "triton.address: triton.enabled=false needs Triton's host"),
+    ({"triton": {"address": "triton"}}, "triton.address: needs triton.enabled=false"),
     ({**SINGLE, "triton": {"enabled": False}}, "triton.enabled: false needs mode=pod"),
     ({**RUNTIME, "triton": {"enabled": False}}, "triton.enabled: false needs mode=pod"),
-    (elsewhere(exposeMetrics=True), "triton.exposeMetrics: is for a Triton in the pod"),
-    (elsewhere(extraArgs=["--log-verbose=1"]), "triton.extraArgs: is for a Triton in the pod"),
+    (elsewhere(exposeMetrics=True), "triton.exposeMetrics: needs a Triton in the pod"),
+    (elsewhere(extraArgs=["--log-verbose=1"]), "triton.extraArgs: needs a Triton in the pod"),
     (
         {**elsewhere(), "settings": {"staging": "copy"}},
-        "settings.staging: copy needs a repository that Triton sees",
+        "settings.staging: copy needs a repository shared with Triton",
     ),
-    ({**elsewhere(), "replicaCount": 2}, "replicaCount: each Triton needs one adapter"),
-    ({**elsewhere(), **HPA}, "autoscaling: each Triton needs one adapter"),
-    ({**SINGLE, "settings": {"staging": "upload"}}, "settings.staging: upload is for a Triton els"),
+    ({**elsewhere(), "replicaCount": 2}, "replicaCount: a Triton takes one adapter"),
+    ({**elsewhere(), **HPA}, "autoscaling: a Triton takes one adapter"),
+    (
+        {**SINGLE, "settings": {"staging": "upload"}},
+        "settings.staging: upload is for an external",
+    ),
     (
         {**SINGLE, "triton": {"exposeMetrics": True, "metricsAddress": "ipv6:::"}},
-        "triton.metricsAddress: with mode=single only 0.0.0.0",
+        "triton.metricsAddress: mode=single allows 0.0.0.0 only",
     ),
     (
         {"adapter": {"extraEnv": [{"name": "ADAPTER_TRITON_HTTP", "value": "t:8000"}]}},
-        "adapter.extraEnv: ADAPTER_TRITON_HTTP would beat",
+        "adapter.extraEnv: ADAPTER_TRITON_HTTP would override",
     ),
     ({"models": {"type": "existingClaim"}}, "models.existingClaim: "),
     ({"models": {"type": "image"}}, "models.image.reference: models.type=image needs"),
     (
         {"triton": {"resourceClaims": [{"name": "gpu"}]}},
-        "triton.gpu.count: with triton.resourceClaims the GPUs come from the claims",
+        "triton.gpu.count: must be 0 with triton.resourceClaims",
     ),
     (
         elsewhere(resourceClaims=[{"name": "gpu"}], gpu={"count": 0}),
-        "triton.resourceClaims: is for a Triton in the pod",
+        "triton.resourceClaims: needs a Triton in the pod",
     ),
     ({**RUNTIME, "podSpec": {"hostUsers": False}}, "podSpec: needs mode=pod"),
     (
@@ -231,25 +234,25 @@ BY_RULE = [
     ),
     (
         {"podSpec": {"terminationGracePeriodSeconds": 5}},
-        "podSpec.terminationGracePeriodSeconds: the chart makes other values of it",
+        "podSpec.terminationGracePeriodSeconds: the chart sets this",
     ),
-    ({"podSpec": {"serviceAccountName": "a"}}, "podSpec.serviceAccountName: the chart makes"),
-    ({"podSpec": {"volumes": []}}, "podSpec.volumes: would replace the list"),
+    ({"podSpec": {"serviceAccountName": "a"}}, "podSpec.serviceAccountName: the chart sets"),
+    ({"podSpec": {"volumes": []}}, "podSpec.volumes: this would replace"),
     (
         {"podSpec": {"tolerations": []}, "tolerations": [{"operator": "Exists"}]},
-        "podSpec.tolerations: would replace the list",
+        "podSpec.tolerations: this would replace",
     ),
     (
         {"podSpec": {"containers": [{"name": "shipper", "image": "a"}]}},
-        "podSpec.containers: the chart makes none with the name shipper",
+        "podSpec.containers: the chart has no shipper",
     ),
     (
         {"podSpec": {"containers": [{"name": "triton", "tty": True}]}},
-        "podSpec.containers: the chart makes none with the name triton",
+        "podSpec.containers: the chart has no triton",
     ),
     (
         {"podSpec": {"containers": [{"name": "adapter", "args": []}]}},
-        "podSpec.containers.adapter.args: would replace the list",
+        "podSpec.containers.adapter.args: this would replace",
     ),
     (
         {
@@ -259,17 +262,17 @@ BY_RULE = [
                 ]
             }
         },
-        "podSpec.initContainers.triton.securityContext.capabilities.drop: would replace the list",
+        "podSpec.initContainers.triton.securityContext.capabilities.drop: this would replace",
     ),
     ({"models": {"type": "hostPath"}}, "models.hostPath: "),
-    ({"models": {"mountPath": "/models"}}, "models.mountPath: /models holds or is in"),
+    ({"models": {"mountPath": "/models"}}, "models.mountPath: /models overlaps"),
     ({"autoscaling": {**HPA["autoscaling"], **KEDA["autoscaling"]}}, "autoscaling: hpa.enabled"),
     (
         {"autoscaling": {"hpa": {"enabled": True, "requestsInFlight": 0}}},
         "autoscaling.hpa: needs requestsInFlight",
     ),
     ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda.serverAddress: "),
-    ({"autoscaling": {"minReplicas": 5}}, "autoscaling.minReplicas: is more than"),
+    ({"autoscaling": {"minReplicas": 5}}, "autoscaling.minReplicas: must not exceed"),
     (
         {"autoscaling": {**HPA["autoscaling"], "minReplicas": 0}, "models": {"load": ["a"]}},
         "autoscaling.minReplicas: 0 needs autoscaling.keda",
@@ -284,7 +287,7 @@ BY_RULE = [
     ({**RUNTIME, "networkPolicy": {"egress": []}}, "networkPolicy.egress: needs mode=pod"),
     (
         {"networkPolicy": {"enabled": False, "egress": [{}]}},
-        "networkPolicy.egress: is part of a policy",
+        "networkPolicy.egress: needs networkPolicy.enabled",
     ),
     ({**RUNTIME, "extraContainers": [{"name": "x"}]}, "extraContainers: needs mode=pod"),
     ({**RUNTIME, "settings": {"grpc": False}}, "settings.grpc: cannot be off"),
@@ -332,7 +335,7 @@ def test_a_rule_of_two_keys_refuses_it_and_names_one(values, says):
 
 @rows(("values", "key", "api"), NEEDS_API)
 def test_an_object_of_an_add_on_needs_that_add_on(values, key, api):
-    with pytest.raises(helm.HelmRenderError, match=f"{key}: the cluster does not know {api}"):
+    with pytest.raises(helm.HelmRenderError, match=f"{key}: the cluster has no {api}"):
         render(values)
 
     assert render(values, api_versions=[api])

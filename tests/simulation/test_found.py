@@ -56,6 +56,11 @@ FOUND = [
         "b repeats a caller's words about CUDA's memory, once when adopted and once loaded anew.",
     ),
     (
+        1000000,
+        "a late answer about an earlier life counts as an end of Triton",
+        "An external Triton hangs once while u is loaded, and u is given up for ending it.",
+    ),
+    (
         500103,
         "what an earlier run left is taken for Triton's own memory",
         "A start unloads what a killed run has left. Triton's own memory then includes it.",

@@ -58,18 +58,18 @@ scaleDown:
 {{- define "triton-adapter.validateFleet" -}}
 {{- if .Values.fleet.enabled -}}
 {{- if not (include "triton-adapter.hasStore" .) -}}
-{{- fail "fleet.enabled: each pod must be able to get each model; name a store in settings.model_store or settings.endpoints" -}}
+{{- fail "fleet.enabled: every pod must be able to fetch every model; set settings.model_store or settings.endpoints" -}}
 {{- end -}}
 {{- if not (or (include "triton-adapter.fleetHttp" . | int) (include "triton-adapter.fleetGrpc" . | int)) -}}
-{{- fail "fleet.enabled: the Gateway needs a port of the Service to send calls to: service.httpData, service.http, service.grpcData or service.grpc" -}}
+{{- fail "fleet.enabled: the Gateway needs a port of the Service; set service.httpData, service.http, service.grpcData or service.grpc" -}}
 {{- end -}}
 {{- else if .Values.fleet.patch -}}
-{{- fail "fleet.patch: is for the Gateway of fleet.enabled" -}}
+{{- fail "fleet.patch: needs fleet.enabled=true" -}}
 {{- end -}}
 {{- range $name := list "hpa" "keda" -}}
 {{- $scaler := get $.Values.autoscaling $name -}}
 {{- if and (include "triton-adapter.scalesByMemory" (list $scaler)) (not (include "triton-adapter.hasStore" $)) -}}
-{{- fail (printf "autoscaling.%s: evictionsPerSecond and noRoomPerSecond are of models of a store; name one in settings.model_store" $name) -}}
+{{- fail (printf "autoscaling.%s: evictionsPerSecond and noRoomPerSecond need a store; set settings.model_store" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

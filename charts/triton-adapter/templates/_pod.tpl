@@ -25,7 +25,7 @@
 {{- range $key, $value := index . 1 -}}
 {{- $there := get $own $key -}}
 {{- if and $there (kindIs "slice" $there) -}}
-{{- fail (printf "%s.%s: would replace the list that the chart makes; add to it by the chart's own keys" $path $key) -}}
+{{- fail (printf "%s.%s: this would replace the chart's own list; use the chart's keys to add to it" $path $key) -}}
 {{- else if and (kindIs "map" $there) (kindIs "map" $value) -}}
 {{- include "triton-adapter.refuseLists" (list (printf "%s.%s" $path $key) $value $there) -}}
 {{- end -}}
@@ -40,7 +40,7 @@
   "enableServiceLinks" "adapter.extraEnv"
   "restartPolicy" "nothing: pods of a Deployment are always restarted" -}}
 {{- if hasKey $given $key -}}
-{{- fail (printf "podSpec.%s: the chart makes other values of it; use %s" $key $instead) -}}
+{{- fail (printf "podSpec.%s: the chart sets this; use %s" $key $instead) -}}
 {{- end -}}
 {{- end -}}
 {{- $own := fromYaml (include "triton-adapter.podSpec" .) -}}
@@ -53,7 +53,7 @@
 {{- range get $given $key | default list -}}
 {{- $name := get . "name" | toString -}}
 {{- if not (hasKey $there $name) -}}
-{{- fail (printf "podSpec.%s: the chart makes none with the name %s, and only changes those here; to add one use %s" $key $name $extra) -}}
+{{- fail (printf "podSpec.%s: the chart has no %s, and this only changes existing ones; use %s to add one" $key $name $extra) -}}
 {{- end -}}
 {{- include "triton-adapter.refuseLists" (list (printf "podSpec.%s.%s" $key $name) . (get $there $name)) -}}
 {{- end -}}

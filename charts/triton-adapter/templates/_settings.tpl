@@ -207,7 +207,7 @@ true
   "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- $unit := trimPrefix $number $text -}}
 {{- if not (hasKey $units $unit) -}}
-{{- fail (printf "%s: %s is no quantity of bytes" (index . 0) $text) -}}
+{{- fail (printf "%s: %s is not a quantity of bytes" (index . 0) $text) -}}
 {{- end -}}
 {{- mulf (float64 $number) (get $units $unit) | int64 -}}
 {{- end -}}

@@ -41,12 +41,12 @@
   "extraContainers" .Values.extraContainers
   "extraInitContainers" .Values.extraInitContainers -}}
 {{- if $on -}}
-{{- fail (printf "%s: needs mode=pod or mode=single: the pods of a ServingRuntime are made by ModelMesh's controller" $key) -}}
+{{- fail (printf "%s: needs mode=pod or mode=single; ModelMesh's controller makes the pods of a ServingRuntime" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (not .Values.triton.enabled) (ne .Values.mode "pod") -}}
-{{- fail "triton.enabled: false needs mode=pod: the adapter alone, and its Triton elsewhere" -}}
+{{- fail "triton.enabled: false needs mode=pod" -}}
 {{- end -}}
 {{- if and (include "triton-adapter.isNative" .) (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "triton.nativeSidecar: needs Kubernetes 1.29, this is %s; set it to false" .Capabilities.KubeVersion.Version) -}}
@@ -65,7 +65,7 @@
   "mode=servingRuntime" (list (eq .Values.mode "servingRuntime") (list "serving.kserve.io/v1alpha1" "ModelMesh")) -}}
 {{- $api := index $wanted 1 -}}
 {{- if and (index $wanted 0) (not ($.Capabilities.APIVersions.Has (index $api 0))) -}}
-{{- fail (printf "%s: the cluster does not know %s: install %s first, or set checkApis=false to render without a cluster" $key (index $api 0) (index $api 1)) -}}
+{{- fail (printf "%s: the cluster has no %s; install %s first, or set checkApis=false to render without a cluster" $key (index $api 0) (index $api 1)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -76,17 +76,17 @@
 {{- $rule := .Values.metrics.prometheusRule -}}
 {{- range $rule.disabled -}}
 {{- if not (contains (printf "alert: %s\n" .) $alerts) -}}
-{{- fail (printf "metrics.prometheusRule.disabled: %s is no alert of files/alerts.yaml" .) -}}
+{{- fail (printf "metrics.prometheusRule.disabled: files/alerts.yaml has no alert %s" .) -}}
 {{- end -}}
 {{- end -}}
 {{- range $alert, $_ := $rule.severities -}}
 {{- if not (contains (printf "alert: %s\n" $alert) $alerts) -}}
-{{- fail (printf "metrics.prometheusRule.severities: %s is no alert of files/alerts.yaml" $alert) -}}
+{{- fail (printf "metrics.prometheusRule.severities: files/alerts.yaml has no alert %s" $alert) -}}
 {{- end -}}
 {{- end -}}
 {{- range $alert, $_ := $rule.thresholds -}}
 {{- if not (regexMatch (printf "(?s)alert: %s\n([^\n]|\n[^\n])*# threshold" $alert) $alerts) -}}
-{{- fail (printf "metrics.prometheusRule.thresholds: %s is no alert of files/alerts.yaml with a threshold" $alert) -}}
+{{- fail (printf "metrics.prometheusRule.thresholds: files/alerts.yaml has no alert %s with a threshold" $alert) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (include "triton-adapter.isPod" .) -}}
@@ -94,7 +94,7 @@
 {{- $door := get (fromYaml (include "triton-adapter.settings" .)) $listener | toString -}}
 {{- $isClosed := regexMatch "^(127\\.|localhost:|\\[::1\\]:)" $door -}}
 {{- if and .Values.metrics.podMonitor.enabled (or $isClosed (ne $listener "metrics")) -}}
-{{- fail "metrics.podMonitor.enabled: settings.metrics must be a port that can be reached from outside the pod, such as [::]:8082" -}}
+{{- fail "metrics.podMonitor.enabled: settings.metrics must be reachable from outside the pod, such as [::]:8082" -}}
 {{- end -}}
 {{- if and $rule.enabled $isClosed -}}
 {{- fail (printf "metrics.prometheusRule.enabled: with mode=servingRuntime nothing scrapes %s; set metrics.podMonitor.enabled" $door) -}}
@@ -105,7 +105,7 @@
 {{- define "triton-adapter.validateTriton" -}}
 {{- if include "triton-adapter.isElsewhere" . -}}
 {{- if not .Values.triton.address -}}
-{{- fail "triton.address: triton.enabled=false needs the host of Triton" -}}
+{{- fail "triton.address: triton.enabled=false needs Triton's host" -}}
 {{- end -}}
 {{- range $key, $given := dict
   "triton.exposeMetrics" .Values.triton.exposeMetrics
@@ -115,29 +115,29 @@
   "triton.extraVolumeMounts" .Values.triton.extraVolumeMounts
   "triton.resourceClaims" .Values.triton.resourceClaims -}}
 {{- if $given -}}
-{{- fail (printf "%s: is for a Triton in the pod, and triton.enabled=false" $key) -}}
+{{- fail (printf "%s: needs a Triton in the pod, but triton.enabled=false" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if ne (.Values.settings.staging | default "upload") "upload" -}}
-{{- fail (printf "settings.staging: %s needs a repository that Triton sees, too, and triton.enabled=false; leave it at upload" .Values.settings.staging) -}}
+{{- fail (printf "settings.staging: %s needs a repository shared with Triton, but triton.enabled=false; use upload" .Values.settings.staging) -}}
 {{- end -}}
 {{- $scaled := or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
 {{- if or $scaled (gt (int .Values.replicaCount) 1) -}}
-{{- fail (printf "%s: each Triton needs one adapter, and all pods would share the one at triton.address" (ternary "autoscaling" "replicaCount" $scaled)) -}}
+{{- fail (printf "%s: a Triton takes one adapter, but all pods would share the one at triton.address" (ternary "autoscaling" "replicaCount" $scaled)) -}}
 {{- end -}}
 {{- else -}}
 {{- if .Values.triton.address -}}
-{{- fail "triton.address: is for triton.enabled=false; here Triton is in the pod" -}}
+{{- fail "triton.address: needs triton.enabled=false; here Triton runs in the pod" -}}
 {{- end -}}
 {{- end -}}
 {{- if include "triton-adapter.isSingle" . -}}
 {{- if .Values.settings.staging -}}
 {{- if eq .Values.settings.staging "upload" -}}
-{{- fail "settings.staging: upload is for a Triton elsewhere, and mode=single has its own" -}}
+{{- fail "settings.staging: upload is for an external Triton; mode=single has its own" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.triton.exposeMetrics (ne .Values.triton.metricsAddress "0.0.0.0") -}}
-{{- fail "triton.metricsAddress: with mode=single only 0.0.0.0" -}}
+{{- fail "triton.metricsAddress: mode=single allows 0.0.0.0 only" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -145,33 +145,33 @@
 {{- define "triton-adapter.validateDoors" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- if regexMatch "^(127\\.|localhost$|::1$)" (toString $settings.listen_host) -}}
-{{- fail (printf "settings.listen_host: %s cannot be reached from outside the pod; write :: or 0.0.0.0" $settings.listen_host) -}}
+{{- fail (printf "settings.listen_host: %s cannot be reached from outside the pod; use :: or 0.0.0.0" $settings.listen_host) -}}
 {{- end -}}
 {{- $probes := include "triton-adapter.probes" . -}}
 {{- if not (include "triton-adapter.port" (list . $probes)) -}}
-{{- fail "settings.admin: must be HOST:PORT with mode=pod and settings.metrics=off: kubelet probes it" -}}
+{{- fail "settings.admin: must be HOST:PORT with mode=pod and settings.metrics=off, as kubelet probes it" -}}
 {{- end -}}
 {{- range $name := list "http" "http_data" "grpc" "grpc_data" "admin" "metrics" -}}
 {{- $door := get $settings $name | toString -}}
 {{- if regexMatch "^(127\\.|localhost:|\\[::1\\]:)" $door -}}
-{{- fail (printf "settings.%s: %s cannot be reached from outside the pod; write [::]:PORT or off" $name $door) -}}
+{{- fail (printf "settings.%s: %s cannot be reached from outside the pod; use [::]:PORT or off" $name $door) -}}
 {{- end -}}
 {{- end -}}
 {{- $any := 0 -}}
 {{- range $name, $key := dict "http" "http" "http_data" "httpData" "grpc" "grpc" "grpc_data" "grpcData" "admin" "admin" "metrics" "metrics" -}}
 {{- $any = add $any (get $.Values.service $key) -}}
 {{- if and (get $.Values.service $key) (not (include "triton-adapter.port" (list $ $name))) -}}
-{{- fail (printf "service.%s: the listener settings.%s is off or a socket; set the port to 0" $key $name) -}}
+{{- fail (printf "service.%s: settings.%s is off or a socket; set this port to 0" $key $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $any -}}
 {{- fail "service: at least one of http, httpData, grpc, grpcData, admin and metrics must have a port" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.networkPolicy.inference (not (or (include "triton-adapter.port" (list . "http_data")) (include "triton-adapter.port" (list . "grpc_data")))) -}}
-{{- fail "networkPolicy.inference: is about the ports of settings.http_data and settings.grpc_data, which are off or sockets" -}}
+{{- fail "networkPolicy.inference: needs settings.http_data or settings.grpc_data, which are off or sockets" -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
-{{- fail "metrics.serviceMonitor.enabled: with metrics.podMonitor.enabled every pod would be scraped, and counted, twice" -}}
+{{- fail "metrics.serviceMonitor.enabled: metrics.podMonitor.enabled scrapes the same pods; enable one of them" -}}
 {{- end -}}
 {{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
 {{- fail "service.externalTrafficPolicy: needs service.type NodePort or LoadBalancer" -}}
@@ -180,18 +180,18 @@
 {{- fail "service.loadBalancerSourceRanges: needs service.type=LoadBalancer" -}}
 {{- end -}}
 {{- if and .Values.adapter.controlToken.existingSecret .Values.settings.control_token_file -}}
-{{- fail "adapter.controlToken.existingSecret: is settings.control_token_file, which is given as well" -}}
+{{- fail "adapter.controlToken.existingSecret: settings.control_token_file is set too; set one of them" -}}
 {{- end -}}
 {{- range .Values.adapter.extraEnv -}}
 {{- if has .name (list "ADAPTER_HTTP" "ADAPTER_HTTP_DATA" "ADAPTER_GRPC" "ADAPTER_GRPC_DATA" "ADAPTER_ADMIN" "ADAPTER_METRICS" "ADAPTER_LISTEN_HOST" "ADAPTER_MODEL_ROOTS" "ADAPTER_REPOSITORY" "ADAPTER_STAGING" "ADAPTER_TRITON" "ADAPTER_TRITON_HTTP" "ADAPTER_TRITON_GRPC" "ADAPTER_TRITON_METRICS" "ADAPTER_START_TIMEOUT_SECONDS" "ADAPTER_LOAD_TIMEOUT_SECONDS" "ADAPTER_DRAIN_TIMEOUT_SECONDS" "ADAPTER_DRAIN_MIN_SECONDS" "ADAPTER_MODEL_STORE" "ADAPTER_ENDPOINTS" "ADAPTER_ENDPOINT_KEYS" "ADAPTER_CACHE_DIR" "ADAPTER_CACHE_LIMIT") -}}
-{{- fail (printf "adapter.extraEnv: %s would beat what ports, probes, volumes and the grace period are made of; set it under settings" .name) -}}
+{{- fail (printf "adapter.extraEnv: %s would override what the chart derives ports, probes, volumes and the grace period from; set it under settings" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not (get .Values.service $probes)) -}}
-{{- fail (printf "metrics.serviceMonitor.enabled: needs service.%s, or take metrics.podMonitor" $probes) -}}
+{{- fail (printf "metrics.serviceMonitor.enabled: needs service.%s; or use metrics.podMonitor" $probes) -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.egress (not .Values.networkPolicy.enabled) -}}
-{{- fail "networkPolicy.egress: is part of a policy, and networkPolicy.enabled=false" -}}
+{{- fail "networkPolicy.egress: needs networkPolicy.enabled=true" -}}
 {{- end -}}
 {{- if and .Values.service.clusterIP (ne .Values.service.type "ClusterIP") -}}
 {{- fail "service.clusterIP: None needs service.type=ClusterIP" -}}
@@ -200,46 +200,46 @@
 
 {{- define "triton-adapter.validateStopping" -}}
 {{- if and .Values.adapter.preStop (not .Values.adapter.preStopSeconds) -}}
-{{- fail "adapter.preStopSeconds: say how long adapter.preStop may take: the grace period counts it" -}}
+{{- fail "adapter.preStopSeconds: required with adapter.preStop; the grace period includes it" -}}
 {{- end -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- if gt (float64 $settings.drain_min_seconds) (float64 ($settings.drain_timeout_seconds | default 18)) -}}
-{{- fail "settings.drain_min_seconds: is more than settings.drain_timeout_seconds, of which it is a part" -}}
+{{- fail "settings.drain_min_seconds: must not exceed settings.drain_timeout_seconds" -}}
 {{- end -}}
 {{- $least := include "triton-adapter.leastGraceSeconds" . | int -}}
 {{- $given := include "triton-adapter.graceSeconds" . | int -}}
 {{- if lt $given $least -}}
-{{- fail (printf "terminationGracePeriodSeconds: %d is too short: the drain of the adapter and the end of Triton may take %d" $given $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d is too short; the adapter's drain and Triton's exit may take %d" $given $least) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "triton-adapter.validateModels" -}}
 {{- $limit := get (fromYaml (include "triton-adapter.settings" .)) "memory_limit" -}}
 {{- if and (include "triton-adapter.hasTriton" .) (not (include "triton-adapter.hasGpu" .)) (not $limit) -}}
-{{- fail "settings.memory_limit: without a GPU nothing measures memory; say what models may take, or give triton.resources.limits.memory" -}}
+{{- fail "settings.memory_limit: required without a GPU, unless triton.resources.limits.memory is set" -}}
 {{- end -}}
 {{- if and (kindIs "string" $limit) (hasPrefix "-" $limit) -}}
-{{- fail "triton.shmSize: is more than triton.resources.limits.memory, in which it counts" -}}
+{{- fail "triton.shmSize: must not exceed triton.resources.limits.memory, which includes it" -}}
 {{- end -}}
 {{- $container := dig "limits" "memory" "" (.Values.triton.resources | default dict) -}}
 {{- if and $container .Values.settings.memory_limit (not (include "triton-adapter.hasGpu" .)) (not (include "triton-adapter.isElsewhere" .)) -}}
 {{- $limit = include "triton-adapter.settingText" (list "memory_limit" .Values.settings.memory_limit) -}}
 {{- if gt (include "triton-adapter.bytes" (list "settings.memory_limit" (include "triton-adapter.quantity" $limit)) | int64) (include "triton-adapter.bytes" (list "triton.resources.limits.memory" $container) | int64) -}}
-{{- fail (printf "settings.memory_limit: %s is more than triton.resources.limits.memory, %s, at which the kernel ends Triton; leave it out, or raise that" $limit ($container | toString)) -}}
+{{- fail (printf "settings.memory_limit: %s exceeds triton.resources.limits.memory, %s, at which the kernel kills Triton; remove it, or raise that limit" $limit ($container | toString)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.models.load .Values.settings.load_at_start -}}
-{{- fail "models.load: is settings.load_at_start, which is given as well" -}}
+{{- fail "models.load: settings.load_at_start is set too; set one of them" -}}
 {{- end -}}
 {{- if and .Values.triton.resourceClaims .Values.triton.gpu.count -}}
-{{- fail "triton.gpu.count: with triton.resourceClaims the GPUs come from the claims; set it to 0" -}}
+{{- fail "triton.gpu.count: must be 0 with triton.resourceClaims, which provide the GPUs" -}}
 {{- end -}}
 {{- if and .Values.triton.resourceClaims (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "triton.resourceClaims: needs Kubernetes 1.31, this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if eq .Values.models.type "image" -}}
 {{- if not .Values.models.image.reference -}}
-{{- fail "models.image.reference: models.type=image needs the name of an image" -}}
+{{- fail "models.image.reference: models.type=image needs an image" -}}
 {{- end -}}
 {{- if semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version -}}
 {{- fail (printf "models.type: image needs Kubernetes 1.31, this is %s" .Capabilities.KubeVersion.Version) -}}
@@ -250,13 +250,13 @@
 {{- end -}}
 {{- with .Values.models -}}
 {{- if and (eq .type "existingClaim") (not .existingClaim) -}}
-{{- fail "models.existingClaim: models.type=existingClaim needs the name of a claim" -}}
+{{- fail "models.existingClaim: models.type=existingClaim needs a claim" -}}
 {{- end -}}
 {{- if and (eq .type "hostPath") (not .hostPath) -}}
-{{- fail "models.hostPath: models.type=hostPath needs a folder of the node" -}}
+{{- fail "models.hostPath: models.type=hostPath needs a folder on the node" -}}
 {{- end -}}
 {{- if or (eq .mountPath "/models") (hasPrefix "/models/_triton_models" .mountPath) -}}
-{{- fail (printf "models.mountPath: %s holds or is in Triton's repository, /models/_triton_models" .mountPath) -}}
+{{- fail (printf "models.mountPath: %s overlaps Triton's repository, /models/_triton_models" .mountPath) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -271,20 +271,20 @@
 {{- fail "autoscaling.hpa: needs requestsInFlight, cpuPercent or metrics" -}}
 {{- end -}}
 {{- if and $keda.enabled (not $keda.serverAddress) -}}
-{{- fail "autoscaling.keda.serverAddress: the URL of Prometheus is missing" -}}
+{{- fail "autoscaling.keda.serverAddress: needs the URL of Prometheus" -}}
 {{- end -}}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
-{{- fail "autoscaling.minReplicas: is more than autoscaling.maxReplicas" -}}
+{{- fail "autoscaling.minReplicas: must not exceed autoscaling.maxReplicas" -}}
 {{- end -}}
 {{- if and (or $hpa.enabled $keda.enabled) (not (or .Values.settings.single_model .Values.settings.load_at_start .Values.models.load (include "triton-adapter.hasStore" .))) -}}
-{{- fail "autoscaling: a new pod would have no model; name those that each pod loads in models.load, one in settings.single_model, or a store that calls load from in settings.model_store" -}}
+{{- fail "autoscaling: a new pod would have no model; set models.load, settings.single_model or settings.model_store" -}}
 {{- end -}}
 {{- if and $keda.enabled (not .Values.autoscaling.minReplicas) (not $keda.triggers) -}}
-{{- fail "autoscaling.minReplicas: with 0 nothing wakes the pods again: the query counts requests in the pods; give a trigger of another kind in autoscaling.keda.triggers" -}}
+{{- fail "autoscaling.minReplicas: with 0 nothing starts pods again, as the query counts requests in pods; add another kind of trigger to autoscaling.keda.triggers" -}}
 {{- end -}}
 {{- $most := ternary .Values.autoscaling.maxReplicas .Values.replicaCount (or $hpa.enabled $keda.enabled) | int -}}
 {{- if and (gt $most 1) (include "triton-adapter.isClaimOfOneNode" .) -}}
-{{- fail (printf "models.pvc.accessModes: %d pods may be on several nodes, and need ReadOnlyMany or ReadWriteMany; or take models.type=ephemeral, a claim for each pod" $most) -}}
+{{- fail (printf "models.pvc.accessModes: %d pods may run on several nodes and need ReadOnlyMany or ReadWriteMany; or use models.type=ephemeral, a claim per pod" $most) -}}
 {{- end -}}
 {{- if and $hpa.enabled (not .Values.autoscaling.minReplicas) -}}
 {{- fail "autoscaling.minReplicas: 0 needs autoscaling.keda" -}}

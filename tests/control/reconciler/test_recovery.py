@@ -306,6 +306,27 @@ async def test_a_model_that_ends_triton_at_each_load_is_given_up_and_the_others_
         reloading.control.lease(ModelId(culprit))
 
 
+async def test_an_answer_about_an_earlier_connection_is_no_end_of_triton(caplog):
+    """A Triton that hung is asked twice; the first answer comes when the second question is out."""
+    house = await House(embedded=False, loads_again=True).open()
+    gate = house.steps.hold("load m")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    for _ in range(2):
+        late = house.steps.hold("ready")
+        asked = house.begin(house.control.reconcile())
+        await late.reached.wait()
+        house.triton.lives += 1
+        await house.control.reconcile()
+        late.open()
+        await asked
+
+    assert given_up(caplog) == []
+    gate.open()
+    await load
+    await house.close()
+
+
 async def test_the_only_model_is_tried_again_once_when_triton_ends_during_its_return(
     reloading, caplog
 ):

@@ -10,6 +10,14 @@ _GONE = "if r.name not in ready and self._registry.get(r.id) is r and r.state in
 
 RESTARTS = [
     Fault(
+        "a late answer about an earlier life counts as an end of Triton",
+        "one hang of an external Triton counts as three ends, and a model is given up",
+        TritonStatus,
+        "follows_an_end",
+        "or incarnation != self.now()",
+        "",
+    ),
+    Fault(
         "models are forgotten when Triton ends",
         "404 for good after a restart of Triton, though they were to come back",
         TritonStatus,
