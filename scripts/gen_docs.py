@@ -485,7 +485,8 @@ def states_page() -> str:
     ]
     connection = [
         f"{Upstream(before).name} --> {Upstream(after).name}: {Event(event).name}"
-        for (before, event), after in NEXT.items()
+        for before, afters in NEXT.items()
+        for event, after in afters.items()
     ]
     request = [
         f"{stage.name} --> {after.name}"

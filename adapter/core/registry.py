@@ -1,7 +1,6 @@
 """The table of models and their states. `serving()` is the hot path: one dict look-up."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from itertools import chain, count
 from adapter.core.artifacts import ArtifactKey, StoreFiles
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.names import replacement_name, triton_name
+from adapter.core.residency.usage import Usage
 from adapter.core.sizing import Basis
 from adapter.core.state import ModelEvent, ModelState, WaitsFor, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
@@ -22,26 +22,14 @@ _NO_NAME = TritonName("")
 _COMING = (ModelState.FETCHING, ModelState.ON_DISK)
 _REPLACED = (*_COMING, ModelState.RETURNING)  # by the record of a load
 _MOST_LOST = 1000
-_LATENCIES = 200  # 7 KB of a model that is in use
-
-
-def _latest() -> deque[float]:
-    return deque(maxlen=_LATENCIES)
 
 
 @dataclass(slots=True, eq=False)
-class ModelRecord:
+class ModelRecord(Usage):
     """One model. The registry sets `id`, `state`, `state_since` and, of a model in it, `placement`,
     and clears `waits_for` and `awaits` with each change of `state`; control sets the rest.
 
-    `in_flight`: requests that Triton works on, those for readiness and metadata included;
-    `abandoned`: those of them that nobody waits for.
-    `lost`: requests that no unload waits for, since they can never be answered; not in flight.
-    `served` counts the model's inferences, `ended_before` those that had ended at the last tick of
-    housekeeping. `latencies` are the seconds of the latest ones that went well, the wait for their
-    callers included; of a stream they are those of the whole stream; `answered_at` is when the
-    last of them ended. `used_at` is when the last
-    inference began (time.monotonic), or the load ended; it outlives the end of Triton.
+    `ended_before`: inferences that had ended at the last tick of housekeeping.
     `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
     that had a python process of their own when the load ended, by their names in Triton.
@@ -52,11 +40,10 @@ class ModelRecord:
     `is_on_demand`: it was loaded since a call asked for it, and
     may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
     two versions that are there at once. `can_be_doubled`: another version of it may be loaded
-    beside it. `is_renamed`: it has another name in Triton than `asked_for`. `gpu`: the number of
-    the GPU that it was put on, None where Triton or its package decides. `content_types`: those
-    that it opted into, None without any. `warnings`: what is odd but no fault. `outputs`:
-    their names, none where only Triton knows them. `files`: those of a store that a call has had
-    fetched, and None for a model from elsewhere.
+    beside it. `gpu`: the number of the GPU that it was put on, None where Triton or its package
+    decides. `content_types`: those that it opted into, None without any. `warnings`: what is odd
+    but no fault. `outputs`: their names, none where only Triton knows them. `files`: those of a
+    store that a call has had fetched, and None for a model from elsewhere.
     """
 
     id: ModelId
@@ -66,13 +53,6 @@ class ModelRecord:
     state_since: float = 0.0
     waits_for: WaitsFor | None = None
     awaits: tuple[ModelId, ...] = ()
-    in_flight: int = 0
-    abandoned: int = 0
-    lost: int = 0
-    served: int = 0
-    latencies: deque[float] = field(default_factory=_latest)
-    answered_at: float = 0.0
-    used_at: float = 0.0
     ended_before: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))
     gpu: int | None = None
@@ -91,9 +71,9 @@ class ModelRecord:
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     files: StoreFiles | None = None
-    is_renamed: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        Usage.__init__(self)
         self.asked_for = self.asked_for or self.id
         self.is_renamed = self.name != self.asked_for  # type: ignore[comparison-overlap]
 

@@ -72,14 +72,10 @@ _BEGUN, _SENT, _HEAD, _ENDED, _KEPT, _ANSWERED = map(int, Event)
 
 # Any other event, and the loss of the connection, breaks it.
 NEXT = {
-    (_IDLE, _BEGUN): _SENDING,
-    (_SENDING, _SENT): _AWAITING_HEAD,
-    (_SENDING, _HEAD): _READING_BODY,  # and it is never kept
-    (_AWAITING_HEAD, _HEAD): _READING_BODY,
-    (_AWAITING_HEAD, _ANSWERED): _IDLE,
-    (_READING_BODY, _SENT): _READING_BODY,
-    (_READING_BODY, _ENDED): _DONE,
-    (_READING_BODY, _KEPT): _IDLE,
+    _IDLE: {_BEGUN: _SENDING},
+    _SENDING: {_SENT: _AWAITING_HEAD, _HEAD: _READING_BODY},  # with the latter it is never kept
+    _AWAITING_HEAD: {_HEAD: _READING_BODY, _ANSWERED: _IDLE},
+    _READING_BODY: {_SENT: _READING_BODY, _ENDED: _DONE, _KEPT: _IDLE},
 }
 
 
@@ -145,7 +141,7 @@ class Connection:
         record: ModelRecord | None,
         options: CallOptions = PLAIN,
     ) -> None:
-        self.state = NEXT[self.state, _BEGUN]
+        self.state = NEXT[self.state][_BEGUN]
         self._receiver = receiver
         self._record = record
         self._options = options
@@ -161,7 +157,7 @@ class Connection:
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
-        self.state = NEXT[self.state, _SENT]
+        self.state = NEXT[self.state][_SENT]
         self._is_sent = True
 
     def write(self, piece: bytes) -> None:
@@ -172,7 +168,7 @@ class Connection:
         """Note that all of the request is written."""
         if self.state != _BROKEN:
             self._is_sent = True
-            self.state = NEXT[self.state, _SENT]
+            self.state = NEXT[self.state][_SENT]
 
     def pause_reading(self) -> None:
         """Triton is held back."""
@@ -226,12 +222,12 @@ class Connection:
         """
         receiver, self._receiver = self._receiver, None
         if self._is_kept:
-            self.state = NEXT[self.state, _KEPT]
+            self.state = NEXT[self.state][_KEPT]
             if self._is_held:
                 self.resume_reading()
             self._owner.free(self)
         else:
-            self.state = NEXT[self.state, _ENDED]
+            self.state = NEXT[self.state][_ENDED]
             self.abort()
         if receiver is None:
             return
@@ -338,7 +334,7 @@ class Connection:
     def _end_as_before(self, data: bytes) -> None:
         """A whole answer with the head of the last one."""
         receiver, self._receiver = self._receiver, None
-        self.state = NEXT[self.state, _ANSWERED]
+        self.state = NEXT[self.state][_ANSWERED]
         if self._is_held:
             self.resume_reading()
         self._owner.free(self)
@@ -386,7 +382,7 @@ class Connection:
 
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state == _AWAITING_HEAD
-        self.state = NEXT[self.state, _HEAD]
+        self.state = NEXT[self.state][_HEAD]
         self._left = 0 if self._options.is_head or self.status in _NO_BODY else self.length
         is_good = self.status == _OK or self._options.is_probe
         if is_good and self._is_kept and self._left == len(rest):

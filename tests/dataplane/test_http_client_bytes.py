@@ -416,6 +416,6 @@ def test_the_table_of_states_leads_from_idle_through_all_but_broken_and_back():
     reached, new = set(), {State.IDLE}
     while new - reached:
         reached |= new
-        new = {NEXT[pair] for pair in NEXT if pair[0] in reached}
+        new = {after for state in reached for after in NEXT.get(state, {}).values()}
     assert reached == set(State) - {State.BROKEN}
-    assert {event for _, event in NEXT} == set(Event)
+    assert {event for events in NEXT.values() for event in events} == set(Event)

@@ -30,6 +30,7 @@ cdef class Connection:
     cdef bint _keeps(self, bytes data) except -1
     cdef bytes _take_ahead(self)
     cdef _arrived(self, Py_ssize_t size)
+    cpdef answered(self, bint is_last)
     cpdef hold_back(self)
     cdef _read_on(self)
     cdef _next(self)

@@ -359,7 +359,7 @@ class Connection:
         if not is_whole:
             self._arrived(0)
 
-    def answered(self, *, is_last: bool) -> None:
+    def answered(self, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
         accepts_requests = self._path.accepts_requests and not self._is_crowded
         if is_last or self.left or not accepts_requests:

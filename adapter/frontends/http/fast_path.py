@@ -277,7 +277,7 @@ class Inference:
             if lease is not None:  # nothing else is left of a request that went on to its end
                 lease.end(None, self._heard)
             self._over()
-            self._client.answered(is_last=self._is_last)
+            self._client.answered(self._is_last)
         except Exception as error:  # noqa: BLE001 - all of them
             self.bug(error)
 
@@ -487,7 +487,7 @@ class Inference:
 
     def _done(self, *, is_last: bool) -> None:
         self._over()
-        self._client.answered(is_last=is_last)
+        self._client.answered(is_last)
 
     def _over(self) -> None:
         head, status, self._stage = self._head, self._status, _NONE

@@ -303,11 +303,14 @@ def _prefix(kind: bytes, size: int) -> bytes | None:
 def _echoed(fields: dict[bytes, bytes]) -> bytes:
     if _ECHOED_KEYS.isdisjoint(fields):
         return b""
-    found = [(name, fields[key]) for key, name in _ECHOED.items() if key in fields]
     return b"".join(
-        b"%b: %b\r\n" % (name, value)
-        for name, value in found
-        if value.isascii() and value.decode().isprintable()
+        [
+            b"%b: %b\r\n" % (name, value)
+            for key, name in _ECHOED.items()
+            if (value := fields.get(key)) is not None
+            and value.isascii()
+            and value.decode().isprintable()
+        ]
     )
 
 

@@ -21,7 +21,7 @@ def raises_at_once(*_, **__):
 
 
 def forgets(listener, monkeypatch):
-    monkeypatch.setattr(listener.house.control, "lease", raises_at_once)
+    monkeypatch.setattr(listener.house.control.registry, "serving", raises_at_once)
 
 
 def looks_badly(listener, monkeypatch):
