@@ -1,24 +1,31 @@
 """A head has one reading: what our scanner reads, h11 reads the same. A million: make nightly.
 
-h11 is an implementation that shares no code with ours, nor with the parser of aiohttp.
+h11 is an implementation that shares no code with ours, nor with the parser of aiohttp. `make
+compiled` compares the compiled scanner with the same source as Python, too.
 """
 
 import asyncio
+import importlib.util
 import os
 import random
+import re
 import sys
 from collections import Counter
+from itertools import pairwise
+from types import ModuleType
 
 import h11
 import pytest
 
 from adapter.frontends.http.head_scanner import END, Scanned, names_of, scan
 from tests.cases import rows
-from tests.frontends.http.listener import FAST, opened
+from tests.frontends.http.listener import FAST, Listener, opened
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
+from tests.test_architecture import ROOT
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
-COUNT = 3_000
+COUNT = int(os.environ.get("NIGHTLY_HEADS", "3000"))
+pytestmark = pytest.mark.timeout(60 + COUNT // 1000)
 _SPOILERS = bytes(range(0x21)) + b":,;Z0\x7f\x80\xa0\xff"
 _LONG = "".join(str(digit % 10) for digit in range(1, 31))
 LONG_LENGTHS = (
@@ -85,20 +92,68 @@ def is_read_alike(raw: bytes, ours: Scanned) -> bool:
     )
 
 
+def pure_scanner() -> ModuleType:
+    """Load the scanner as Python, whatever form runs."""
+    source = ROOT / "adapter/frontends/http/head_scanner.py"
+    spec = importlib.util.spec_from_file_location("pure_head_scanner", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_read(head: Scanned | None) -> tuple[object, ...] | None:
+    if head is None:
+        return None
+    return head.method, head.target, [*head.fields.items()], head.lines, head.length
+
+
 def compare(chance: random.Random, count: int) -> Counter[str]:
-    made, seen = Heads(chance), Counter[str]()
+    made, seen, pure = Heads(chance), Counter[str](), pure_scanner()
     for _ in range(count):
         raw = made.one()
         ours = scan(raw)
         seen["left" if ours is None else "read"] += 1
         assert ours is None or is_read_alike(raw, ours), raw
+        assert as_read(ours) == as_read(pure.scan(raw)), raw
     return seen
+
+
+async def compare_split(chance: random.Random, count: int) -> Counter[str]:
+    """Send heads whole and in pieces, and count the statuses, which must be the same."""
+    made, seen = Heads(chance), Counter[str]()
+    async with opened() as listener:
+        for _ in range(count):
+            raw = made.one()
+            cuts = sorted(chance.randrange(len(raw) + 1) for _ in range(chance.randrange(1, 4)))
+            found = [await _statuses(listener, raw, at) for at in ([], cuts)]
+            assert found[0] == found[1], (raw, cuts)
+            seen[found[0][:3].decode()] += 1
+    return seen
+
+
+async def _statuses(listener: Listener, raw: bytes, cuts: list[int]) -> bytes:
+    caller = await listener.connect()
+    for begin, end in pairwise([0, *cuts, len(raw)]):
+        await caller.send(raw[begin:end])
+        for _ in range(2):
+            await asyncio.sleep(0)
+    caller.writer.write_eof()
+    said = await caller.rest()
+    await caller.close()
+    return b" ".join(re.findall(rb"HTTP/1.1 (\d+) ", said))
 
 
 def test_what_we_read_of_a_head_h11_reads_the_same() -> None:
     sys.stdout.write(f"seed {SEED}\n")
     seen = compare(random.Random(SEED), COUNT)
     assert min(seen["left"], seen["read"]) > COUNT / 10
+
+
+async def test_heads_in_pieces_are_answered_as_whole_ones() -> None:
+    seen = await compare_split(random.Random(SEED), COUNT // 10)
+    assert min(seen["200"], seen["400"]) > 0
 
 
 @rows("field", LONG_LENGTHS[:3])
