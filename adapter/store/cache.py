@@ -54,7 +54,6 @@ class ArtifactCache:
         concurrency: int,
         limits: Limits,
         room_seconds: float = 10.0,  # how long a fetch waits for room
-        check_seconds: float = 10.0,  # how often an unreachable store is tried again
         on_evicted: Callable[[str], None] = lambda _: None,  # in a thread; reason limit or disk
         on_room: Callable[[], None] = lambda: None,  # a full disk has room again
     ) -> None:
@@ -62,7 +61,6 @@ class ArtifactCache:
         self._folder = folder
         self._on_evicted, self._on_room = on_evicted, on_room
         self._limits = limits
-        self._check_seconds = check_seconds
         self._disk = Disk(folder, limit_bytes, self._evicted)
         self._room = RoomForFetches(self._disk, room_seconds)
         self._slots = FairSlots(concurrency)
@@ -108,8 +106,8 @@ class ArtifactCache:
 
     # -- start and end ----------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Take over what an earlier run has left on disk.
+    async def open(self, check_seconds: float = 10.0) -> None:
+        """Take over what an earlier run has left on disk, and begin to `check` every so often.
 
         Raises InvalidSettings if the folder cannot be used, or is in use by another process.
         """
@@ -118,7 +116,7 @@ class ArtifactCache:
             self._disk.adopt(note, last_used)
         await self._refresh_disk()
         await CACHE.run(self._disk.trim)
-        work = background.forever(self.check, seconds=self._check_seconds)
+        work = background.forever(self.check, seconds=check_seconds)
         self._checking = background.begin("stores", work)
         log.info(
             "artifact.cache_opened",

@@ -36,9 +36,8 @@ async def opened(tmp_path: Path):
         limit_bytes=2**20,
         concurrency=1,
         limits=Limits(max_unpacked_bytes=2**20),
-        check_seconds=0.001,
     )
-    await cache.open()
+    await cache.open(check_seconds=0.001)
     yield store, cache
     await cache.close()
 
