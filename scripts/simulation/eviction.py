@@ -87,7 +87,7 @@ def _evict(
 ) -> int:
     """Return how many bytes are freed."""
     candidates = [
-        replace(each, is_young=True) if now - since[each.model_id] < _MIN_SECONDS else each
+        replace(each, is_spared=True) if now - since[each.model_id] < _MIN_SECONDS else each
         for each in known.values()
     ]
     chosen = choose(candidates, figures, policy)

@@ -212,20 +212,28 @@ class Eviction:
     def _candidates(self, callers: Collection[str] = ()) -> list[Candidate]:
         """Return who could go; `callers`: of the model that needs the room."""
         now = clock.monotonic()
+        loads = (each for each in self._registry.of_stores() if each.state is ModelState.LOADING)
+        renewed = {each.asked_for for each in loads}
         return [
-            self._candidate(record, record.files, callers, now)
+            self._candidate(record, record.files, callers, now, is_renewed=record.id in renewed)
             for record in self.loaded()
             if record.files is not None and self.retention_reason(record) is None
         ]
 
     def _candidate(
-        self, record: ModelRecord, files: StoreFiles, callers: Collection[str], now: float
+        self,
+        record: ModelRecord,
+        files: StoreFiles,
+        callers: Collection[str],
+        now: float,
+        *,
+        is_renewed: bool,  # another version is being loaded beside it, for nothing once it is gone
     ) -> Candidate:
         is_served = record.state is ModelState.READY  # one that has died serves nobody
         return Candidate(
             *(record.id, record.used_at, self._unloads.memory.ledger.of(record.id)),
             is_of_others=is_of_others(files.used, callers, now),
-            is_young=is_served and now - record.state_since < self._min_seconds,
+            is_spared=is_served and (is_renewed or now - record.state_since < self._min_seconds),
             calls=max(1, record.served) if is_served else 0,
             seconds=files.fetch_seconds + record.load_seconds,
         )

@@ -20,16 +20,16 @@ _MOST_LEVELS = 1000
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A model that could go. `used_at` is its record's, `held` are its bytes in the ledger.
-    `is_of_others`: it goes after those that are not; `is_young`, it was loaded a moment ago, after
-    those that are not either. `calls`: since its load; `seconds`: what its latest fetch and load
-    took, and what bringing it back is expected to take.
+    `is_of_others`: it goes after those that are not; `is_spared`, it was loaded a moment ago or is
+    being renewed, after those that are not either. `calls`: since its load; `seconds`: what its
+    latest fetch and load took, and what bringing it back is expected to take.
     """
 
     model_id: ModelId
     used_at: float
     held: Bytes
     is_of_others: bool = False
-    is_young: bool = False
+    is_spared: bool = False
     calls: int = 1
     seconds: float = 0.0
 

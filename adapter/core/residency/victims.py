@@ -82,7 +82,7 @@ def choose(
     """
 
     def order(each: Candidate) -> tuple[bool, bool, float, float]:
-        return each.is_of_others, each.is_young, policy.worth(each), each.used_at
+        return each.is_of_others, each.is_spared, policy.worth(each), each.used_at
 
     device = figures.device
     freed = [(each, _on(each.held, device)) for each in sorted(candidates, key=order)]

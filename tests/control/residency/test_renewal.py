@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -143,6 +144,24 @@ async def test_a_call_during_the_renewal_of_a_model_gets_its_answer(residence):
     gate.open()
     assert await call is CacheUse.DISK
     await renewing
+
+
+@pytest.mark.parametrize(("others", "stay"), [("b", "ac"), ("", "c")])
+async def test_an_old_version_is_evicted_while_the_new_one_loads_only_if_no_other_can_go(
+    others, stay
+):
+    options = replace(OPTIONS, min_residency_seconds=0)
+    residence = await Residence(2 + len(others), options).open("a", "b", "c")
+    for name in ("a", *others):
+        await residence.call(name)
+    change(residence, "a", "2")
+    gate, renewing = await held(residence, "load ta.u.a_232")
+    await residence.call("c")
+    gate.open()
+    await renewing
+    assert residence.house.listed() == [*stay]
+    assert "a" not in stay or url_of(residence, "a") == "/a@2"
+    await residence.close()
 
 
 async def test_a_version_that_cannot_be_loaded_leaves_the_old_one_where_it_is(residence):

@@ -79,7 +79,7 @@ def test_by_lru_only_the_last_call_counts():
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_model_that_was_just_loaded_goes_only_if_nothing_else_helps(name):
     policy = POLICIES[name]()
-    young = model("young", 1, is_young=True)
+    young = model("young", 1, is_spared=True)
     old = [model("a", 2, seconds=60, calls=9), model("b", 3, seconds=60, calls=9)]
 
     def gone(needed):
@@ -92,7 +92,7 @@ def test_a_model_that_was_just_loaded_goes_only_if_nothing_else_helps(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_caller_s_own_model_goes_before_those_of_others_even_if_it_was_just_loaded(name):
-    own = model("own", 9, is_young=True, seconds=60)
+    own = model("own", 9, is_spared=True, seconds=60)
     assert first(POLICIES[name](), own, model("other", 1, is_of_others=True)) == "own"
 
 
