@@ -131,7 +131,7 @@ class DesiredModels:
         self._load, self._bring_back, self._hangs = load, bring_back, hangs
         self._return = Reason("return", load_threads)
         self._slots: dict[Reason, FairSlots] = {}
-        self._models: dict[ModelId, DesiredModel] = {}
+        self._models: dict[ModelId, DesiredModel] = {}  # while it is missing it has no record
         self.trials = Trials(registry, triton_status, self._is_any_coming)
 
     # -- what is desired --------------------------------------------------------------------

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from adapter.control.memory import Memory
 from adapter.control.progress import step
@@ -14,8 +13,6 @@ from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, UnloadedMeanwhile
 from adapter.runtime import clock
-
-T = TypeVar("T")
 
 _UNDO_SECONDS = 1.0  # so long a caller waits for the undo
 # How often a load that waits looks when no other load reports its end.
@@ -35,14 +32,15 @@ def _future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class LimitedLoad:
-    """One load on `terms`, of `source` less its files. `ended` is set once it is ended before its
-    limit, `running` what is cancelled then. `is_unloaded`: an unload has ended it; `is_hanging`:
-    another load that waits for a thread.
+    """One load on `terms`, of `source` less its files, by `task`. `ended` is set once it is ended
+    before its limit, `running` what is cancelled then. `is_unloaded`: an unload has ended it;
+    `is_hanging`: another load that waits for a thread.
     """
 
     model_id: ModelId
     source: ModelSource
     terms: Terms
+    task: asyncio.Task[ModelRecord] = field(init=False)
     begun: float = field(default_factory=_loop_time)
     ended: asyncio.Future[None] = field(default_factory=_future)
     running: asyncio.Timeout | None = None
@@ -58,34 +56,24 @@ class LimitedLoad:
 
 
 class LoadLimit:
-    """Cancels loads that take longer than `seconds`, or that are ended before."""
+    """Holds the loads `in_progress`. Cancels those that take longer than `seconds`, or that are
+    ended before.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._loads: dict[ModelId, LimitedLoad] = {}
+        self.in_progress: dict[ModelId, LimitedLoad] = {}  # they have no record until their turn
         self._is_stopped = False
 
     def begin(self, model_id: ModelId, source: ModelSource, terms: Terms) -> LimitedLoad:
-        self._loads[model_id] = load = LimitedLoad(model_id, replace(source, files=()), terms)
+        self.in_progress[model_id] = load = LimitedLoad(model_id, replace(source, files=()), terms)
         if self._is_stopped:
             load.end()
         return load
 
-    def keep(self, model_id: ModelId) -> None:
-        """Have no call evict the model that is being loaded, however often that is tried."""
-        if (load := self._loads.get(model_id)) is not None:
-            load.terms.is_on_demand = False
-
-    def is_under_way(self, model_id: ModelId, source: ModelSource, since: float) -> bool:
-        """Return whether a load of the model from `source`, less its files, that began at `since`
-        (the loop's time) or later is in progress.
-        """
-        load = self._loads.get(model_id)
-        return load is not None and load.source == source and load.begun >= since
-
     def done(self, load: LimitedLoad) -> None:
-        if self._loads.get(load.model_id) is load:
-            del self._loads[load.model_id]
+        if self.in_progress.get(load.model_id) is load:
+            del self.in_progress[load.model_id]
 
     @asynccontextmanager
     async def of(self, load: LimitedLoad) -> AsyncIterator[None]:
@@ -104,27 +92,25 @@ class LoadLimit:
         finally:
             load.running = None
 
-    async def outcome(self, model_id: ModelId, task: asyncio.Task[T]) -> T:
+    async def outcome(self, load: LimitedLoad) -> ModelRecord:
         """Return the outcome of a load that runs within `of`. Raises the errors of `of` a second
         after the load has to end, and at once when the adapter stops: callers do not wait for the
         undo.
         """
-        load = self._loads.get(model_id)
-        if load is not None:
-            first, seconds = asyncio.FIRST_COMPLETED, self._seconds + _UNDO_SECONDS
-            either: set[asyncio.Future[T] | asyncio.Future[None]] = {task, load.ended}
-            await asyncio.wait(either, timeout=seconds, return_when=first)
-            if load.is_unloaded and not task.done():
-                await asyncio.wait({task}, timeout=_UNDO_SECONDS)
-            if not task.done():
-                error = self._error(load)
-                error.args = (f"{error}; what there is of it is being taken down",)
-                raise error
-        return await asyncio.shield(task)
+        first, seconds = asyncio.FIRST_COMPLETED, self._seconds + _UNDO_SECONDS
+        either: set[asyncio.Future[ModelRecord] | asyncio.Future[None]] = {load.task, load.ended}
+        await asyncio.wait(either, timeout=seconds, return_when=first)
+        if load.is_unloaded and not load.task.done():
+            await asyncio.wait({load.task}, timeout=_UNDO_SECONDS)
+        if not load.task.done():
+            error = self._error(load)
+            error.args = (f"{error}; what there is of it is being taken down",)
+            raise error
+        return await asyncio.shield(load.task)
 
     def end(self, model_id: ModelId) -> bool:
         """End the load of this model, for its unload; return whether there is one."""
-        load = self._loads.get(model_id)
+        load = self.in_progress.get(model_id)
         if load is None:
             return False
         load.is_unloaded = load.is_unloaded or not self._is_over(load)
@@ -133,14 +119,14 @@ class LoadLimit:
 
     def end_hanging(self, model_id: ModelId) -> None:
         """End the load of this model, which hangs, for others that wait for a load thread."""
-        load = self._loads.get(model_id)
+        load = self.in_progress.get(model_id)
         if load is not None and not self._is_over(load):
             load.is_hanging = True
             load.end()
 
     def is_ended(self, model_id: ModelId) -> bool:
         """Return whether a load of the model has to end, and is being undone."""
-        load = self._loads.get(model_id)
+        load = self.in_progress.get(model_id)
         return load is not None and self._is_over(load)
 
     def _is_over(self, load: LimitedLoad) -> bool:
@@ -149,7 +135,7 @@ class LoadLimit:
     def stop(self) -> None:
         """End all loads, whose callers are answered at once."""
         self._is_stopped = True
-        for load in self._loads.values():
+        for load in self.in_progress.values():
             load.end()
 
     def _error(self, load: LimitedLoad) -> AdapterError:

@@ -73,15 +73,14 @@ class ModelControl:
         orphans = OrphanProcesses(registry, ports.server, metrics)
         books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
         self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)
-        self.load_limit = LoadLimit(self._limits.load)
-        self.load_threads = LoadThreads(registry, memory, threads, self.load_limit)
+        self.loads = LoadLimit(self._limits.load)
+        self.load_threads = LoadThreads(registry, memory, threads, self.loads)
         outside = (registry, ports, self._limits, orphans)
         self._unloader = unloader = Unloader(*outside, lose_requests=leases.lose)
         inside = (ports, unloader, memory, metrics, self._limits)
         self._loader = Loader(*inside, threads=self.load_threads)
         self.triton_status = status = TritonStatus(ports, loads_again=options.loads_again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
-        self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self.desired = desired = self._make_desired(threads)
         self._reconciler = found = Reconciler(
             *(registry, memory, ports, unloader, operations),
@@ -103,7 +102,7 @@ class ModelControl:
         return DesiredModels(
             *(self.registry, self.triton_status, load_threads),
             load=self._load_or_join,
-            bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()),
+            bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()).task,
             hangs=self._hangs,
         )
 
@@ -131,9 +130,9 @@ class ModelControl:
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
         """Return a lease; wait for a recycled Triton, and `wait_seconds` for a load in progress."""
         wait_seconds = 0 if await self.recycling.passed(model_id) else wait_seconds
-        if wait_seconds and (task := self.loading.get(model_id)) is not None:
+        if wait_seconds and (load := self.loads.in_progress.get(model_id)) is not None:
             leave_out()
-            await asyncio.wait({task}, timeout=wait_seconds)
+            await asyncio.wait({load.task}, timeout=wait_seconds)
         return self.lease(model_id)
 
     async def load(
@@ -154,25 +153,26 @@ class ModelControl:
         if model_id in self.registry:
             await self.catch_up(model_id)
         known = self.registry.get(model_id)
-        there = "being loaded" if model_id in self.loading else None
+        there = "being loaded" if model_id in self.loads.in_progress else None
         if doing := there or (known and _THERE.get(known.state)):
             if not terms.is_on_demand:
                 self._keep(model_id)
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         self.operations.refuse_when_full(model_id)
-        task = self._begin_load(model_id, source, None, terms, **log_fields)
-        return await self.load_limit.outcome(model_id, task)
+        load = self._begin_load(model_id, source, None, terms, **log_fields)
+        return await self.loads.outcome(load)
 
     def _keep(self, model_id: ModelId) -> None:
         """Have no call evict the model any more, however often its load in progress is tried."""
         if (known := self.registry.get(model_id)) is not None:
             known.is_on_demand = False
-        self.load_limit.keep(model_id)
+        if (load := self.loads.in_progress.get(model_id)) is not None:
+            load.terms.is_on_demand = False
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
-        if (task := self.loading.get(model_id)) is not None:
-            return await self.load_limit.outcome(model_id, task)
+        if (load := self.loads.in_progress.get(model_id)) is not None:
+            return await self.loads.outcome(load)
         return self.registry.serving(model_id)
 
     async def joined(
@@ -182,22 +182,22 @@ class ModelControl:
         of one from `source` that began at `since` (the loop's time) or later, and ModelNotReady for
         a model that Triton has lost and that waits for its load.
         """
-        task = self.loading.get(model_id)
-        is_the_same = self.load_limit.is_under_way(model_id, source, since)
+        load = self.loads.in_progress.get(model_id)
         try:
             return await self.loaded(model_id)
         except AdapterError as error:
+            is_the_same = load is not None and load.source == source and load.begun >= since
             if is_the_same and not isinstance(error, UnloadedMeanwhile):
                 raise
-            if task is not None:
-                await asyncio.wait({task})
+            if load is not None:
+                await asyncio.wait({load.task})
             elif self.registry.returning(model_id) is not None:
                 raise
             return None
 
     def is_awaited(self, model_id: ModelId) -> bool:
         """Return whether calls of the model may wait: for its load, or for a recycled Triton."""
-        return model_id in self.loading or self.recycling.holds(model_id)
+        return model_id in self.loads.in_progress or self.recycling.holds(model_id)
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model, which is wanted no more; end a load of it. Return when it and its
@@ -206,7 +206,7 @@ class ModelControl:
         self.refuse_unless_open()
         self.registry.lost.pop(model_id, None)
         with self.desired.no_more(model_id) as begun:
-            self.load_limit.end(model_id)
+            self.loads.end(model_id)
             task = self._begin_unload(model_id, begun, log_fields)
             await self._unloader.outcome(model_id, task)
 
@@ -220,10 +220,10 @@ class ModelControl:
     def _begin_unload(
         self, model_id: ModelId, begun: _Act, log_fields: Mapping[str, str]
     ) -> asyncio.Task[Bytes]:
-        if model_id not in self.registry and model_id not in self.loading:
+        if model_id not in self.registry and model_id not in self.loads.in_progress:
             raise not_loaded(model_id)
         known = self.registry.get(model_id)
-        ended = [known] if self.load_limit.is_ended(model_id) else []
+        ended = [known] if self.loads.is_ended(model_id) else []
         work = self.operations.logged(
             *("unload", model_id, self._unload(model_id, begun, ended), total),
             log_fields=log_fields,
@@ -272,7 +272,7 @@ class ModelControl:
         """Close, and wait for the operations in progress; then end the loads that still are."""
         self.close()
         await self.operations.drain(seconds)
-        self.load_limit.stop()
+        self.loads.stop()
         with suppress(AdapterError):  # a disk error must not keep the adapter from stopping
             await self._housekeeping.save()
 
@@ -290,17 +290,17 @@ class ModelControl:
         terms: Terms,
         /,
         **log_fields: str,
-    ) -> asyncio.Task[ModelRecord]:
+    ) -> LimitedLoad:
         """Begin a load; `lost`: the model that it is to bring back."""
-        load = self.load_limit.begin(model_id, source, terms)
+        load = self.loads.begin(model_id, source, terms)
         work = self.operations.logged(
             *("load", model_id, self._load(load, source, lost), self._size_of),
             log_fields=log_fields,
             url=source.url,
         )
-        self.loading[model_id] = task = self.operations.start("load", model_id, work)
-        task.add_done_callback(partial(self._load_ended, load))
-        return task
+        load.task = self.operations.start("load", model_id, work)
+        load.task.add_done_callback(partial(self._load_ended, load))
+        return load
 
     async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
         try:
@@ -315,10 +315,8 @@ class ModelControl:
     def _size_of(self, record: ModelRecord) -> int:
         return total(self.memory.ledger.of(record.id))
 
-    def _load_ended(self, load: LimitedLoad, task: asyncio.Task[ModelRecord]) -> None:
-        self.load_limit.done(load)
-        if self.loading.get(load.model_id) is task:
-            del self.loading[load.model_id]
+    def _load_ended(self, load: LimitedLoad, _: asyncio.Task[ModelRecord]) -> None:
+        self.loads.done(load)
         self.recycling.load_ended(load.model_id)
 
     async def _load(
@@ -327,7 +325,7 @@ class ModelControl:
         """Load, and again each time that room could be made after it ran out of memory."""
         evictor = self.evictor if load.terms.evicts else None
         async with AsyncExitStack() as turn:
-            async with self.load_limit.of(load):
+            async with self.loads.of(load):
                 await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:
                 try:
@@ -348,7 +346,7 @@ class ModelControl:
         evictor: Evictor | None,
     ) -> ModelRecord:
         model_id, terms = load.model_id, load.terms
-        async with AsyncExitStack() as undo, self.load_limit.of(load):  # ends it, not its undo
+        async with AsyncExitStack() as undo, self.loads.of(load):  # ends it, not its undo
             record = await self._begin_record(model_id, source, lost, terms)
             record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()
             undo.push(partial(self._load_failed, record, lost))

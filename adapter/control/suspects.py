@@ -45,7 +45,7 @@ class Suspects:
         self._clock = clock
         self._ends: dict[ModelId, int] = {}  # of each suspect: those that only it can have caused
         self._trial_seconds = 0.0
-        self._broken_off: dict[ModelId, float] = {}
+        self._broken_off: dict[ModelId, float] = {}  # when; the records are gone by then
 
     def broke_off(self, model_id: ModelId) -> None:
         """Note a model that was being loaded, had a request, or was loaded lately, when Triton has

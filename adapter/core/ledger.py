@@ -131,7 +131,7 @@ class Ledger:
         self._client_limits = client_limits
         self._headroom = headroom
         self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
-        self._models: dict[ModelId, _Entry] = {}
+        self._models: dict[ModelId, _Entry] = {}  # and stuck loads, whose ids are free again
         # kept up to date: a look costs the same for 10 and 10,000
         self._reserved, self._held = _Sum(), _Sum()
 

@@ -24,8 +24,8 @@ class Waits:
     def __init__(self, limits: WaitLimits, reason: Reason) -> None:
         self.callers: Counter[str] = Counter()  # of all models
         self._limits, self._reason = limits, reason
-        self._waits: dict[ModelId, DesiredModel] = {}
-        self._refused: dict[ModelId, tuple[AdapterError, float]] = {}
+        self._waits: dict[ModelId, DesiredModel] = {}  # they begin before the model's record
+        self._refused: dict[ModelId, tuple[AdapterError, float]] = {}  # and these outlive it
 
     def __iter__(self) -> Iterator[DesiredModel]:
         return iter([*self._waits.values()])

@@ -66,7 +66,9 @@ class ContainerContract:
             lease = control.lease(model_id)
         except AdapterError:
             waits = control.recycling.is_on and control.recycling.holds(model_id)
-            if waits or (self._is_v2 and (self._loads_for_calls or model_id in control.loading)):
+            if waits or (
+                self._is_v2 and (self._loads_for_calls or model_id in control.loads.in_progress)
+            ):
                 return None  # aiohttp waits for the model
             raise
         record = lease.record

@@ -78,7 +78,7 @@ PLATFORMS = [
         "it holds the event loop until that is over",
         ModelControl,
         "joined",
-        "await asyncio.wait({task})",
+        "await asyncio.wait({load.task})",
         "pass",
     ),
     Fault(

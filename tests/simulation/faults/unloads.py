@@ -78,7 +78,7 @@ UNLOADS = [
         "an unload takes as long as a load that hangs",
         ModelControl,
         "unload",
-        "self.load_limit.end(model_id)",
+        "self.loads.end(model_id)",
         "pass",
     ),
     Fault(
