@@ -4,6 +4,7 @@ import pytest
 
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
+from adapter.core.state import ModelState
 from adapter.errors import (
     ArtifactNotFound,
     BackendUnavailable,
@@ -130,6 +131,21 @@ async def test_while_the_next_triton_does_not_answer_another_machine_may_be_aske
         await residence.call("a")
     assert was_not_started(raised.value)
     assert await residence.call("a") is CacheUse.DISK
+
+
+async def test_a_model_whose_triton_dies_amid_its_fetch_is_loaded_by_the_next_triton(residence):
+    fetching = residence.steps.hold("fetch a")
+    call = residence.house.begin(residence.call("a"))
+    await fetching.reached.wait()
+    end_triton(residence)
+    assert residence.state("a") is ModelState.FETCHING
+    fetching.open()
+    await residence.house.turns()
+    assert residence.state("a") is ModelState.ON_DISK  # nobody has looked at the next Triton yet
+    await residence.control.triton_restarted()
+    assert await call is CacheUse.MISS
+    assert residence.steps.seen.count("fetch a") == 1
+    residence.check("a")
 
 
 async def test_a_load_that_the_end_of_triton_broke_off_is_tried_once_more(residence):
