@@ -4,7 +4,7 @@ The rules are those of docs/simulation.md. The oracle knows the faults that were
 without a cause among them is a violation.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from adapter.control.recycling import Recycling
@@ -65,6 +65,7 @@ class Oracle(Rest):
         self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
+        self._hangs = Counter[str]()  # of an external Triton, by the models that it was loading
         self._shift_begun = 0.0
         self.settings: Settings | None = None
 
@@ -82,6 +83,8 @@ class Oracle(Rest):
             self._ends += 1
             self._lost |= self.serving
             self.serving.clear()
+        elif what == "hang" and not self._world.is_embedded:
+            self._hangs.update({held.spec.model_id for held in self._world.arriving()})
         elif what == "caller left":
             self._measured |= {spec.url for spec in self._world.specs.values()}
         elif what in {"stub ended", "unload asked"}:
@@ -102,6 +105,7 @@ class Oracle(Rest):
         self._lost.clear()
         self._believed.clear()
         self._ends = self._strangers = 0
+        self._hangs.clear()
         self._shift_begun = self._now()
 
     # -- rule 1, 2: answers -----------------------------------------------------------------
@@ -238,7 +242,7 @@ class Oracle(Rest):
         causes = {
             AlreadyLoaded: self._may_be_there,
             UnloadedMeanwhile: self._was_unloaded,
-            GivenUp: lambda *_: self._ends > 1,
+            GivenUp: lambda *_: self._ends > 1 or self._ends + self._hangs[call.model_id] > 2,
             ModelTooLarge: self._is_too_large,
             InsufficientMemory: self._does_not_fit,
             OutOfMemory: self._ran_out,

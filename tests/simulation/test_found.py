@@ -90,3 +90,10 @@ def test_the_day_is_right(seed, fault, story):
 def test_the_day_is_wrong_with_the_fault_that_it_found(seed, fault, story):
     with FAULTS[fault].put_back():
         assert played(drawn(seed)).violation is not None, story
+
+
+def test_a_model_may_be_given_up_once_three_hangs_have_met_its_loads():
+    """Each hang of an external Triton closes the connection, which looks like an end."""
+    outcome = played(drawn(1000133))
+    assert outcome.violation is None
+    assert any("model.return_given_up" in line for line in outcome.story.lines)
