@@ -54,7 +54,7 @@ def refusal(
     where = "" if device == HOST else f" on {device}"
     took = f"took {format_size(needed)}"
     if not is_over:
-        took = f"needs more than {format_size(needed)}, which it had when its load was ended"
+        took = f"needs more than {format_size(needed)}, at which its load was ended"
     had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
     if book.models <= 1:  # the one that is being loaded
         return ModelTooLarge(

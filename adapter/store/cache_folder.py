@@ -216,7 +216,7 @@ class CacheFolder:
             self._unlock()
             said = (
                 f"cache_dir: {self.path} is in use by another triton-adapter (process {owner}):"
-                " give each a folder of its own by --cache-dir"
+                " give this one another, with --cache-dir or ADAPTER_CACHE_DIR"
             )
             raise InvalidSettings([said]) from error
         os.ftruncate(self._lock, 0)

@@ -208,8 +208,8 @@ def test_a_model_with_twenty_times_the_traffic_is_answered_by_two(
     shares = ", ".join(f"{part / machines.total():.0%}" for _, part in machines.most_common())
     wanted = 2 if factor else 1
     figures.add(
-        f"a model with 20 times the traffic, {callers} callers, "
-        f"{f'`--balance={factor}`' if factor else 'no bound'}: its machines",
+        f"20 times the traffic, {callers} callers, "
+        f"{f'`--balance={factor}`' if factor else 'no bound'}: machines",
         str(wanted),
         f"{len(machines)} ({shares})",
         is_met=len(machines) == wanted,

@@ -196,5 +196,5 @@ class OnDemandLoader:
 
 def no_room(wait: DesiredModel, error: CapacityError) -> NoRoom:
     """Return what callers are told of a model that does not fit, and for which nothing can go."""
-    text = f"{error}; all that could make room is in use, pinned, or loaded by a platform"
+    text = f"{error}; all that could make room is in use, pinned, or loaded explicitly"
     return NoRoom(text, model_id=wait.model_id)

@@ -26,6 +26,7 @@ from adapter.protocols.tensors import PIECE_VALUES, SIZES, ContentTypes, packed
 
 JSON = "application/json"
 _QUALITY = re.compile(r"(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
+_OF_CURL = "application/x-www-form-urlencoded"  # its default for -d
 _MAX_QUOTED = 200
 # A browser sends 8. A head has room for 5,000, which take 20 ms to read.
 _MOST_RANGES = 100
@@ -85,7 +86,9 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
         accepted = _accepted(types)
         what = "a compressed body of " if is_packed else ""
         text = f"{what}Content-Type {content_type[:_MAX_QUOTED]!r} is not one that the model takes"
-        raise UnsupportedMediaType(f"{text}: {accepted}", accepted=accepted)
+        sent_by_curl = "; curl sends this type unless -H sets another"
+        hint = sent_by_curl if media_type == _OF_CURL else ""
+        raise UnsupportedMediaType(f"{text}: {accepted}{hint}", accepted=accepted)
     return codec
 
 

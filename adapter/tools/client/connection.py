@@ -216,6 +216,7 @@ _HINTS_BY_WORDS = {
 }
 _ADMIN_SECONDS = 2.0
 _MOST_BYTES = 300  # of an answer that is not an adapter's, such as a page of HTML
+_MORE = "needs more than"  # of a load that was ended early
 _FIGURES = ("needed_bytes", "free_bytes", "limit_bytes", "device", "matched")
 
 
@@ -247,7 +248,10 @@ def _lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> l
     head = coloured(head, RED, sys.stderr)
     lines = [f"{head}: {_several(str(said).strip() or 'no reason given')}"]
     if "needed_bytes" in body:
-        lines += columns([_figure(n, body[n]) for n in _FIGURES if body.get(n) is not None])
+        figures = [_figure(n, body[n]) for n in _FIGURES if body.get(n) is not None]
+        if _MORE in str(said):
+            figures[0][0] += ", at least"
+        lines += columns(figures)
     by_words = [each for words, each in _HINTS_BY_WORDS.items() if words in str(said)]
     if hint := hint or next(iter(by_words), _HINTS.get(code, "")):
         lines += [printable(f"  {hint}")]

@@ -52,7 +52,7 @@ def test_a_refusal_has_the_figures_of_the_moment():
 def test_a_refusal_of_a_load_that_was_alone_is_no_reason_to_unload_others():
     error = refusal(ModelId("m"), HOST, {HOST: 30}, book(models=1), reading(110), is_over=False)
     assert type(error) is ModelTooLarge
-    assert "needs more than 30 bytes, which it had when its load was ended" in str(error)
+    assert "needs more than 30 bytes, at which its load was ended" in str(error)
     assert "with nothing else loaded" in str(error)
 
 
