@@ -379,6 +379,8 @@ class Oracle(Rest):
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
+        # what has leaked was there until Triton ended
+        is_slow |= self.since(self._shift_begun, "leak") and self.since(call.begun, "end")
         return is_large or is_slow or self.since(call.begun - RECENT_SECONDS, "strangers", OOM)
 
     def surely_fits(self, call: Call, spec: Spec) -> bool:
