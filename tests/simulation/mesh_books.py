@@ -125,7 +125,14 @@ class MeshOracle:
             oracle.since(world.now - _UPSET_SECONDS, *_UPSETS)
             or has_leaked > oracle.limit // _GROWTH_SHARE
             or not {"strangers", "lost"}.isdisjoint(world.truth.held)
+            or self._ends_a_load()
         )
+
+    def _ends_a_load(self) -> bool:
+        """Whether a model is unloaded amid its load: it is gone when Triton is done with that."""
+        oracle, arriving = self._world.oracle, self._world.arriving()
+        begun = self._world.now - _UPSET_SECONDS
+        return any(oracle.since(begun, "unload asked", model_id=h.spec.model_id) for h in arriving)
 
     def _are_books_short(self, spec: Spec) -> bool:
         """Whether ModelMesh counts less for a model than that takes, or has taken."""
