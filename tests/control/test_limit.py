@@ -201,7 +201,7 @@ async def test_a_load_that_passes_limit_and_reserve_is_ended(apart):
     del apart.loading["n"]
     apart.steps.fail("load n", LoadFailed("Stub process 'n_0_0' is not healthy."))
     gate.open()
-    with pytest.raises(InsufficientMemory, match="when its load was ended") as caught:
+    with pytest.raises(InsufficientMemory, match="at which its load was ended") as caught:
         await task
     assert caught.value.figures.needed_bytes == 800 * MIB
     assert learned(apart, "n") == 800 * MIB

@@ -25,8 +25,8 @@ _MEMORY = "/dev/shm"
 class Endpoint:
     """`residency`, `cache` and `terms` are those of the adapter that runs now."""
 
-    def __init__(self, world: object, shelf: Shelf) -> None:
-        self._world, self.shelf = world, shelf
+    def __init__(self, world: object, shelf: Shelf, policy: str) -> None:
+        self._world, self.shelf, self._policy = world, shelf, policy
         self.root = Path(mkdtemp(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
         self.store = SimStore(
             shelf.versions, world.draws, world.take_fault, is_exact=shelf.is_exact
@@ -65,6 +65,7 @@ class Endpoint:
             load_concurrency=terms.load_concurrency,
             revalidate_seconds=terms.revalidate_seconds,
             limits=WaitLimits(*terms.most_waiting),
+            eviction=self._policy,
         )
         self.residency = Residency(control, self.cache, metrics, options)
         self.oracle.new_adapter()

@@ -40,6 +40,7 @@ from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
+_OF_LRU = 2  # days whose number leaves this, divided by three, evict by it
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -77,7 +78,8 @@ class World(Outages):
         self.disk.admitted = self.judged(self.oracle.admitted)
         self.triton.grew = Growth(self).grew
         self.endpoint: Endpoint | None = None  # of the adapter that runs
-        self._site = Endpoint(self, plan.shelf) if plan.shelf else None
+        policy = "lru" if plan.seed % 3 == _OF_LRU else "cost"
+        self._site = Endpoint(self, plan.shelf, policy) if plan.shelf else None
         if self._site is not None:
             self.disk.cached = self.judged(self._site.spec_at)
             self.disk.read = self.judged(self._site.read_by_triton)

@@ -1,6 +1,6 @@
 cimport cython
 
-cdef dict _USUAL, _KEPT
+cdef dict _USUAL
 
 cdef class Scanned:
     cdef public bytes method, target
@@ -8,8 +8,6 @@ cdef class Scanned:
     cdef public list lines
     cdef public Py_ssize_t length
 
-@cython.locals(lines=list, count=Py_ssize_t, fields=dict, line=bytes, key=bytes, value=bytes, length=bytes, head=Scanned)
+@cython.locals(lines=list, count=Py_ssize_t, fields=dict, line=bytes, name=bytes, key=bytes, value=bytes, length=bytes, head=Scanned)
 cpdef Scanned scan(bytes raw)
-@cython.locals(name=bytes, value=bytes, key=bytes)
-cdef tuple _field(bytes line)
 cdef bytes _in_lower_case(bytes name)

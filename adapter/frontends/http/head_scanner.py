@@ -1,7 +1,7 @@
 """Reads the head of a request, strictly: what two parsers might read differently is not read here.
 
-Lines that clients repeat are kept, with the field that each is. RFC 9112 allows more: another
-method, a line that goes on, a bare line feed, a field that comes twice. aiohttp judges such a head.
+Nothing is remembered from head to head. RFC 9112 allows more: another method, a line that goes on,
+a bare line feed, a field that comes twice. aiohttp judges such a head.
 """
 
 END = b"\r\n\r\n"
@@ -13,21 +13,13 @@ _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b
 _TEXT = b"\t " + bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"  # in lower case
 
-# Fields whose lines are kept: their values are few, and no secrets.
-_REPEATED = (
-    *("host", "user-agent", "accept", "accept-encoding", "connection", "content-length"),
-    *("content-type", "inference-header-content-length"),
-)
-_MOST_KEPT, _KEPT_BYTES, _KEPT_NAMES = 256, 256, frozenset(name.encode() for name in _REPEATED)
-_KEPT: dict[bytes, tuple[bytes, bytes]] = {}
-
 # Names as most clients spell them, which need no look at their characters.
 _USUAL = {
     spelled.encode(): name.encode()
     for name in (
-        *_REPEATED,
-        *("traceparent", "tracestate", "authorization", "x-request-id"),
-        *("x-amz-date", "x-amzn-trace-id", "x-forwarded-for"),
+        *("host", "user-agent", "accept", "accept-encoding", "connection", "content-length"),
+        *("content-type", "traceparent", "tracestate", "authorization", "x-request-id"),
+        *("inference-header-content-length", "x-amz-date", "x-amzn-trace-id", "x-forwarded-for"),
     )
     for spelled in (name, name.title())
 }
@@ -60,10 +52,11 @@ def scan(raw: bytes) -> Scanned | None:
         return None
     fields: dict[bytes, bytes] = {}
     for line in lines[1:-2]:
-        key, value = _KEPT.get(line) or _field(line)
-        if not key or key in fields:
+        name, colon, value = line.partition(b":")
+        key = _USUAL.get(name) or _in_lower_case(name)
+        if not colon or not key or key in fields:
             return None
-        fields[key] = value
+        fields[key] = value.strip(b" \t")
     length = fields.get(b"content-length", b"0")
     if b"transfer-encoding" in fields or b"upgrade" in fields:
         return None
@@ -73,18 +66,6 @@ def scan(raw: bytes) -> Scanned | None:
     head.method, head.target, head.fields, head.lines = method, target, fields, lines
     head.length = int(length)
     return head
-
-
-def _field(line: bytes) -> tuple[bytes, bytes]:
-    """Return name and value of a line; the name is b"" for what is no field."""
-    name, colon, value = line.partition(b":")
-    key = _USUAL.get(name) or _in_lower_case(name)
-    field = (key if colon else b"", value.strip(b" \t"))
-    if field[0] in _KEPT_NAMES and len(line) <= _KEPT_BYTES:
-        if len(_KEPT) == _MOST_KEPT:
-            _KEPT.clear()
-        _KEPT[line] = field
-    return field
 
 
 def names_of(head: Scanned) -> list[bytes]:

@@ -67,7 +67,8 @@ def test_what_took_too_much_is_undone_and_its_size_is_known_from_then_on(
         for reply in (tried, again):
             body = reply.json()
             assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
-            assert body["needed_bytes"] == pytest.approx(194 * MIB, rel=0.1)
+            # pages of libraries count for less when a second process shares them
+            assert body["needed_bytes"] == pytest.approx(194 * MIB, rel=0.15)
             assert body["limit_bytes"] == _LIMIT
         assert "it was unloaded" in tried.json()["error"]
         assert "(learned)" in again.json()["error"]
@@ -112,7 +113,7 @@ def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
         assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
         # the others take a little, too
         assert 0.8 * _LIMIT < body["needed_bytes"] < 2 * _LIMIT
-        assert "when its load was ended" in body["error"]
+        assert "at which its load was ended" in body["error"]
         adapter.wait_for("model.load_ended", model_id="greedy")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter)
@@ -124,7 +125,7 @@ def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, ro
             "/mmesh.ModelRuntime/loadModel",
             request_serializer=mmesh.LoadModelRequest.SerializeToString,
         )
-        assert client.load("first", write_eater(root / "held", 384)).status == 200
+        assert client.load("first", write_eater(root / "held", 360)).status == 200
 
         by_mesh = write_eater(root / "by-mesh", 134)
         for said in ("it was unloaded", "(learned)"):
@@ -165,7 +166,7 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
         ended, refused = (client.load("early", package).json() for _ in range(2))
         for body in (ended, refused):
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
-        assert "when its load was ended" in ended["error"]
+        assert "at which its load was ended" in ended["error"]
         # it had passed the limit alone, or together with the others
         assert "it can never fit" in refused["error"] or "(learned)" in refused["error"]
         adapter.wait_for("model.load_stuck", model_id="early")
