@@ -67,8 +67,8 @@ def test_what_took_too_much_is_undone_and_its_size_is_known_from_then_on(
         for reply in (tried, again):
             body = reply.json()
             assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
-            # pages of libraries count for less when a second process shares them
-            assert body["needed_bytes"] == pytest.approx(194 * MIB, rel=0.15)
+            # less than 194 MiB if the load is ended before it is over
+            assert 130 * MIB < body["needed_bytes"] < 214 * MIB
             assert body["limit_bytes"] == _LIMIT
         assert "it was unloaded" in tried.json()["error"]
         assert "(learned)" in again.json()["error"]
