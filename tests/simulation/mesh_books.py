@@ -1,6 +1,6 @@
 """What a ModelMesh may rely on: the capacity and the sizes that it was told are enough."""
 
-from adapter.errors import AdapterError, CapacityError, ModelTooLarge
+from adapter.errors import AdapterError, CapacityError, ModelTooLarge, OutOfMemory
 from tests.simulation.memory import MIB
 from tests.simulation.models import Call, Spec, Violated
 
@@ -42,6 +42,7 @@ class MeshOracle:
         self._alone: set[str] = set()  # loads that have nothing to wait for
         self._over_since: float | None = None
         self._baseline = 0
+        self._is_guessed = False  # the capacity, which is more than there is
 
     def began(self, capacity: int) -> None:
         """ModelMesh is told its capacity: all memory counts as free."""
@@ -50,7 +51,8 @@ class MeshOracle:
             raise Violated("2 purge", f"ModelMesh was told that all is free, beside {left}")
         self._baseline = world.truth.held["baseline"]
         most = world.oracle.limit - self._baseline
-        if capacity > most and world.reader.kind != "off":
+        self._is_guessed = capacity > most
+        if self._is_guessed and world.reader.kind != "off":
             raise Violated("3 capacity", f"{capacity} bytes were told, of {most}")
         world.truth.watch = self.looked
 
@@ -102,6 +104,8 @@ class MeshOracle:
         """
         if not isinstance(error, CapacityError | ModelTooLarge):
             return
+        if self._is_guessed and isinstance(error, OutOfMemory):
+            return  # nothing is measured: what Triton itself takes was in the capacity
         if not error.was_tried and spec.url in self._unknown and not self._is_upset():
             self._nothing_left(call, spec)
         has_waited = self._world.now - call.begun >= _WAITS_SECONDS  # as long as is promised
