@@ -318,7 +318,9 @@ class Oracle(Rest):
             return False
         # the load, or the undo that an unload waits for, may have begun long before
         is_joined = call.verb == "load" or self._is_loading(call.model_id)
-        limit = self.settings.load_seconds if is_joined else self.settings.unload_seconds
+        limits = [self.settings.load_seconds] if is_joined else []
+        limits += [self.settings.unload_seconds] if call.verb != "load" else []
+        limit = min(limits)
         return self.may_take_long(limit) and (is_joined or took >= 5.0)
 
     def _is_loading(self, model_id: str) -> bool:
