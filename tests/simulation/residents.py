@@ -228,6 +228,8 @@ class Residents:
         others += [spec for name, spec in oracle.present.items() if name != key]
         booked = world.truth.held["baseline"] + world.strayed_bytes()
         booked += sum(map(oracle.most, others))
+        # what has come while its load is not over, as in a warm-up, counts twice
+        booked += sum(oracle.most(each) for each in others if each.model_id in self._arriving)
         arriving = sum(oracle.most(held.spec) for held in world.arriving())
         booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)
         most = max(oracle.most(item.spec) for item in versions)
