@@ -186,21 +186,21 @@ def test_pods_are_scaled_that_get_their_models_from_a_store(scaled, settings):
 REFUSED = [
     (
         {"endpoint": {"credentials": {"existingSecret": "s"}}},
-        "endpoint.credentials.existingSecret: is for a store",
+        "endpoint.credentials.existingSecret: needs a store",
     ),
-    ({"endpoint": KEYS["endpoint"] | {"credentials": {}}}, "endpoint.keys: is for a store"),
-    (CLAIM, "endpoint.cache.existingClaim: is for a store"),
+    ({"endpoint": KEYS["endpoint"] | {"credentials": {}}}, "endpoint.keys: needs a store"),
+    (CLAIM, "endpoint.cache.existingClaim: needs a store"),
     (
         STORE | {"endpoint": {"cache": {"type": "existingClaim"}}},
         "endpoint.cache.existingClaim: endpoint.cache.type=existingClaim needs the name",
     ),
     (
         STORE | CLAIM | {"replicaCount": 2},
-        "endpoint.cache.existingClaim: a cache is for one adapter, and here are up to 2 pods",
+        "endpoint.cache.existingClaim: one adapter can use a cache, but there may be 2 pods",
     ),
     (
         STORE | CLAIM | HPA,
-        "endpoint.cache.existingClaim: a cache is for one adapter, and here are up to 4 pods",
+        "endpoint.cache.existingClaim: one adapter can use a cache, but there may be 4 pods",
     ),
     (
         STORE | {"endpoint": {"cache": {"type": "ephemeral", "size": "1Gi"}}},
@@ -208,16 +208,16 @@ REFUSED = [
     ),
     (
         {"settings": {"model_store": "s3://a", "cache_limit": "1GiB"}},
-        "settings.cache_limit: follows from endpoint.cache.size",
+        "settings.cache_limit: the chart derives it from endpoint.cache.size",
     ),
     (
         {"settings": {"model_store": "a", "endpoint_keys": ["A env:B *"]}}
         | {"endpoint": {"keys": KEYS["endpoint"]["keys"]}},
-        "endpoint.keys: is settings.endpoint_keys",
+        "endpoint.keys: settings.endpoint_keys is set too",
     ),
     (
         STORE | {"endpoint": {"keys": [KEYS["endpoint"]["keys"][0]] * 2}},
-        "endpoint.keys: the access key AKIDTEAMA is there twice",
+        "endpoint.keys: the access key AKIDTEAMA occurs twice",
     ),
     (
         {"adapter": {"extraEnv": [{"name": "ADAPTER_MODEL_STORE", "value": "s3://a"}]}},

@@ -115,11 +115,11 @@ BY_RULE = [
     ),
     (
         {**RUNTIME, **MONITORED, "settings": {"metrics": "[::]:8089"}},
-        "settings.metrics: port 8089 is taken by",
+        "settings.metrics: port 8089 belongs to a container",
     ),
     (
         {**RUNTIME, "fullnameOverride": "x" * 46},
-        f"fullnameOverride: modelmesh-serving-{'x' * 46} has more than 63 characters",
+        f"fullnameOverride: modelmesh-serving-{'x' * 46} exceeds 63 characters",
     ),
     (
         {"triton": {"gpu": {"count": 0}, "resources": {"limits": {"memory": None}}}},
@@ -291,10 +291,22 @@ BY_RULE = [
     ),
     ({**RUNTIME, "extraContainers": [{"name": "x"}]}, "extraContainers: needs mode=pod"),
     ({**RUNTIME, "settings": {"grpc": False}}, "settings.grpc: cannot be off"),
-    ({**RUNTIME, "settings": {"http": "[::]:8080"}}, "settings.http: port 8080 is taken by"),
-    ({**RUNTIME, "settings": {"grpc_data": "127.0.0.1:8086"}}, "settings.grpc_data: port 8086 is"),
-    ({**RUNTIME, "settings": {"grpc_data": "127.0.0.1:8085"}}, "settings.grpc_data: port 8085 is"),
-    ({**RUNTIME, "settings": {"admin": "127.0.0.1:8089"}}, "settings.admin: port 8089 is taken by"),
+    (
+        {**RUNTIME, "settings": {"http": "[::]:8080"}},
+        "settings.http: port 8080 belongs to a container",
+    ),
+    (
+        {**RUNTIME, "settings": {"grpc_data": "127.0.0.1:8086"}},
+        "settings.grpc_data: port 8086 belongs",
+    ),
+    (
+        {**RUNTIME, "settings": {"grpc_data": "127.0.0.1:8085"}},
+        "settings.grpc_data: port 8085 belongs",
+    ),
+    (
+        {**RUNTIME, "settings": {"admin": "127.0.0.1:8089"}},
+        "settings.admin: port 8089 belongs to a container",
+    ),
     ({**RUNTIME, "settings": {"admin": "unix:/a"}}, "settings.admin: must be HOST:PORT"),
     (
         {**RUNTIME, "triton": {"resources": {"requests": {"memory": None}}}},

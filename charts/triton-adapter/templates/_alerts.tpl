@@ -1,4 +1,4 @@
-{{/* Whether a rule has no place here: (list . alert). Where there may be no pod, its absence is no fault; ModelMesh names
+{{/* Whether to omit a rule: (list . alert). A release that may have no pod must not alert on its absence; ModelMesh names
      its pods itself */}}
 {{- define "triton-adapter.isLeftOut" -}}
 {{- $root := index . 0 -}}
@@ -37,8 +37,8 @@ true
 - {{ toYaml (merge $made (omit $rule "annotations")) | nindent 2 | trim }}
 {{- end -}}
 
-{{/* What finds the series of this release alone. A name that Kubernetes may cut off is matched by its beginning; the pods of
-     a ServingRuntime have names that ModelMesh's controller makes */}}
+{{/* Selects the series of this release only. It matches the beginning of names that Kubernetes may truncate; ModelMesh's
+     controller names the pods of a ServingRuntime */}}
 {{- define "triton-adapter.ruleScope" -}}
 {{- if include "triton-adapter.isPod" . -}}
 namespace="{{ include "triton-adapter.namespace" . }}",pod=~"{{ include "triton-adapter.podPattern" . }}"
@@ -58,7 +58,7 @@ namespace="{{ include "triton-adapter.namespace" . }}",pod=~"{{ include "triton-
 {{- end -}}
 {{- end -}}
 
-{{/* Seconds that the probes of the pod allow its start, but not less than the rules do by themselves */}}
+{{/* Seconds that the pod's probes allow for its start, at least those in the rules */}}
 {{- define "triton-adapter.longestStart" -}}
 {{- $start := include "triton-adapter.seconds" (list . "start_timeout_seconds" 120) | int -}}
 {{- $load := include "triton-adapter.seconds" (list . "load_timeout_seconds" 350) | int -}}

@@ -14,7 +14,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Requests and limits with the GPUs in both, and the claims */}}
+{{/* Requests and limits, each including the GPUs, and the claims */}}
 {{- define "triton-adapter.tritonResources" -}}
 {{- $gpu := dict -}}
 {{- if .Values.triton.gpu.count -}}
@@ -36,7 +36,7 @@
 {{- with $resources }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
-{{/* env and envFrom as the user gave them: (list . container), after those of the chart */}}
+{{/* The user's env and envFrom, after the chart's: (list . container) */}}
 {{- define "triton-adapter.extraEnv" -}}
 {{- $root := index . 0 -}}
 {{- with (index . 1).extraEnv -}}
@@ -44,7 +44,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Variables of the container that Triton is in. What its models keep in the home folder goes where they may write */}}
+{{/* Variables of Triton's container. HOME is a folder that models can write to */}}
 {{- define "triton-adapter.tritonEnv" -}}
 {{- $given := list -}}
 {{- range .Values.triton.extraEnv -}}
@@ -87,7 +87,7 @@
   ports:
     - {name: triton-metrics, containerPort: 8002}
   {{- end }}
-  # as a native sidecar: the adapter is started once this has passed
+  # as a native sidecar: the adapter starts once this passes
   startupProbe:
     exec:
       command: {{ toJson .Values.triton.probeCommand }}
@@ -99,7 +99,7 @@
       command: {{ toJson .Values.triton.probeCommand }}
     {{- toYaml .Values.triton.livenessProbe | nindent 4 }}
   {{- if not .Values.triton.nativeSidecar }}
-  # SIGTERM comes to all containers at once: this one gets it when the adapter has drained
+  # all containers get SIGTERM at once; the hook delays Triton's until the adapter has drained
   lifecycle:
     preStop:
       exec:
@@ -140,7 +140,7 @@
   {{- if or $isSingle $env }}
   env:
     {{- if $isSingle }}
-    # the image is made for SageMaker, whose endpoints have one model and one port unless they say otherwise
+    # the image's defaults are SageMaker's: one model and one port
     - {name: SAGEMAKER_MULTI_MODEL, value: "true"}
     - {name: SAGEMAKER_TRITON_ALLOW_GRPC, value: "true"}
     - {name: SAGEMAKER_TRITON_ALLOW_METRICS, value: "true"}

@@ -1,5 +1,5 @@
-{{/* files/dashboard.json for this release: Grafana takes each uid, and each title in a folder, once. It shows the namespace
-     and the pods of the release, and others of the cluster only when they are chosen */}}
+{{/* files/dashboard.json for this release. Grafana accepts each uid, and each title in a folder, only once. The dashboard
+     shows the release's namespace and pods until the reader selects others */}}
 {{- define "triton-adapter.dashboard" -}}
 {{- $namespace := include "triton-adapter.namespace" . -}}
 {{- $release := printf "%s/%s" $namespace (include "triton-adapter.fullname" .) -}}

@@ -3,7 +3,7 @@
 {{- if or .Values.settings.model_store .Values.settings.endpoints }}true{{ end -}}
 {{- end -}}
 
-{{/* Where all containers see the cache: what is in Triton's repository are links to it */}}
+{{/* The cache's path, the same in all containers, as Triton's repository links to it */}}
 {{- define "triton-adapter.cacheFolder" -}}
 /var/cache/triton-adapter
 {{- end -}}
@@ -12,7 +12,7 @@
 /run/secrets/triton-adapter-keys
 {{- end -}}
 
-{{/* Settings that follow from the volume and the secrets. An emptyDir does not show its size to who asks the disk */}}
+{{/* Settings derived from the volume and the secrets. statfs does not show an emptyDir's size limit */}}
 {{- define "triton-adapter.endpointSettings" -}}
 cache_dir: {{ include "triton-adapter.cacheFolder" . }}
 {{- with .Values.endpoint.cache }}
@@ -28,7 +28,7 @@ endpoint_keys:
 {{- end }}
 {{- end -}}
 
-{{/* Mounts for (list . container): the adapter writes the cache, and reads the secrets */}}
+{{/* Mounts for (list . container): only the adapter writes the cache and reads the secrets */}}
 {{- define "triton-adapter.endpointMounts" -}}
 {{- $root := index . 0 -}}
 {{- if include "triton-adapter.hasStore" $root -}}
@@ -90,7 +90,7 @@ endpoint_keys:
   "endpoint.credentials.existingSecret" $endpoint.credentials.existingSecret
   "endpoint.cache.existingClaim" $endpoint.cache.existingClaim -}}
 {{- if $given -}}
-{{- fail (printf "%s: is for a store; name one in settings.model_store or settings.endpoints" $key) -}}
+{{- fail (printf "%s: needs a store; set settings.model_store or settings.endpoints" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
@@ -98,23 +98,23 @@ endpoint_keys:
 {{- fail "endpoint.cache.existingClaim: endpoint.cache.type=existingClaim needs the name of a claim" -}}
 {{- end -}}
 {{- if and (eq $endpoint.cache.type "existingClaim") (gt $most 1) -}}
-{{- fail (printf "endpoint.cache.existingClaim: a cache is for one adapter, and here are up to %d pods; take endpoint.cache.type=ephemeral, a claim for each" $most) -}}
+{{- fail (printf "endpoint.cache.existingClaim: one adapter can use a cache, but there may be %d pods; use endpoint.cache.type=ephemeral, a claim per pod" $most) -}}
 {{- end -}}
 {{- if and (eq $endpoint.cache.type "ephemeral") (le (include "triton-adapter.bytes" (list "endpoint.cache.size" $endpoint.cache.size) | int64) 1073741824) -}}
 {{- fail (printf "endpoint.cache.size: %s leaves no room: the adapter keeps 1Gi of the volume free" $endpoint.cache.size) -}}
 {{- end -}}
 {{- if and (eq $endpoint.cache.type "emptyDir") (hasKey .Values.settings "cache_limit") -}}
-{{- fail "settings.cache_limit: follows from endpoint.cache.size, and kubelet evicts a pod whose volume takes more; change that" -}}
+{{- fail "settings.cache_limit: the chart derives it from endpoint.cache.size, above which kubelet evicts the pod; set endpoint.cache.size" -}}
 {{- end -}}
 {{- $accessKeys := list -}}
 {{- range $endpoint.keys -}}
 {{- if has .accessKey $accessKeys -}}
-{{- fail (printf "endpoint.keys: the access key %s is there twice" .accessKey) -}}
+{{- fail (printf "endpoint.keys: the access key %s occurs twice; each caller needs its own" .accessKey) -}}
 {{- end -}}
 {{- $accessKeys = append $accessKeys .accessKey -}}
 {{- end -}}
 {{- if and $endpoint.keys .Values.settings.endpoint_keys -}}
-{{- fail "endpoint.keys: is settings.endpoint_keys, which is given as well" -}}
+{{- fail "endpoint.keys: settings.endpoint_keys is set too; set one of them" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* The port of the Service for calls over HTTP, and over gRPC: the listener that only infers, if there is one. 0: none */}}
+{{/* The Service's port for calls over HTTP, and over gRPC: that of the inference-only listener, if enabled. 0: none */}}
 {{- define "triton-adapter.fleetHttp" -}}
 {{- .Values.service.httpData | default .Values.service.http | int -}}
 {{- end -}}
@@ -34,14 +34,14 @@ grpc: GRPCRoute
 - {{ include "triton-adapter.probes" . }}
 {{- end -}}
 
-{{/* Whether replicas follow from what memory cannot hold: (list values-of-hpa-or-keda) */}}
+{{/* Whether the lack of memory decides the number of replicas: (list values-of-hpa-or-keda) */}}
 {{- define "triton-adapter.scalesByMemory" -}}
 {{- $scaler := index . 0 -}}
 {{- if and $scaler.enabled (or $scaler.evictionsPerSecond $scaler.noRoomPerSecond) }}true{{ end -}}
 {{- end -}}
 
-{{/* Where models do not fit, a new pod changes the figures only when it has taken its share of them; and with enough pods
-     nothing is evicted, which does not say that one of them could go */}}
+{{/* A new pod changes the figures only once it has loaded its share of the models. When nothing is evicted, there are
+     enough pods, but maybe not one too many: so scaling down is slow */}}
 {{- define "triton-adapter.scalingBehavior" -}}
 {{- $scaler := index . 0 -}}
 {{- if $scaler.behavior -}}

@@ -30,7 +30,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml (merge (fromYaml (include "triton-adapter.selector" .)) $own .Values.commonLabels) -}}
 {{- end -}}
 
-{{/* Labels of an object or pod with more of its own, which commonLabels do not replace: (list . labels) */}}
+{{/* Labels of an object or pod plus its own, which commonLabels do not override: (list . labels) */}}
 {{- define "triton-adapter.labelsWith" -}}
 {{- $common := fromYaml (include "triton-adapter.labels" (index . 0)) -}}
 {{- $selector := fromYaml (include "triton-adapter.selector" (index . 0)) -}}
@@ -84,7 +84,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* The pod of helm test: it brings a model with its load. Where the endpoint has keys, that takes the control token */}}
+{{/* Whether helm test has a pod. It sends a model with its load, which needs the control token if the endpoint has keys */}}
 {{- define "triton-adapter.hasTest" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- $files := get $settings "inline_files" | toString -}}
@@ -99,7 +99,7 @@ true
 {{- if ne .Values.mode "servingRuntime" }}true{{ end -}}
 {{- end -}}
 
-{{/* The name of the Deployment that ModelMesh's controller makes of the runtime */}}
+{{/* The name of the Deployment that ModelMesh's controller creates for the runtime */}}
 {{- define "triton-adapter.meshName" -}}
 {{- printf "%s-%s" .Values.servingRuntime.serviceName (include "triton-adapter.fullname" .) -}}
 {{- end -}}
@@ -118,12 +118,12 @@ true
 {{- if and (include "triton-adapter.hasTriton" .) .Values.triton.nativeSidecar }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether Triton is in none of our pods */}}
+{{/* Whether Triton runs outside the chart's pods */}}
 {{- define "triton-adapter.isElsewhere" -}}
 {{- if and (eq .Values.mode "pod") (not .Values.triton.enabled) }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether each pod has a GPU, be it counted or claimed */}}
+{{/* Whether each pod has a GPU, by count or by claim */}}
 {{- define "triton-adapter.hasGpu" -}}
 {{- if or (include "triton-adapter.gpus" . | int) .Values.triton.resourceClaims }}true{{ end -}}
 {{- end -}}
@@ -133,7 +133,7 @@ true
 {{- ternary 0 (int .Values.triton.gpu.count) (eq "true" (include "triton-adapter.isElsewhere" .)) -}}
 {{- end -}}
 
-{{/* A map of user's rules for PodMonitor and ServiceMonitor */}}
+{{/* The user's rules for PodMonitor and ServiceMonitor, as a map */}}
 {{- define "triton-adapter.scrape" -}}
 path: /metrics
 {{- with .interval }}

@@ -18,7 +18,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses what podSpec would take away: (list path given own) */}}
+{{/* Refuses a podSpec that would remove a list entry of the chart: (list path given own) */}}
 {{- define "triton-adapter.refuseLists" -}}
 {{- $path := index . 0 -}}
 {{- $own := index . 2 -}}

@@ -1,4 +1,4 @@
-{{/* All settings that are given, the chart's own and the user's, as a map */}}
+{{/* All settings as a map: the chart's own and the user's */}}
 {{- define "triton-adapter.settings" -}}
 {{- $own := dict -}}
 {{- if include "triton-adapter.isPod" . -}}
@@ -54,7 +54,7 @@
 {{- toYaml $own -}}
 {{- end -}}
 
-{{/* The text of one value in a variable: (list name value). Of maps there are endpoints alone. YAML makes false of off, Helm floats of integers */}}
+{{/* The text of a value for its variable: (list name value). Only endpoints are maps. YAML reads off as false, and Helm integers as floats */}}
 {{- define "triton-adapter.settingText" -}}
 {{- $name := index . 0 -}}
 {{- $value := index . 1 -}}
@@ -83,7 +83,7 @@ off
 {{- end -}}
 {{- end -}}
 
-{{/* A word that a shell takes for itself */}}
+{{/* A word quoted for a shell */}}
 {{- define "triton-adapter.shellWord" -}}
 {{- ternary . (printf "'%s'" (replace "'" "'\\''" .)) (regexMatch "^[-A-Za-z0-9_./:=,]+$" .) -}}
 {{- end -}}
@@ -95,13 +95,13 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- end }}
 {{- end -}}
 
-{{/* A number of seconds among the settings, or the adapter's own default: (list . name default) */}}
+{{/* A setting in seconds, or the adapter's default: (list . name default) */}}
 {{- define "triton-adapter.seconds" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" (index . 0)) -}}
 {{- ceil (get $settings (index . 1) | default (index . 2)) | int -}}
 {{- end -}}
 
-{{/* The port of a listener, empty when it is off or a socket: (list . name) */}}
+{{/* The port of a listener; empty if it is off or a socket: (list . name) */}}
 {{- define "triton-adapter.port" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" (index . 0)) -}}
 {{- $name := index . 1 -}}
@@ -116,23 +116,23 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- end -}}
 {{- end -}}
 
-{{/* Where the containers find the control token */}}
+{{/* Path of the control token in the containers */}}
 {{- define "triton-adapter.tokenFile" -}}
 /run/secrets/triton-adapter/token
 {{- end -}}
 
-{{/* The listener that has /metrics and the probes, by its setting, which is its port's name too */}}
+{{/* The listener that serves /metrics and the probes: the name of its setting and of its port */}}
 {{- define "triton-adapter.probes" -}}
 {{- ternary "metrics" "admin" (not (empty (include "triton-adapter.port" (list . "metrics")))) -}}
 {{- end -}}
 
-{{/* How long the adapter may take from the begin of its end, its preStop hook included */}}
+{{/* Longest time from the start of the adapter's shutdown to its end, including its preStop hook */}}
 {{- define "triton-adapter.drainSeconds" -}}
 {{- add (int .Values.adapter.preStopSeconds)
   (include "triton-adapter.seconds" (list . "drain_timeout_seconds" 18)) -}}
 {{- end -}}
 
-{{/* What Triton in a plain container waits before its end: longer than the adapter drains */}}
+{{/* Seconds that Triton in a plain container waits before it ends: longer than the adapter's drain */}}
 {{- define "triton-adapter.tritonPreStopSeconds" -}}
 {{- if and (include "triton-adapter.hasTriton" .) (not .Values.triton.nativeSidecar) -}}
 {{- add 2 (include "triton-adapter.drainSeconds" .) -}}
@@ -140,12 +140,12 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- end -}}
 {{- end -}}
 
-{{/* How long Triton's own end may take: the embedded one has up to 8 s */}}
+{{/* Seconds that Triton's exit may take; an embedded Triton has up to 8 s */}}
 {{- define "triton-adapter.exitSeconds" -}}
 {{- if include "triton-adapter.isSingle" . }}8{{ else if include "triton-adapter.hasTriton" . }}{{ int .Values.triton.exitTimeoutSeconds }}{{ else }}0{{ end -}}
 {{- end -}}
 
-{{/* The least grace period: drain, then Triton's own end */}}
+{{/* The shortest grace period: the drain, then Triton's exit */}}
 {{- define "triton-adapter.leastGraceSeconds" -}}
 {{- add (max (include "triton-adapter.drainSeconds" . | int) (include "triton-adapter.tritonPreStopSeconds" . | int))
   (include "triton-adapter.exitSeconds" . | int) -}}
@@ -155,8 +155,8 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- default (add 5 (include "triton-adapter.leastGraceSeconds" .)) .Values.terminationGracePeriodSeconds | int -}}
 {{- end -}}
 
-{{/* Where a new pod cannot start beside an old one, for want of a GPU or of the claim, the old one goes first. Two adapters
-     at one Triton would load into each other's way, and a cache is for one adapter: there it has to be gone */}}
+{{/* If the GPU or the claim allows only one pod, the old pod ends before the new one starts. Two adapters must never share
+     a Triton or a cache: then the old pod must be gone first */}}
 {{- define "triton-adapter.strategy" -}}
 {{- if or (include "triton-adapter.isElsewhere" .) (and (include "triton-adapter.hasStore" .) (eq .Values.endpoint.cache.type "existingClaim")) -}}
 type: Recreate
@@ -172,15 +172,15 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* What the probes allow a pod for its start, and ten minutes to pull images */}}
+{{/* The time that the probes allow for a start, plus ten minutes to pull images */}}
 {{- define "triton-adapter.progressSeconds" -}}
 {{- $start := include "triton-adapter.seconds" (list . "start_timeout_seconds" 120) | int -}}
 {{- $load := include "triton-adapter.seconds" (list . "load_timeout_seconds" 350) | int -}}
 {{- add 600 (ternary .Values.triton.startSeconds 0 (eq "true" (include "triton-adapter.isNative" .))) $start $load -}}
 {{- end -}}
 
-{{/* What models may take where no GPU is measured: what Triton's container may, less its shared memory, which counts there,
-     and less 128 MiB for an adapter in the same container. Empty: nobody says */}}
+{{/* Memory for models without a GPU: the limit of Triton's container, less its shared memory, which counts towards the limit,
+     and less 128 MiB for an adapter in the same container. Empty: the container has no limit */}}
 {{- define "triton-adapter.memoryLimit" -}}
 {{- $memory := dig "limits" "memory" "" (.Values.triton.resources | default dict) -}}
 {{- if and $memory (not (include "triton-adapter.hasGpu" .)) (not (include "triton-adapter.isElsewhere" .)) -}}
@@ -193,7 +193,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* A size such as 8GiB or 1.5 gb, as the settings take it, as a quantity of Kubernetes */}}
+{{/* A size in the form of the settings, such as 8GiB or 1.5 gb, as a Kubernetes quantity */}}
 {{- define "triton-adapter.quantity" -}}
 {{- $text := . | nospace | upper | trimSuffix "B" -}}
 {{- $text | replace "I" "i" | replace "Ki" "ki" | replace "K" "k" | replace "ki" "Ki" -}}

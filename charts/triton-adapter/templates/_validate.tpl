@@ -1,4 +1,4 @@
-{{/* Rules that take more than one key, which values.schema.json cannot say. Each text begins with the key */}}
+{{/* Rules over several keys, which values.schema.json cannot express. Each text begins with the key */}}
 {{- define "triton-adapter.validate" -}}
 {{- include "triton-adapter.validateMode" . -}}
 {{- include "triton-adapter.validateApis" . -}}
@@ -200,7 +200,7 @@
 
 {{- define "triton-adapter.validateStopping" -}}
 {{- if and .Values.adapter.preStop (not .Values.adapter.preStopSeconds) -}}
-{{- fail "adapter.preStopSeconds: required with adapter.preStop; the grace period includes it" -}}
+{{- fail "adapter.preStopSeconds: required with adapter.preStop, as the grace period includes it" -}}
 {{- end -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- if gt (float64 $settings.drain_min_seconds) (float64 ($settings.drain_timeout_seconds | default 18)) -}}
@@ -265,7 +265,7 @@
 {{- $hpa := .Values.autoscaling.hpa -}}
 {{- $keda := .Values.autoscaling.keda -}}
 {{- if and $hpa.enabled $keda.enabled -}}
-{{- fail "autoscaling: hpa.enabled and keda.enabled cannot both be true" -}}
+{{- fail "autoscaling: hpa.enabled and keda.enabled are both true; enable one of them" -}}
 {{- end -}}
 {{- if and $hpa.enabled (not (or $hpa.requestsInFlight $hpa.cpuPercent $hpa.metrics)) -}}
 {{- fail "autoscaling.hpa: needs requestsInFlight, cpuPercent or metrics" -}}
@@ -290,14 +290,14 @@
 {{- fail "autoscaling.minReplicas: 0 needs autoscaling.keda" -}}
 {{- end -}}
 {{- if and .Values.pdb.enabled (not (kindIs "invalid" .Values.pdb.minAvailable)) (not (kindIs "invalid" .Values.pdb.maxUnavailable)) -}}
-{{- fail "pdb: minAvailable and maxUnavailable cannot both be given" -}}
+{{- fail "pdb: minAvailable and maxUnavailable are both set; set one of them" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "triton-adapter.validateRuntime" -}}
 {{- $name := include "triton-adapter.meshName" . -}}
 {{- if gt (len $name) 63 -}}
-{{- fail (printf "fullnameOverride: %s has more than 63 characters, and ModelMesh's controller makes it a label" $name) -}}
+{{- fail (printf "fullnameOverride: %s exceeds 63 characters, the limit of a label, and ModelMesh's controller uses it as one; shorten it" $name) -}}
 {{- end -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- if not (or (hasPrefix "unix:" ($settings.grpc | toString)) (include "triton-adapter.port" (list . "grpc"))) -}}
@@ -309,10 +309,10 @@
 {{- range $name := list "http" "http_data" "grpc" "grpc_data" "admin" "metrics" -}}
 {{- $port := include "triton-adapter.port" (list $ $name) -}}
 {{- if and (has $port (list "8008" "8080" "8085" "8086" "8089" "8090")) (ne (print $name $port) "grpc8085") -}}
-{{- fail (printf "settings.%s: port %s is taken by what the controller of ModelMesh puts into the pod" $name $port) -}}
+{{- fail (printf "settings.%s: port %s belongs to a container that ModelMesh's controller adds; choose another port" $name $port) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (dig "requests" "memory" "" .Values.triton.resources) -}}
-{{- fail "triton.resources.requests.memory: is what ModelMesh is told of the memory of Triton; mode=servingRuntime needs it" -}}
+{{- fail "triton.resources.requests.memory: required with mode=servingRuntime, which reports it to ModelMesh as Triton's memory" -}}
 {{- end -}}
 {{- end -}}
