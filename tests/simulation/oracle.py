@@ -511,8 +511,12 @@ class Oracle(Rest):
             return
         asked = self._at.get(("load asked", model_id), -1.0)
         # beside any that stands still nobody waits for those that came later
-        admitted = [self._at.get(("admitted", h.spec.model_id), -1.0) for h in loads]
-        is_fresh = now - min(admitted) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
+        under_way = {h.spec.model_id for h in loads} | {m for m, n in self.loading.items() if n}
+        begun = [self._at.get(("admitted", each), now) for each in under_way - {model_id}]
+        admitted = [at for at in begun if now - at < self.settings.load_seconds]
+        is_fresh = (
+            now - min(admitted, default=now) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
+        )
         upset = ("unread", "stub ended", "hang", "caller left")
         if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
             said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
