@@ -331,7 +331,7 @@ class ModelControl:
                 try:
                     return await self._load_once(load, source, lost, evictor)
                 except AboutMemory as error:
-                    # one that Triton does not end has let its files go
+                    # a load that Triton does not end has released its files
                     has_files = load.model_id in self.registry.coming
                     if lost is not None or (load.terms.is_on_demand and not has_files):
                         raise

@@ -136,7 +136,7 @@ class Readings:
         """Note a change of memory: readings may be from before it, for as long as they lag."""
         self.changed_at = clock.monotonic()
 
-    async def outdated(self) -> None:
+    async def until_shown(self) -> None:
         """Note a change of memory, and wait until readings show it."""
         await self._reader.read()
         self.changed()

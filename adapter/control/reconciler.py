@@ -77,8 +77,8 @@ class Reconciler:
             else:
                 await self._unload_staged(model)
                 are_left = True
-        if are_left:  # their memory is none of Triton's own
-            await self._memory.readings.outdated()
+        if are_left:  # else their memory counts as Triton's own
+            await self._memory.readings.until_shown()
         await self._memory.rebase()
         self._triton_status.follows_an_end(
             incarnation

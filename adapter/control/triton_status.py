@@ -90,8 +90,8 @@ class TritonStatus:
             self._confirmed = incarnation
 
     def follows_an_end(self, incarnation: Incarnation) -> bool:
-        """Return whether Triton has ended before this incarnation; True once for each end. One that
-        is over already tells nothing: whoever asked about it may be late.
+        """Return whether Triton has ended before this incarnation; True once for each end.
+        False for an incarnation that is over: a late answer about it is no end.
         """
         mark = incarnation.connection if self._server is None else incarnation.process
         before = self._marked

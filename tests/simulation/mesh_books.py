@@ -133,7 +133,7 @@ class MeshOracle:
         )
 
     def _ends_a_load(self) -> bool:
-        """Whether a model is unloaded amid its load: it is gone when Triton is done with that."""
+        """Return whether a model is unloaded amid its load: Triton frees it after the load."""
         oracle, arriving = self._world.oracle, self._world.arriving()
         begun = self._world.now - _UPSET_SECONDS
         return any(oracle.since(begun, "unload asked", model_id=h.spec.model_id) for h in arriving)

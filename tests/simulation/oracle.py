@@ -157,7 +157,7 @@ class Oracle(Rest):
             raise Violated("2 unloads", said)
 
     def _is_wanted(self, call: Call) -> bool:
-        """Whether a load of the model is asked for, or goes on without its caller."""
+        """Return whether somebody loads the model, or a caller has left its load."""
         return self.loading[call.model_id] > 0 or self.since(
             call.begun - self.settings.load_seconds, "caller left", model_id=call.model_id
         )

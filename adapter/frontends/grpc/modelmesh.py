@@ -58,7 +58,7 @@ class Triton(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the runtime. `promised_seconds`: the most that ModelMesh is told
+    """The options of the runtime. `promised_seconds`: the most that is reported to ModelMesh
     of `load_seconds`. `model_concurrency`: requests that a model takes at a time, 0 for no limit, a
     text for as many as it has instances. `version` is told while Triton does not tell its own.
     """
