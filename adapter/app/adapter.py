@@ -53,8 +53,10 @@ _ANSWER_SECONDS = 1.0
 _SHARE_IN_FLIGHT = 4
 # Answers of streams that wait for their callers: twice the largest one, by default.
 _UNREAD_BYTES = 2**27
-_ASKS_NO_STORE = "; models of a store are loaded by name only with the setting on_demand"
-_STORE_LACKS_IT = "; nor is there such a key in the store"
+_ASKS_NO_STORE = (
+    "; set on_demand to load models of a store by name; see docs/v2.md#models-of-a-store"
+)
+_STORE_LACKS_IT = ", and the store has no such key"
 
 
 class Readiness:
@@ -383,7 +385,8 @@ class Adapter:
                 raise
             hint = (
                 f"start one there, with its HTTP at {http}, or say by --triton-grpc and "
-                "--triton-http where it is; --triton=embedded starts one"
+                "--triton-http where it is; --triton=embedded starts one; "
+                "see docs/triton.md#external-triton-is-another-process"
             )
             raise BackendUnavailable(f"{error}; {hint}", delivered=False) from error
 

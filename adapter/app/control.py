@@ -295,7 +295,8 @@ class OnDemand:
 
     def _why_full(self, what: str) -> str | None:
         why = self._cache.why_full
-        return why and f"{what}: {why}; free some, or name another disk by cache_dir"
+        advice = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
+        return why and f"{what}: {why}; {advice}"
 
     async def open(self) -> None:
         """Take over what is on disk. Raises InvalidSettings if the cache cannot be used."""

@@ -60,7 +60,8 @@ class Leases:
         if record.abandoned >= self._max_abandoned:
             raise TooManyAbandoned(
                 f"model {record.id!r} still works on {record.abandoned} requests whose callers "
-                "have left or had no answer in time, as many as max_abandoned_requests allows",
+                "have left or timed out, the limit of max_abandoned_requests; "
+                "see docs/operations.md#an-inference-fails",
                 model_id=record.id,
                 delivered=False,
             )

@@ -238,4 +238,5 @@ class LoadThreads:
         if len(told) < self.count:
             return []
         why = f"loads that hang keep all {self.count} load threads of Triton, and other loads wait"
-        return [f"{why}: {', '.join(told)}; unload these models to end their loads"]
+        advice = "unload these models to end their loads; see docs/operations.md#a-load-hangs"
+        return [f"{why}: {', '.join(told)}; {advice}"]

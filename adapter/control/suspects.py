@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _GIVEN_UP = "Triton has ended again and again, and this model alone was loaded or used each time"
+_SEE_ENDS = "see docs/operations.md#after-a-restart-of-triton"
 _ON_TRIAL = {ModelState.LOADING, ModelState.READY}
 _IN_TRITON = {WaitsFor.TRITON, WaitsFor.UNDOING}
 SOON_SECONDS = 60.0
@@ -179,7 +180,7 @@ class Trials:
         known = self._registry.lost.get(model_id)
         if known is None or not known.is_given_up or clock.wall() > known.at + seconds:
             return
-        why = f"model {model_id!r} was given up: {known.reason}; load it to try again"
+        why = f"model {model_id!r} was given up: {known.reason}; load it to try again; {_SEE_ENDS}"
         raise GivenUp(why, model_id=model_id)
 
     def came_back(self) -> None:

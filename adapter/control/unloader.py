@@ -340,8 +340,8 @@ def still_loading(record: ModelRecord) -> BackendTimeout:
     )
     return BackendTimeout(
         f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and "
-        "nothing else can end the load; the model is unloaded then, and its memory stays booked "
-        "until then",
+        "nothing else can end the load; the unload follows it, and until then the memory stays "
+        "booked; see docs/operations.md#a-load-hangs",
         model_id=record.id,
     )
 

@@ -11,6 +11,7 @@ from adapter.core.model import ModelId
 from adapter.core.sizing import KNOWN, Basis, Estimate, format_size
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
+SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
 _MESH_UNIT = 8192  # ModelMesh counts in these, rounded down
 # With less than this free a load of unknown size is not worth a try.
 _LEAST_BYTES = 64 * 2**20
@@ -152,14 +153,15 @@ def _refuse_what_can_never_fit(
         if client is not None and processes and needed > client * processes:
             raise ModelTooLarge(
                 f"model {model_id!r} needs {format_size(needed)} ({basis}); MPS allows"
-                f" {format_size(client)}{_where(device)} to each of its processes: {processes}",
+                f" {format_size(client)}{_where(device)} to each of its processes: {processes};"
+                f" {SEE_REFUSED}",
                 model_id=model_id,
                 figures=MemoryFigures(needed, None, client * processes, device),
             )
         if needed > limit or (inputs.proven is not None and needed > 0):
             raise ModelTooLarge(
                 f"model {model_id!r} needs {format_size(needed)} ({basis}); it can never fit into"
-                f" {format_size(limit)}{_where(device)}{_taken(booked)}",
+                f" {format_size(limit)}{_where(device)}{_taken(booked)}; {SEE_REFUSED}",
                 model_id=model_id,
                 figures=MemoryFigures(needed, None, limit, device),
             )

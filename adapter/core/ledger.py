@@ -18,7 +18,7 @@ from adapter.errors import MemoryFigures
 # Stands for all memory there is when nobody reads any and only a limit was set.
 UNSEEN = Device("memory")
 # Shown to operators while the ledger has no device.
-NOT_MEASURED = "memory is not measured: set memory_limit"
+NOT_MEASURED = "memory is not measured: set memory_limit; see docs/memory.md#limits"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from adapter.core.accounts import Accounts, Stage
-from adapter.core.admission import MeshBooks
+from adapter.core.admission import SEE_REFUSED, MeshBooks
 from adapter.core.ledger import Ledger, LedgerSnapshot
 from adapter.core.memory import HOST, Bytes, Device, Gpu, MemoryReading, total
 from adapter.core.model import ModelId
@@ -58,7 +58,8 @@ def refusal(
     had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
     if book.models <= 1:  # the one that is being loaded
         return ModelTooLarge(
-            f"model {model_id!r} {took} with nothing else loaded, where {had}; it was unloaded",
+            f"model {model_id!r} {took} with nothing else loaded, where {had}; it was unloaded;"
+            f" {SEE_REFUSED}",
             model_id=model_id,
             figures=figures,
             was_tried=True,

@@ -17,6 +17,8 @@ from adapter.frontends.routes import Scope
 from adapter.settings import Address
 
 _SCHEME = "bearer"
+_SIGNED_ONLY = "only signed calls of the endpoint reach models"
+_SEE_TOKEN = "see docs/security.md#the-control-token"  # noqa: S105
 _READING = frozenset({"GET", "HEAD"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -69,18 +71,22 @@ class Access:
                 _check_token(self._token, authorization)
                 return
         except Unauthenticated as error:
-            raise Forbidden(f"models are for signed calls of the endpoint; else {error}") from error
-        raise Forbidden("models are for signed calls of the endpoint: it has endpoint_keys")
+            raise Forbidden(f"{_SIGNED_ONLY}; otherwise {error}") from error
+        raise Forbidden(f"{_SIGNED_ONLY}; see docs/endpoint.md#signed-calls")
 
 
 def _check_token(token: bytes, authorization: Sequence[str]) -> None:
     scheme, _, given = authorization[0].partition(" ") if authorization else ("", "", "")
     if scheme.lower() != _SCHEME:
-        raise Unauthenticated("this call wants `Authorization: Bearer TOKEN`", is_wrong=False)
+        raise Unauthenticated(
+            f"this call needs `Authorization: Bearer TOKEN`; {_SEE_TOKEN}", is_wrong=False
+        )
     # in constant time: what is answered when says nothing of how much of it was right
     is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token)
     if not is_same or len(authorization) > 1:
-        raise Unauthenticated("the token of this call is not that of the adapter", is_wrong=True)
+        raise Unauthenticated(
+            f"the token of this call is not control_token; {_SEE_TOKEN}", is_wrong=True
+        )
 
 
 class SitePolicy:
@@ -100,7 +106,8 @@ class SitePolicy:
             if not self.knows_host(host):
                 raise Forbidden(
                     f"this listener, on loopback, is not known as {host[:200]!r}; "
-                    "the setting allowed_hosts names the hosts of a proxy in front of it"
+                    "add the host name of a proxy to allowed_hosts; "
+                    "see docs/security.md#pages-in-a-browser"
                 )
         if method in _READING:
             return

@@ -126,7 +126,9 @@ class Repository:
     ) -> None:
         brings_files = any(name.startswith(_FILE) for name in parameters)
         if brings_files and not self._takes_files:
-            raise InlineFilesOff("loads may not bring files here: the setting inline_files is off")
+            raise InlineFilesOff(
+                "a load must not carry files: the setting inline_files is off; see docs/v2.md#load"
+            )
         given = dict(parameters)
         is_forced = given.pop("force_reload", False)
         if not isinstance(is_forced, bool):

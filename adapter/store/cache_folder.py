@@ -202,7 +202,7 @@ class CacheFolder:
         lock = self.path / _LOCK
         if not lock.exists() and set(os.listdir(self.path)) - _OF_THE_DISK:  # noqa: PTH208 - names
             raise InvalidSettings(
-                [f"cache_dir: {self.path} holds other files: name a folder that is empty or new"]
+                [f"cache_dir: {self.path} holds other files: set it to an empty or a new folder"]
             )
         self._take_lock()
 
@@ -216,7 +216,7 @@ class CacheFolder:
             self._unlock()
             said = (
                 f"cache_dir: {self.path} is in use by another triton-adapter (process {owner}):"
-                " give this one another, with --cache-dir or ADAPTER_CACHE_DIR"
+                " set another with --cache-dir or ADAPTER_CACHE_DIR; see docs/stores.md#the-disk"
             )
             raise InvalidSettings([said]) from error
         os.ftruncate(self._lock, 0)

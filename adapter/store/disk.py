@@ -20,7 +20,7 @@ from adapter.store.refusals import Need
 
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
-_ADVICE = "free some, or name another disk by cache_dir"
+_ADVICE = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
 
 
 @dataclass(slots=True)

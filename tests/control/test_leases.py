@@ -142,7 +142,7 @@ async def test_with_too_many_of_them_a_model_gets_no_new_calls(house):
     for lease in leases:
         lease.begin()
         lease.abandon()
-    said = "64 requests whose callers have left or had no answer in time.*max_abandoned_requests"
+    said = "64 requests whose callers have left or timed out.*max_abandoned_requests"
     with pytest.raises(TooManyAbandoned, match=said) as caught:
         house.control.lease(M)
     assert (caught.value.model_id, caught.value.delivered) == ("m", False)

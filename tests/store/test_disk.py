@@ -470,7 +470,7 @@ async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
             await cache.fetch("1")
         said = str(refused.value)
         assert "has 900.0 MiB free, and 1.0 GiB are kept for others" in said
-        assert said.endswith("free some, or name another disk by cache_dir")
+        assert said.endswith("set cache_dir to another disk; see docs/stores.md#the-disk")
         assert ("leave" in said, "0 bytes" in said) == (False, False)
 
 

@@ -145,7 +145,8 @@ class Recycling:
     async def ask(self, reason: str) -> None:
         """Restart Triton, for an operator; return when its models are back. Raises NotRecycled."""
         if self._server is None:
-            raise NotRecycled("Triton is external: restart it where it runs", is_for_good=True)
+            advice = "restart it where it runs; see docs/memory.md#memory-that-is-lost"
+            raise NotRecycled(f"Triton is external: {advice}", is_for_good=True)
         if not self._triton_status.is_open:
             raise NotRecycled("the adapter is starting or stopping")
         if why := self._unreturnable():

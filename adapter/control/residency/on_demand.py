@@ -26,6 +26,8 @@ from adapter.errors import (
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
+_SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
+
 
 def source_of(artifact: Artifact) -> ModelSource:
     return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
@@ -195,6 +197,6 @@ class OnDemandLoader:
 
 
 def no_room(wait: DesiredModel, error: CapacityError) -> NoRoom:
-    """Return what callers are told of a model that does not fit, and for which nothing can go."""
-    text = f"{error}; all that could make room is in use, pinned, or loaded explicitly"
+    """Return the error for a model that does not fit while no other model can be evicted."""
+    text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
     return NoRoom(text, model_id=wait.model_id)

@@ -260,7 +260,8 @@ class V2Service(grpc.GenericRpcHandler):
 
 
 async def _deny(method: str, setting: str, _: bytes, __: Context) -> bytes:
-    raise NotPassedThrough(f"{method} is not passed on: the setting passthrough lacks {setting}")
+    text = f"{method} is not forwarded to Triton: the setting passthrough lacks {setting!r}"
+    raise NotPassedThrough(f"{text}; see docs/v2.md#calls-about-the-whole-server")
 
 
 def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> bytes:

@@ -122,8 +122,10 @@ class Calls:
     def _check_open(self, route: Route) -> None:
         needed = route.passthrough
         if needed is not None and needed not in self._passthrough:
-            text = "this is not passed on to Triton unless the setting passthrough has"
-            raise NotPassedThrough(f"{text} {needed!r}")
+            text = "this call is not forwarded to Triton: the setting passthrough lacks"
+            raise NotPassedThrough(
+                f"{text} {needed!r}; see docs/v2.md#calls-about-the-whole-server"
+            )
 
 
 def note_model(request: web.BaseRequest, match: Match) -> None:

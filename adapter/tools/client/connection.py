@@ -189,25 +189,22 @@ _HINTS = {
     ),
     "ModelNotFound": f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it",
     "ModelNotReady": _LATER,
-    "ModelTooLarge": (
-        f"unloading others does not help; `{PROG} memory` shows the limit; "
-        "see docs/memory.md#why-a-load-is-refused"
-    ),
+    "ModelTooLarge": f"unloading others does not help; `{PROG} memory` shows the limit",
     "OutOfMemory": _NO_ROOM,
     "Overloaded": _LATER,
-    "NoRoom": "everything in memory is in use; see docs/endpoint.md#which-models-are-in-memory",
+    "NoRoom": _LATER,
     "SourceMissing": "the path must exist where the adapter runs",
     "StoreDenied": "see docs/stores.md#credentials",
     "StoreUnavailable": "see docs/stores.md#when-something-is-wrong",
-    "TooManyAbandoned": f"{_LATER}; see docs/operations.md#an-inference-fails",
+    "TooManyAbandoned": _LATER,
     "TooManyConnections": _LATER,
     "Unauthenticated": TOKEN_HINT,
 }
 OUTSIDE_ROOTS = "outside the model roots"
 # By words of the reason, where the code alone does not say it.
 _HINTS_BY_WORDS = {
-    "models are for signed calls of the endpoint": (
-        f"{TOKEN_HINT}; where the adapter has none, a unix socket or a signed call is the way"
+    "only signed calls of the endpoint reach models": (
+        f"{TOKEN_HINT}; without a control_token use a unix socket or signed calls"
     ),
     "Triton itself lacks this backend": (
         "Triton's log says where it looked; the package may be fine"

@@ -132,7 +132,7 @@ async def test_a_model_with_a_request_in_flight_stays(residence):
 async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is_no_room(residence):
     leases = [await residence.hold(name) for name in "ab"]
     residence.residency.options = Options(model_wait_seconds=0.2)  # the load waits for longer
-    with pytest.raises(NoRoom, match="all that could make room is in use"):
+    with pytest.raises(NoRoom, match="all other models are in use"):
         await residence.call("c")
     for lease in leases:
         lease.end()

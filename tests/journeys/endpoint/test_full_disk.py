@@ -54,7 +54,7 @@ def test_a_machine_that_can_keep_no_model_is_not_ready_and_leaves_its_calls_to_o
     message = reply.json()["Message"]
     assert "a.tar.gz" in message
     assert f"or more in all, and {LACK}" in message
-    assert "free some, or name another disk by cache_dir" in message
+    assert "free some, or set cache_dir to another disk; see docs/stores.md#the-disk" in message
     assert told(v2_infer(caller, "a.tar.gz")) == (503, "NoRoom", "1")
     with calls_to(adapter.grpc) as calls:
         code, trailers = code_and_trailers(calls, "a.tar.gz")

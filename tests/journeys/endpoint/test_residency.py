@@ -155,7 +155,7 @@ def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
     assert "there is no such key: nothing" in v2_infer(caller, "nothing").json()["error"]
     reply = caller.http.post("/v2/repository/models/nothing/load")
     assert reply.status == 404
-    assert "nor is there such a key in the store" in reply.json()["error"]
+    assert "and the store has no such key" in reply.json()["error"]
     assert caller.http.get("/v2/models/a.tar.gz").json()["name"] == "a.tar.gz"
 
 

@@ -14,7 +14,7 @@ from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
-SAID = "memory is not measured: set memory_limit"
+SAID = "memory is not measured: set memory_limit; see docs/memory.md#limits"
 
 
 @pytest.fixture(scope="module")

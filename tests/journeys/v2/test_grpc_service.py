@@ -142,7 +142,8 @@ def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(calls, me
     code, text = calls.refused(method, getattr(pb, f"{method}Request")())
     assert code == "PERMISSION_DENIED"
     assert text == (
-        f"NotPassedThrough: {method} is not passed on: the setting passthrough lacks {word}"
+        f"NotPassedThrough: {method} is not forwarded to Triton: the setting passthrough lacks"
+        f" {word!r}; see docs/v2.md#calls-about-the-whole-server"
     )
 
 

@@ -99,7 +99,7 @@ def test_memory_that_nothing_accounts_for_has_a_line():
 
 def test_without_a_device_the_setting_is_named_that_gives_a_limit():
     said = _lines({"source": None, "devices": {}})
-    assert said == ["memory is not measured: set memory_limit"]
+    assert said == ["memory is not measured: set memory_limit; see docs/memory.md#limits"]
 
 
 def test_what_is_not_known_is_no_figure():

@@ -106,7 +106,8 @@ def test_a_known_size_above_the_device_can_never_fit(basis, models):
     with pytest.raises(ModelTooLarge) as caught:
         answer(needs(1001, basis, GPU, OTHER), book, unloads=1, loads=1)
     assert str(caught.value) == (
-        f"model 'm' needs 1001.0 MiB ({basis.value}); it can never fit into 1000.0 MiB on GPU-0"
+        f"model 'm' needs 1001.0 MiB ({basis.value}); it can never fit into 1000.0 MiB on GPU-0;"
+        " see docs/memory.md#why-a-load-is-refused"
     )
     assert caught.value.model_id == "m"
     assert caught.value.figures == MemoryFigures(1001 * MIB, None, 1000 * MIB, "GPU-0")
@@ -269,7 +270,7 @@ def test_what_exceeds_the_limit_of_a_process_is_too_large_whatever_is_free(basis
         answer(needs(401, basis, GPU), shared(400), reading(0, GPU), processes=1)
     assert str(caught.value) == (
         f"model 'm' needs 401.0 MiB ({basis.value}); MPS allows 400.0 MiB on GPU-0"
-        " to each of its processes: 1"
+        " to each of its processes: 1; see docs/memory.md#why-a-load-is-refused"
     )
     assert caught.value.figures == MemoryFigures(401 * MIB, None, 400 * MIB, "GPU-0")
 

@@ -92,7 +92,7 @@ class EndpointErrorFormat:
 
 async def no_endpoint(request: web.BaseRequest) -> web.StreamResponse:
     """Refuse what is meant for an endpoint, where there is none."""
-    raise _unknown(request, "no endpoint: `model_store` or `endpoints` say where models lie")
+    raise _unknown(request, "no endpoint: set `model_store` or `endpoints`; see docs/stores.md")
 
 
 def _unknown(request: web.BaseRequest, served: str) -> UnknownOperation:
