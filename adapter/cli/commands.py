@@ -110,7 +110,7 @@ HEALTH = {
 }
 TOOLS = {
     "inspect": Command(
-        "say what a load would make of a package, or what is wrong with it",
+        "check a package: show its staged models, or the reason that a load would be refused",
         "adapter.cli.inspect",
         (
             "triton-adapter inspect examples/models/digits",
@@ -139,7 +139,7 @@ TOOLS = {
         ),
     ),
     "completion": Command(
-        "print a script that has a shell complete commands and flags",
+        "print a shell script that completes commands and flags",
         "adapter.cli.about",
         (
             'eval "$(triton-adapter completion bash)"',

@@ -113,7 +113,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="FOLDER",
-        help="where the package and what it links to must lie, as in serve; repeatable"
+        help="folder that must contain the package and its links' targets, as in serve; repeatable"
         " (default: the folders that hold PATH and FILE)",
     )
     command.add_argument("--json", action="store_true", help="as one JSON object")

@@ -1,4 +1,4 @@
-"""Loads what should be loaded and is not: one loop for each model, whatever the reason.
+"""Loads the desired models that are not loaded, by one loop for each model and any reason.
 
 - load_at_start, preload: from the start on, until a caller asks for the unload; after each restart
   of Triton again. A load that failed is tried again, after 2 s and up to a minute.
@@ -15,13 +15,13 @@ core/desired.py.
 
 What happens to a model whose Triton dies while it is
 
-- fetched: the fetch goes on. Then the model waits ON_DISK until the next Triton is up, for up to
-  10 s, and is loaded there. Its callers hear of nothing but the time.
+- fetched: the fetch goes on. Then the model waits ON_DISK for the next Triton, for up to 10 s, and
+  is loaded there. Its callers only wait longer.
 - LOADING for a call: it is put back ON_DISK, and loaded once more by the next Triton. If that one
-  ends too, the callers hear that Triton ended.
+  ends too, its callers get the error that Triton ended.
 - LOADING for a caller of its own: the load fails, and is not sent again.
-- LOADING to come back, or from the start on: it is loaded by the next Triton, and so on, unless it
-  is given up as what ends Triton.
+- LOADING to come back, or at the start: each next Triton loads it, until it is loaded or given up
+  as the cause of Triton's ends.
 - READY: where the adapter loads lost models again (on_triton_restart) it is RETURNING, and loaded
   by the next Triton; one that was loaded on demand is loaded by its next call.
 """
@@ -71,11 +71,12 @@ Bring = Callable[[ModelId, ArtifactKey], Awaitable[object]]
 @dataclass(slots=True, eq=False)
 class DesiredModel:
     """`load` loads the model, or waits for a load under way; None for one that only comes back.
-    `url` is where its files are, or its key in a store. `why`: why the last load failed. `key`: of
-    what `callers` wait for, counted by who they are; "": nobody knows who. `wait_for_room` is
-    awaited with the error where memory is short, and raises once that is of no use; `lack` is that
-    error meanwhile. `ends`: how many ends of Triton have broken off its load. `coming` is the load
-    that brings it back, in the `life` of Triton. `task` is what loads it, for all who wait.
+    `url`: the path of its files, or its key in a store. `why`: the error of the last load. `key`:
+    the artifact that `callers` wait for, who are counted by caller; "" is an unknown one.
+    `wait_for_room` is awaited with the error if memory is short, and raises once waiting is of no
+    use; `lack` is that error meanwhile. `ends`: how many ends of Triton have broken off its load.
+    `coming` is the load that brings it back, in the `life` of Triton. `task` loads it, for all who
+    wait.
     """
 
     model_id: ModelId

@@ -459,8 +459,8 @@ class Memory:
             self._learn(self.accounts.measured(account.model_id, larger), None)
 
     def _learn(self, measured: Measured, expected: Estimate | None) -> None:
-        """Learn what the package takes, and hold it: the most that it ever took alone, as it may
-        grow to that again, else its share. `expected` is the estimate of a load that has ended.
+        """Learn the size of the package and hold it: the most that it ever took alone, to which it
+        may grow again, else its share. `expected` is the estimate of a load that has ended.
         """
         key, model_id = measured.package_key, measured.model_id
         if measured.exact and expected is not None:

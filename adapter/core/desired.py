@@ -58,10 +58,10 @@ class Want(Enum):
 
 
 class WantEvent(Enum):
-    DELAYED = "delayed"  # it is on its way back, or Triton is
+    DELAYED = "delayed"  # the model or Triton is coming back
     FAILED = "failed"
     REFUSED = "refused"
-    LOADED = "loaded"  # whoever asked for it
+    LOADED = "loaded"  # by any load
     UNLOAD_ASKED = "unload_asked"
     TRITON_RESTARTED = "triton_restarted"
 
@@ -74,8 +74,8 @@ _TRIED = {
     WantEvent.UNLOAD_ASKED: Want.UNLOADED,
     WantEvent.TRITON_RESTARTED: Want.WAITING,
 }
-# An event that a state does not have changes nothing: a try may end after somebody else has loaded
-# or unloaded the model.
+# An event that a state lacks changes nothing: a try may end after another caller loaded or unloaded
+# the model.
 TRANSITIONS: Mapping[Want, Mapping[WantEvent, Want]] = {
     Want.WAITING: _TRIED,
     Want.FAILED: _TRIED,

@@ -91,8 +91,8 @@ class _Feed:
 
 
 class _Unpacking:
-    """Unpacks one compressed body. Triton takes a body that it cannot unpack for an empty one, and
-    reads the first of several members only: both are refused.
+    """Unpacks one compressed body. Refuses a body that cannot be unpacked, which Triton reads as an
+    empty one, and a body of several members, of which Triton reads the first.
     """
 
     def __init__(self, most: int) -> None:
@@ -105,14 +105,14 @@ class _Unpacking:
             yield self._unpacked(data)
             data = self._packed.unconsumed_tail
         if data or self._packed.unused_data:
-            raise InvalidRequest("the compressed body has more bytes behind its end")
+            raise InvalidRequest("the compressed body has more bytes after its end")
 
     def end(self) -> Iterator[bytes]:
         """Yield the last pieces. Raises InvalidRequest if the body is cut off."""
         while not self._packed.eof and (piece := self._unpacked(b"")):
             yield piece
         if not self._packed.eof:
-            raise InvalidRequest("the compressed body is broken off")
+            raise InvalidRequest("the compressed body is cut off")
         if self._left == self._most:
             raise InvalidRequest("the body is empty when it is unpacked")
 

@@ -87,7 +87,7 @@ def _of_url(text: str) -> StoreLocation:
             raise ValueError("write file:///PATH")
         return StoreLocation(StoreKind.FOLDER, unquote(url.path))
     if "://" not in text:
-        raise ValueError(f"two slashes belong behind the colon: write {_FORMS}")
+        raise ValueError(f"put two slashes after the colon: write {_FORMS}")
     if url.scheme in {"http", "https"} and url.netloc:
         return StoreLocation(StoreKind.HTTP, text.rstrip("/"))
     return _of_bucket(url)
@@ -123,7 +123,7 @@ def parse_endpoints(value: object) -> tuple[Endpoint, ...]:
         pairs = [_pair(line) for line in str(value).splitlines()]
     names = [name for name, _ in pairs]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice!r} is there twice")
+        raise ValueError(f"{twice!r} occurs twice")
     if odd := next((name for name in names if not _ENDPOINT_NAME.fullmatch(name)), None):
         raise ValueError(f"{odd!r}: a name has letters, digits and dashes, at most 63")
     return tuple(Endpoint(name, parse_location(where)) for name, where in pairs)

@@ -54,7 +54,7 @@ def problems(environ: Mapping[str, str]) -> list[str]:
         return []
     problem = (
         f"environment USE_EMBEDDED_PULLER: {value!r}: this adapter has no puller; "
-        "leave it to the puller of the controller (no builtInAdapter)"
+        "use the puller of the controller (no builtInAdapter)"
     )
     return [problem]
 
@@ -70,11 +70,11 @@ def refuse_capacity(capacity_bytes: int, default_size_bytes: int) -> None:
     enough = min(_LEAST_BYTES, _ENOUGH_MODELS * default_size_bytes)
     least = max(_LEAST_MODELS * default_size_bytes, enough)
     if capacity_bytes >= MAX_SIZE_BYTES:
-        raise ValueError(f"a mesh cannot count {format_size(capacity_bytes)} of capacity")
+        raise ValueError(f"ModelMesh cannot count {format_size(capacity_bytes)} of capacity")
     if capacity_bytes < least:
         raise ValueError(
             f"leaves a capacity of {format_size(capacity_bytes)}, and with models of "
-            f"{format_size(default_size_bytes)} by default no mesh starts below "
+            f"{format_size(default_size_bytes)} by default ModelMesh does not start below "
             f"{format_size(least)}"
         )
 

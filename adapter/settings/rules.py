@@ -26,7 +26,7 @@ class Rules(BaseModel):
         environ = (info.context or {}).get("environ", {})
         names = [parse_endpoint_key(key, environ).access_key for key in keys]
         if len(set(names)) < len(names):
-            raise ValueError("an access key is there twice")
+            raise ValueError("an access key occurs twice; each caller needs its own")
         return keys
 
     @field_validator("drain_min_seconds", check_fields=False)
@@ -41,14 +41,16 @@ class Rules(BaseModel):
     @classmethod
     def _upload_to_another(cls, staging: str, info: ValidationInfo) -> str:
         if staging == "upload" and info.data.get("triton") == "embedded":
-            raise ValueError("upload needs triton=external: the embedded one shares the disk")
+            raise ValueError("upload needs triton=external: an embedded Triton shares the disk")
         return staging
 
     @field_validator("recycle_unaccounted", check_fields=False)
     @classmethod
     def _recycle_ours(cls, share: float | None, info: ValidationInfo) -> float | None:
         if share is not None and info.data.get("triton") == "external":
-            raise ValueError("needs triton=embedded: another container's Triton is not ours to end")
+            raise ValueError(
+                "needs triton=embedded: the adapter cannot restart another container's Triton"
+            )
         return share
 
     @field_validator("repository", check_fields=False)
@@ -70,5 +72,7 @@ class Rules(BaseModel):
     @classmethod
     def _check_source(cls, value: object, info: ValidationInfo) -> object:
         if value == "host" and info.data.get("triton") == "external":
-            raise ValueError("host needs triton=embedded: another container's processes are unseen")
+            raise ValueError(
+                "host needs triton=embedded: another container's processes are not visible"
+            )
         return "off" if value is False else value  # YAML reads off as False

@@ -152,7 +152,7 @@ def _token_of_file(given: Mapping[str, _Given], problems: list[str]) -> dict[str
         return {}
     if "control_token" in given:
         other = given["control_token"].label
-        problems.append(f"{item.label}: {item.written!r}: {other} is given as well")
+        problems.append(f"{item.label}: {item.written!r}: {other} is set too; set one of them")
         return {}
     try:
         text = Path(str(item.value)).read_text(encoding="utf-8").strip()
@@ -299,7 +299,7 @@ def _store_warnings(
     found = [f"{name}: {why}" for name, store in stores if (why := _why_unusable(store))]
     if not stores:
         unused = (n for n in _OF_STORES if n in given and not _is_switch(n))
-        found += [f"{name}: of no use without model_store or endpoints" for name in unused]
+        found += [f"{name}: has no effect without model_store or endpoints" for name in unused]
     return found
 
 
@@ -308,7 +308,7 @@ def _why_unusable(store: StoreLocation) -> str | None:
         return None
     path = os.path.expanduser(store.base)  # noqa: PTH111 - as a text
     if not os.path.exists(path):  # noqa: PTH110
-        return f"the folder {store.base} is not there"
+        return f"the folder {store.base} does not exist"
     if not os.path.isdir(path):  # noqa: PTH112
         return f"{store.base} is not a folder"
     if not os.access(path, os.R_OK | os.X_OK):

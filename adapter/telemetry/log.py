@@ -24,112 +24,120 @@ from adapter.runtime import clock
 log = logging.getLogger(__name__)
 
 EVENTS: Mapping[str, str] = {
-    "adapter.failed": "it could not start, for the reason given; the process ends",
-    "adapter.listening": "a listener is open: which and where",
-    "model.not_revalidated": "the store could not be asked for another version of a loaded model",
-    "model.not_renewed": "another version of a loaded model could not take its place",
+    "adapter.failed": "the adapter cannot start, for the reason given; the process ends",
+    "adapter.listening": "a listener is open, with its name and address",
+    "model.not_revalidated": "the check for a new version of a loaded model failed",
+    "model.not_renewed": "a new version of a loaded model could not replace it",
     "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
     "adapter.wanted_no_more": "a caller unloaded a model of load_at_start or preload: it is not "
     "loaded again, and readiness does not wait for it",
-    "body.cut": "a body was refused because the byte budget is full: why, and the bytes buffered",
+    "body.cut": "a body was refused because the byte budget is full, with the reason and the "
+    "bytes buffered",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
     "adapter.open_to_others": "other machines reach these listeners, which do not "
     "authenticate callers",
     "adapter.root_missing": "a folder of model_roots is missing; packages in it are refused",
-    "adapter.root_relative": "a folder of model_roots, path, is relative",
-    "adapter.started": "ready for work",
+    "adapter.root_relative": "a folder of model_roots is relative, with its absolute path",
+    "adapter.started": "the adapter is ready",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight continues for a while",
-    "artifact.cache_lost": "the folder of the disk cache was emptied, and another adapter took it; "
-    "nothing is fetched until that one ends",
-    "artifact.cache_opened": "the disk cache is open: what an earlier run left in it, where the "
-    "stores are",
+    "artifact.cache_lost": "the folder of the disk cache was emptied, and another adapter uses "
+    "it; nothing is fetched until that one ends",
+    "artifact.cache_opened": "the disk cache is open, with the contents from an earlier run and "
+    "the addresses of the stores",
     "artifact.disk_full": "the cache's disk has no room, for the reason given; a fetch must "
     "remove other files first",
-    "artifact.evicted": "a model's files have left the disk cache; reason limit: cache_limit, "
-    "disk: the disk itself was full",
+    "artifact.evicted": "a model's files were removed from the disk cache, by cache_limit (reason "
+    "limit) or as the disk was full (disk)",
     "artifact.fetch_begun": "a model is being fetched from a store",
-    "artifact.fetch_failed": "a model could not be fetched, for the reason given",
+    "artifact.fetch_failed": "a fetch of a model failed, for the reason given",
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
     "artifact.lost": "files of a model in the disk cache were deleted; it is fetched again",
     "artifact.not_checked": "the store did not answer; the model on disk is loaded unchecked",
-    "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again",
-    "log.dropped": "lines were dropped because stdout was not read in time: how many",
-    "memory.gpu_unread": "a GPU is visible and its memory cannot be read, or what is read cannot be"
-    " true: the reason; without memory_limit Triton tries every load",
+    "artifact.store_unreachable": "a store cannot be used, for the reason given; the adapter "
+    "keeps trying",
+    "log.dropped": "log lines were dropped because stdout was not read in time, with their number",
+    "memory.gpu_unread": "the memory of a visible GPU cannot be read or its reading is "
+    "impossible, for the reason given; without memory_limit Triton tries every load",
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
     "memory_limit",
-    "memory.report_differs": "what Triton reports that a model takes differs by more than 10 % from"
-    " what a reading shows: the larger counts; once a package",
+    "memory.report_differs": "Triton's report of a model's memory and a reading differ by more "
+    "than 10 %; the larger counts; once per package",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; sizes are learned again",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
-    "memory.source": "another memory reader is believed: which and why",
-    "model.abandoned": "process and files of a model are gone; only Triton's index still has it",
+    "memory.source": "memory is read from another source, with its name and the reason",
+    "model.abandoned": "a model's process and files are gone, but Triton's index still lists it",
     "model.admitted": "at debug: a load has its memory reserved; bytes by device",
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
-    "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
+    "model.drain_timed_out": "an unload stopped waiting for inferences in flight",
     "model.left_running": "a process of an unloaded model still runs, or cannot be ended",
     "model.load_failed": "a load failed, or was undone because it took more than was free",
-    "model.load_refused": "Triton was not asked for a load, for the reason given",
-    "model.load_retried": "a load that ran out of memory is tried once more: memory came back",
+    "model.load_refused": "a load was refused before Triton began it, for the reason given",
+    "model.load_retried": "a load that ran out of memory is retried once, as memory became free",
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
     "process was killed",
-    "model.load_stuck": "Triton does not answer for a load, which keeps a load thread",
+    "model.load_stuck": "Triton does not answer a load, which occupies a load thread",
     "model.load_waits": "a load waits for its turn or for memory; bytes by device",
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
-    "model.outputs_missing": "a model has answered without any of its outputs; said once a load",
+    "model.outputs_missing": "a model's answer lacked all of its outputs; once per load",
     "model.package_odd": "a package is odd but can be served, for the reasons given",
-    "model.placed": "a load is put on one GPU; on which it has run out of memory; bytes by device",
-    "model.processes_killed": "processes of a model did not end with it and were killed",
-    "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
-    "model.return_broken_off": "Triton ended amid the load that brings a model back; it is tried "
-    "again",
+    "model.placed": "a load was placed on one GPU, with the GPUs on which it ran out of memory; "
+    "bytes by device",
+    "model.processes_killed": "processes of a model outlived it and were killed",
+    "model.regions_freed": "shared memory of dead processes that Triton kept was freed, with its "
+    "bytes",
+    "model.return_broken_off": "Triton ended while a model was loaded again; the load is retried",
     "model.return_given_up": "a model that Triton lost is not loaded again, for the reason given",
-    "model.step": "at debug: what a load or an unload waits for next",
+    "model.step": "at debug: the next step that a load or an unload waits for",
     "model.undo_failed": "the remains of a failed load in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload failed; the model is still there",
-    "model.requests_lost": "an unload ended though requests were never answered: Triton released "
-    "the model, and the processes ended",
-    "model.unload_waits": "an unload waits for requests: in_flight, abandoned of them, seconds at "
-    "most",
+    "model.requests_lost": "an unload ended with requests unanswered, as Triton released the "
+    "model and its processes ended",
+    "model.unload_waits": "an unload waits for requests: in_flight, the abandoned among them, and "
+    "the longest wait in seconds",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
-    "model.unloaded": "a model is unloaded; the bytes that it returned",
-    "model.unloading": "an unload begins; in_flight requests are waited for. evicted: why the "
-    "adapter unloads it; of room: evicted_for, what the model is worth, and return_seconds, which "
-    "bringing it back takes",
-    "model.warm_up_failed": "a model could not compute zeros, for the reason given; it is served",
+    "model.unloaded": "a model is unloaded, with the bytes that it returned",
+    "model.unloading": "an unload begins and waits for in_flight requests. evicted: the reason "
+    "for an eviction; with reason room: evicted_for, the worth of the model, and return_seconds, "
+    "the time to bring it back",
+    "model.warm_up_failed": "a model failed to compute zeros, for the reason given; it is served",
     "model.warm_up_skipped": "a model was loaded without an inference of zeros, for the reason "
     "given",
     "model.warmed_up": "a model has computed zeros before its load is answered",
     "modelmesh.broken_off": "the end of Triton interrupted a load or unload; it is repeated",
     "modelmesh.purge_failed": "models could not be unloaded for a ModelMesh that starts",
     "operation.failed": "a bug: an operation on a model ended with an unexpected error",
-    "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
+    "request.answered": "at debug: a request was answered, with its seconds and those in Triton",
     "request.failed": "a request was answered with an error; at debug, if a load or an unload "
     "has a line of its own",
-    "request.failed_again": "more requests had that error within a second: how many",
-    "settings.odd": "a setting has no effect, or names what is not there",
-    "stream.cut": "a stream was ended whose caller reads too slowly: its answers that wait, bytes",
+    "request.failed_again": "more requests failed with the same error within a second, with their "
+    "number",
+    "settings.odd": "a setting has no effect, or names something that does not exist",
+    "stream.cut": "a stream was ended because its caller reads too slowly, with its waiting "
+    "answers and bytes",
     "task.ended": "a bug: a background task of the adapter ended; /livez returns 503",
     "task.failed": "one step of such a task failed; the next one follows",
-    "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",
-    "triton.called": "at debug: a control call to Triton has ended, with the gRPC code",
-    "triton.ended": "the embedded tritonserver is ended by us, for the reason given",
+    "triton.awaited": "Triton is not live yet, with its address, the time waited and the reason",
+    "triton.called": "at debug: a control call to Triton ended, with the gRPC code",
+    "triton.ended": "the adapter ends the embedded tritonserver, for the reason given",
     "triton.exited": "the embedded tritonserver ended",
     "triton.log": "a line of the embedded tritonserver's own log",
-    "triton.log_dropped": "such lines were dropped, as too many a second: how many",
-    "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted",
-    "triton.no_gpu": "the embedded tritonserver finds no GPU, for the reason given; its own "
-    "lines are at debug",
+    "triton.log_dropped": "lines of that log beyond the rate limit were dropped, with their number",
+    "triton.models_vanished": "Triton was restarted and no longer has models that were loaded",
+    "triton.no_gpu": "the embedded tritonserver finds no GPU, for the reason given; its own lines "
+    "are at debug",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
-    "triton.environment_left": "what Triton has unpacked stays if it is killed; the reason",
+    "triton.environment_left": "files that Triton unpacked stay if it is killed, for the reason "
+    "given",
     "triton.not_recycled": "Triton is not restarted to free memory, for the reason given",
-    "triton.recycled": "the embedded tritonserver is restarted, for the reason given; in_flight "
-    "requests were not waited for any longer",
-    "triton.region_left": "shared memory of a dead process could not be freed; the reason",
-    "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
+    "triton.recycled": "the embedded tritonserver is restarted, for the reason given, without "
+    "waiting longer for in_flight requests",
+    "triton.region_left": "shared memory of a dead process could not be freed, for the reason "
+    "given",
+    "triton.restart_failed": "the embedded tritonserver could not be restarted; the adapter keeps "
+    "trying",
     "triton.restart_hook_failed": "a bug: comparing models with a restarted Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
     "triton.unreachable": "Triton does not answer, until `triton.reachable`",

@@ -110,16 +110,14 @@ class Metrics:
     )
     load_timeout = _metric(
         Gauge,
-        "After how long a load is given up: the setting load_timeout_seconds.",
+        "The setting load_timeout_seconds, after which a load is given up.",
         name="load_timeout_seconds",
     )
-    processes_killed = _metric(
-        Counter, "Processes of models that did not end with them and were killed."
-    )
+    processes_killed = _metric(Counter, "Processes of models that outlived them and were killed.")
     left_running = _metric(
         Gauge,
-        "Models that are gone, or whose unload does not end, of which something still runs in"
-        " Triton. No size is learned meanwhile.",
+        "Models that are gone, or have an unload that does not end, but still run in Triton. No"
+        " size is learned meanwhile.",
         name="models_left_running",
     )
     retries = _metric(
@@ -129,7 +127,7 @@ class Metrics:
         name="backend_retries",
     )
     operations_in_flight = _metric(
-        Gauge, "Loads and unloads under way, those that wait among them.", "operation"
+        Gauge, "Loads and unloads in progress, including waiting ones.", "operation"
     )
     loads_waiting = _metric(
         Gauge,
@@ -144,38 +142,38 @@ class Metrics:
     )
     loaded_bytes = _metric(
         Histogram,
-        "What the ledger held for a model when its load had ended.",
+        "Bytes that the ledger held for a model at the end of its load.",
         name="loaded_model_bytes",
         buckets=_SIZE_BUCKETS,
     )
     connections = _metric(Gauge, "Connections that callers have open.", "listener")
     _connections_shed = _metric(
         Counter,
-        "Connections that were one too many: idle ones closed to make room, new ones refused."
-        " Those closed for what they sent: pipelined, more than there was room for; flood of"
-        " HTTP/2 frames. And requests refused beyond the streams of their connection.",
+        "Connections above the limit: idle ones closed to make room, new ones refused. Connections"
+        " closed for pipelined requests beyond the buffer, or for a flood of HTTP/2 frames."
+        " Requests refused beyond the streams of their connection.",
         *("listener", "how"),
         name="connections_shed",
     )
     body_bytes = _metric(
         Gauge,
-        "Callers' bytes in memory, here or on their way to Triton: of bodies, and of answers"
-        " that wait for their callers. max_inflight_body_bytes is the limit.",
+        "Bytes of request bodies, here or on their way to Triton, and of answers that wait for"
+        " their callers. max_inflight_body_bytes is the limit.",
     )
     kept_bytes = _metric(
         Gauge,
-        "Those of them that wait for whoever takes them: answers, frames of gRPC, and requests"
-        " behind another one on their connection. Beyond 64 MiB they are turned away.",
+        "Those bytes that wait for a reader: answers, gRPC frames, and requests behind another one"
+        " on their connection. Above 64 MiB they are refused.",
     )
-    bodies_waiting = _metric(Gauge, "Callers who are not read from until there is room.")
+    bodies_waiting = _metric(Gauge, "Callers whose bodies are not read until bytes are free.")
     bodies_cut = _metric(
         Counter,
-        "Bodies refused for want of room: slow, while others waited; long, which would have"
-        " taken longer than those that waited; waited, for ten seconds.",
+        "Bodies refused for lack of memory: slow, while others waited; long, which would have"
+        " taken longer than the waiting ones; waited, for ten seconds.",
         "reason",
         expected=[["slow"], ["long"], ["waited"]],
     )
-    streams_cut = _metric(Counter, "Streams ended because their callers did not take the answers.")
+    streams_cut = _metric(Counter, "Streams ended because their callers did not read the answers.")
     _out_of_memory = _metric(
         Counter,
         "Failures for lack of memory: refused before trying, at load, at inference.",
@@ -201,16 +199,15 @@ class Metrics:
     )
     prediction_ratio = _metric(
         Histogram,
-        "Bytes that a model was predicted to take over those that it was measured to, by what"
-        " the prediction stood on.",
+        "Predicted bytes of a model divided by its measured bytes, by the basis of the prediction.",
         "basis",
         name="memory_prediction_ratio",
         buckets=_RATIO_BUCKETS,
     )
     endpoint_requests = _metric(
         Counter,
-        "Calls that may load their model, by what they found: hit, the model loaded; disk, its"
-        " files in the disk cache; miss, neither.",
+        "Calls that may load their model. hit: the model was loaded; disk: its files were in the"
+        " disk cache; miss: neither.",
         "cache",
         expected=[[use.value] for use in CacheUse],
     )
@@ -229,7 +226,7 @@ class Metrics:
     )
     endpoint_loading_seconds = _metric(
         Histogram,
-        "How long models that calls asked for took to load.",
+        "How long on-demand models took to load.",
         name="endpoint_model_loading_seconds",
         buckets=_OPERATION_BUCKETS,
     )
@@ -241,7 +238,7 @@ class Metrics:
     )
     endpoint_loaded = _metric(
         Gauge,
-        "Models that are loaded since calls asked for them.",
+        "Loaded on-demand models.",
         name="endpoint_loaded_models",
     )
     endpoint_waiting = _metric(
@@ -251,20 +248,20 @@ class Metrics:
     )
     endpoint_evictions = _metric(
         Counter,
-        "Models that were evicted from memory (for room there: room; for room on disk: disk;"
-        " since they were idle; since the store has another version: changed) or from disk (by"
-        " cache_limit: limit; since the disk was full: disk).",
+        "Models evicted from memory (room: for memory; disk: for room on disk; idle; changed: for"
+        " a new version in the store) or from disk (limit: by cache_limit; disk: as the disk was"
+        " full).",
         *("from", "reason"),
         expected=[("memory", each) for each in ("room", "disk", "idle", "changed")]
         + [("disk", each) for each in ("limit", "disk")],
     )
     endpoint_cache_bytes = _metric(
         Gauge,
-        "What fetched models take in cache_dir, and what is reserved for those on their way.",
+        "Bytes of fetched models in cache_dir, and bytes reserved for fetches in progress.",
     )
-    endpoint_cache_limit_bytes = _metric(Gauge, "What they may take.")
+    endpoint_cache_limit_bytes = _metric(Gauge, "The limit of those bytes.")
     endpoint_no_room = _metric(
-        Counter, "Loads that calls asked for and that found no room: all that could go was in use."
+        Counter, "Loads for calls that found no room, as all evictable models were in use."
     )
     endpoint_store_failures = _metric(
         Counter,
@@ -274,13 +271,13 @@ class Metrics:
     )
     triton_log_dropped = _metric(
         Counter,
-        "Lines of the embedded tritonserver's output that were too many a second to be logged.",
+        "Lines of the embedded tritonserver's output dropped beyond the rate limit of the log.",
         name="triton_log_lines_dropped",
     )
     loop_lag = _metric(
         Histogram,
-        "How late a timer of the event loop fired, measured ten times a second. Everything waits so"
-        " long while the adapter is short of CPU.",
+        "How late a timer of the event loop fired, measured ten times a second. All work is delayed"
+        " as long while the adapter is short of CPU.",
         name="loop_lag_seconds",
         buckets=_LAG_BUCKETS,
     )

@@ -75,45 +75,45 @@ _READINGS = (
     ),
     _Reading(
         "models_wanted",
-        "Models of load_at_start and preload: loaded, missing for whatever reason, or unloaded by"
-        " a caller.",
+        "Models of load_at_start and preload: loaded, missing for any reason, or unloaded by a"
+        " caller.",
         ["state"],
         lambda state: [((name,), count) for name, count in state.wanted().items()],
     ),
     _Reading(
         "memory_limit_bytes",
-        "What models may take of each device, all together.",
+        "Bytes of each device that all models together may use.",
         ["device"],
         _of_devices(lambda book, _: book.limit_bytes),
     ),
     _Reading(
         "memory_reserved_bytes",
-        "What loads in progress are expected to take of each device.",
+        "Bytes that loads in progress are expected to use, by device.",
         ["device"],
         _of_devices(lambda book, _: book.reserved_bytes),
     ),
     _Reading(
         "memory_held_bytes",
-        "What the loaded models take of each device, by the ledger.",
+        "Bytes that loaded models use by the ledger, by device.",
         ["device"],
         _of_devices(lambda book, _: book.held_bytes),
     ),
     _Reading(
         "memory_free_bytes",
-        "What the next load may take of each device.",
+        "Bytes that the next load may use, by device.",
         ["device"],
         _of_devices(lambda book, used: book.free_bytes(used)),
     ),
     _Reading(
         "memory_used_bytes",
-        "What all programs take of each device, as seen at most 2 seconds before; missing while"
-        " nobody knows.",
+        "Bytes that all programs use of each device, at most 2 seconds old; missing while they"
+        " cannot be read.",
         ["device"],
         _of_devices(lambda _, used: used),
     ),
     _Reading(
         "memory_unaccounted_bytes",
-        "Used on each device, less what Triton took at its start and what loaded models hold. As of"
+        "Bytes used on each device, less those of Triton at its start and of loaded models. As of"
         " the last moment without a load or unload.",
         ["device"],
         _of_devices(lambda book, _: book.unaccounted_bytes),
@@ -128,13 +128,13 @@ _READINGS = (
     _Reading("ready", "1 while /readyz returns 200.", (), lambda state: _one(state.ready())),
     _Reading(
         "abandoned_requests",
-        "Requests that Triton still works on and whose callers have left or had no answer in time.",
+        "Requests that Triton still works on after their callers have left or timed out.",
         (),
         lambda state: _one(state.abandoned()),
     ),
     _Reading(
         "least_recently_used_seconds",
-        "Since the last use of the model that was used least recently; missing without models.",
+        "Seconds since the last use of the least recently used model; missing without models.",
         (),
         lambda state: _one(state.idle_seconds()),
     ),
@@ -170,7 +170,7 @@ class StateCollector(_Scraped):
             yield _family(each.name, each.meaning, each.labels, each.read(self._state))
         yield _family(
             "log_lines_dropped",
-            "Lines of the log that were dropped because nobody read it.",
+            "Lines of the log dropped because stdout was not read in time.",
             (),
             _one(self._state.lost_lines()),
             CounterMetricFamily,
@@ -204,15 +204,15 @@ class ModelCollector(_Scraped):
         loaded = [record for record in records if record.state not in _NOT_LOADED_YET]
         yield _family(
             "models_without_series",
-            "Models that have no triton_adapter_model_... series, as there are more than"
-            f" {MOST_MODELS} of them; 0 while each model has its own.",
+            "Models without triton_adapter_model_... series, once more than"
+            f" {MOST_MODELS} are loaded; else 0.",
             (),
             _one(count if is_left_out else 0),
         )
         yield _family(
             "model_bytes",
-            "What each model takes of each device, by the ledger: reserved while its state is"
-            " LOADING, then held.",
+            "Bytes of each model by the ledger and by device: reserved while its state is LOADING,"
+            " then held.",
             ["model", "device", "state"],
             [
                 ((record.id, device, record.state.value), taken)
@@ -222,14 +222,14 @@ class ModelCollector(_Scraped):
         )
         yield _family(
             "model_last_used_seconds",
-            "Since the last inference of each model began, or its load ended; 0 while one is in"
-            " flight.",
+            "Seconds since the last inference of each model began, or its load ended; 0 while one"
+            " is in flight.",
             ["model"],
             [((each.id,), 0.0 if each.in_flight else now - each.used_at) for each in loaded],
         )
         yield _family(
             "model_requests",
-            "Inferences of each model that were begun since it was loaded.",
+            "Inferences of each model begun since its load.",
             ["model"],
             [((each.id,), each.served) for each in loaded],
             CounterMetricFamily,

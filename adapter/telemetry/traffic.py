@@ -234,17 +234,17 @@ class Traffic(Collector):
         )
         upstream = _seconds(
             "triton_adapter_upstream_seconds",
-            "How long of a request Triton was waited for, from the first byte sent to it to the"
-            " head of its answer. Streams are left out.",
+            "Part of a request that waited for Triton, from the first byte sent to it to the head"
+            " of its answer. Streams are left out.",
         )
         own = _seconds(
             "triton_adapter_overhead_seconds",
-            "The rest of the same requests: what the adapter itself took.",
+            "The rest of the same requests: the time in the adapter itself.",
         )
         callers = _seconds(
             "triton_adapter_caller_seconds",
-            "How long the same requests waited for their caller: for bodies that are gathered"
-            " first, and while answers are passed on.",
+            "Part of the same requests that waited for the caller: while bodies arrive that are"
+            " buffered first, and while answers are sent.",
         )
         fast = CounterMetricFamily(
             "triton_adapter_requests_fast",

@@ -215,13 +215,13 @@ PACKED = gzip.compress(b'{"inputs":[1]}' * 100)
 # named: what gzip writes holds the time, and no name of a test may
 BROKEN = {
     "no gzip": (b"no gzip", "incorrect header"),
-    "a beginning": (b"\x1f\x8b", "broken off"),
-    "a byte short": (PACKED[:-1], "broken off"),
-    "no checksum": (PACKED[:-9], "broken off"),
+    "a beginning": (b"\x1f\x8b", "cut off"),
+    "a byte short": (PACKED[:-1], "cut off"),
+    "no checksum": (PACKED[:-9], "cut off"),
     "another checksum": (PACKED[:-8] + bytes(8), "incorrect data check"),
-    "a byte behind": (PACKED + b"x", "behind"),
-    "two members": (PACKED + PACKED, "behind"),
-    "zeros behind": (PACKED + bytes(10), "behind"),
+    "a byte behind": (PACKED + b"x", "after its end"),
+    "two members": (PACKED + PACKED, "after its end"),
+    "zeros behind": (PACKED + bytes(10), "after its end"),
     "nothing packed": (gzip.compress(b""), "empty"),
 }
 

@@ -50,7 +50,7 @@ POST /v2/models/NAME/infer, endpoint-json POST /endpoints/any/invocations with N
 TargetModel, grpc calls ModelInfer. http: and unix: mean sagemaker-json unless
 --protocol says otherwise, grpc: means grpc.
 
-Ctrl-C ends the run and shows what there is.
+Ctrl-C ends the run and shows the results so far.
 exit codes: 0 every request was answered well; 1 some were not, or no one answered; 2 bad arguments
 """
 
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     _add_targets(parser)
     _add_load(parser.add_argument_group("load"))
-    _add_payload(parser.add_argument_group("what is sent"))
-    _add_meanwhile(parser.add_argument_group("what is watched, and written"))
+    _add_payload(parser.add_argument_group("requests"))
+    _add_meanwhile(parser.add_argument_group("monitoring and output"))
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:

@@ -193,7 +193,7 @@ _HEAD = (
 def lines(result: Json) -> Iterator[str]:
     targets = result["targets"]
     if result["interrupted"]:
-        yield "stopped early; this is what there is"
+        yield "stopped early; these are the results so far"
     yield how(result)
     yield from _table([_HEAD, *(_row(target) for target in targets)])
     for part in (_rate_line, _error_lines, _processes, _churn, _warning):

@@ -270,7 +270,7 @@ async def _until_signal(touring: Coroutine[Any, Any, int]) -> int | None:
     await asyncio.wait([tour, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not tour.done():  # cancelled once: another signal must not break off its end
-        say("stopping: Triton and what was written go")
+        say("stopping Triton and removing temporary files")
         tour.cancel()
         await asyncio.wait([tour])
     return None if tour.cancelled() else tour.result()
@@ -290,7 +290,7 @@ async def _demo(adapter: Adapter, flags: Mapping[str, object], scratch: Path) ->
     except (AdapterError, grpc.aio.AioRpcError) as error:
         say(coloured(printable_lines(str(error)), RED))
         return 1
-    done = coloured("Every step did what it says", GREEN)
+    done = coloured("Every step succeeded", GREEN)
     print(f"\n{done} ({time.monotonic() - begun:.0f} s).\nNext: make run, or {_SERVE}")
     return 0
 

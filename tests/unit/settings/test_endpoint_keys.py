@@ -40,5 +40,5 @@ def test_what_is_wrong_with_a_key_is_said_with_the_name_of_the_setting(
 
 def test_an_access_key_is_there_once() -> None:
     environ = ENVIRON | {"ADAPTER_ENDPOINT_KEYS": "A env:SECRET a\nA env:SECRET b"}
-    with pytest.raises(InvalidSettings, match="an access key is there twice"):
+    with pytest.raises(InvalidSettings, match="an access key occurs twice"):
         load_settings({}, environ, None)

@@ -128,7 +128,7 @@ def test_what_a_mesh_would_refuse_is_refused_by_the_name_that_set_it(variable, v
 def test_a_container_without_room_for_models_is_refused_with_the_figures():
     text = problem(CONTAINER_MEM_REQ_BYTES=str(300 * MIB), DEFAULT_MODELSIZE=str(30 * MIB))
     assert "leaves a capacity of 44.0 MiB" in text
-    assert "models of 30.0 MiB by default no mesh starts below 300.0 MiB" in text
+    assert "models of 30.0 MiB by default ModelMesh does not start below 300.0 MiB" in text
 
 
 def test_a_buffer_larger_than_the_container_is_refused():
@@ -146,7 +146,7 @@ def test_a_buffer_larger_than_the_container_is_refused():
 )
 def test_a_mesh_starts_with_just_enough(capacity, default):
     refuse_capacity(capacity, default)
-    with pytest.raises(ValueError, match="mesh"):
+    with pytest.raises(ValueError, match="ModelMesh"):
         refuse_capacity(capacity + 1 if capacity > 2**43 else capacity - 1, default)
 
 

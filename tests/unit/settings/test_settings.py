@@ -343,7 +343,7 @@ class TestControlToken:
     def test_two_tokens_are_one_too_many(self, tmp_path):
         environ = {"ADAPTER_CONTROL_TOKEN": GOOD_TOKEN}
         [problem] = problems({"control_token_file": str(tmp_path)}, environ)
-        assert problem.endswith("environment ADAPTER_CONTROL_TOKEN is given as well")
+        assert problem.endswith("environment ADAPTER_CONTROL_TOKEN is set too; set one of them")
 
     def test_a_file_of_settings_holds_no_token_but_may_name_its_file(self, write, tmp_path):
         [problem] = problems(file=write(f"control_token: {GOOD_TOKEN}"))
@@ -467,7 +467,7 @@ class TestStores:
         ("text", "rule"),
         [
             ("team", "NAME=URL"),
-            ("a=/x\na=/y", "'a' is there twice"),
+            ("a=/x\na=/y", "'a' occurs twice"),
             ("a_b=/x", "letters, digits and dashes"),
             ("a" * 64 + "=/x", "at most 63"),
             ("a=ftp://x", "write s3://"),

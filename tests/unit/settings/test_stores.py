@@ -45,12 +45,12 @@ def test_what_is_switched_off_needs_no_store():
 
 def test_what_is_of_no_use_without_a_store_is_a_warning(tmp_path):
     loaded = load_settings({"cache_dir": str(tmp_path)}, {}, None)
-    assert loaded.warnings == ["cache_dir: of no use without model_store or endpoints"]
+    assert loaded.warnings == ["cache_dir: has no effect without model_store or endpoints"]
 
 
 def test_a_folder_that_is_not_there_or_is_none_is_a_warning_and_no_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    for name, why in (("none", "is not there"), ("file", "is not a folder")):
+    for name, why in (("none", "does not exist"), ("file", "is not a folder")):
         loaded = load_settings({"model_store": f"{tmp_path}/{name}"}, {}, None)
         assert [why in each for each in loaded.warnings] == [True]
 

@@ -141,5 +141,5 @@ class TestStatus:
 
     async def test_memory_with_which_no_mesh_starts_is_told_with_the_reason(self, tmp_path):
         front = Front(await House(limit=10**6).open(), tmp_path)
-        with pytest.raises(BackendError, match="no mesh starts below"):
+        with pytest.raises(BackendError, match="ModelMesh does not start below"):
             await front.status()
