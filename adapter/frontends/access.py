@@ -17,7 +17,7 @@ from adapter.frontends.routes import Scope
 from adapter.settings import Address
 
 _SCHEME = "bearer"
-_SIGNED_ONLY = "only signed calls of the endpoint reach models"
+_SIGNED_ONLY = "with endpoint_keys, only signed calls of the endpoint reach models"
 _SEE_TOKEN = "see docs/security.md#the-control-token"  # noqa: S105
 _READING = frozenset({"GET", "HEAD"})
 _OWN_SITES = frozenset({"same-origin", "none"})

@@ -147,7 +147,9 @@ def test_the_commands_send_the_token_with_an_inference_and_say_what_to_set_witho
         assert command("load", "echo", str(root / "echo"), url, ADAPTER_CONTROL_TOKEN=TOKEN)
         refused = command(*invoke)
         assert refused.returncode == 1
-        assert "403 Forbidden: only signed calls of the endpoint reach models" in refused.stderr
+        assert (
+            "403 Forbidden: with endpoint_keys, only signed calls of the endpoint" in refused.stderr
+        )
         assert "set ADAPTER_CONTROL_TOKEN, or name its file" in refused.stderr
         for given in ({"ADAPTER_CONTROL_TOKEN": TOKEN}, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}):
             answered = command(*invoke, **given)

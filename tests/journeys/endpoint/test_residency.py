@@ -165,7 +165,7 @@ def test_without_on_demand_v2_loads_nothing(start, store):
     assert v2_infer(caller, "a.tar.gz").status == 404
     for name in ("a.tar.gz", "team%2Fa.tar.gz"):
         reply = caller.http.post(f"/v2/repository/models/{name}/load")
-        assert "loaded by name only with the setting on_demand" in reply.json()["error"]
+        assert "set on_demand to load models of a store by name" in reply.json()["error"]
     assert caller.invoke("a.tar.gz") == (1, "miss")
     assert v2_infer(caller, "a.tar.gz").status == 200
 
