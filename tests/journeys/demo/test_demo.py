@@ -89,7 +89,7 @@ def test_a_terminal_gets_only_what_it_can_or_may_show_and_sigterm_leaves_nothing
 
     assert code == 1
     told = terminal.said
-    assert told.index("stopping: Triton") < told.index("stopped by a signal; nothing is left")
+    assert told.index("stopping Triton") < told.index("stopped by a signal; nothing is left")
     assert "The end of the log" not in terminal.said
     assert unwanted.search(terminal.said) is None
     assert BAR.search(terminal.said)

@@ -152,7 +152,7 @@ def test_without_a_store_a_call_is_told_which_settings_make_an_endpoint(
     with closing(client("sagemaker-runtime", without_store)) as runtime:
         error = refusal(runtime).response["Error"]
     assert error["Code"] == "UnknownOperationException"
-    assert re.search(r"no endpoint: `model_store` or `endpoints`", error["Message"])
+    assert re.search(r"no endpoint: set `model_store` or `endpoints`", error["Message"])
 
 
 def test_without_a_store_what_is_no_http_is_answered_as_ever(without_store: RunningAdapter) -> None:

@@ -347,7 +347,7 @@ def test_what_reaches_beyond_a_model_is_closed_unless_a_setting_opens_it(
 ):
     reply = client.request(method, f"/v2/{path}", b"{}")
     assert refusal(reply)[:2] == (403, "NotPassedThrough")
-    assert f"passthrough has '{needs}'" in reply.json()["error"]
+    assert f"the setting passthrough lacks '{needs}'" in reply.json()["error"]
 
 
 def test_calls_are_counted_by_what_they_are(served, client):
