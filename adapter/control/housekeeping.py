@@ -9,8 +9,8 @@ from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Ports
 from adapter.control.reconciler import Reconciler
 from adapter.control.recycling import Recycling
-from adapter.core.model import ModelId
-from adapter.core.registry import Registry
+from adapter.core.model import TritonName
+from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError
 from adapter.runtime import background, clock
@@ -42,8 +42,8 @@ class Housekeeping:
         self._packages, self._store = ports.packages, ports.store
         self._reconciler, self._recycling = reconciler, recycling
         self._operations = operations
-        self._unnoted: set[ModelId] = set()
-        self._were_active: set[ModelId] = set()
+        self._unnoted: set[ModelRecord] = set()
+        self._were_active: set[TritonName] = set()
         self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()
 
     async def run(self) -> NoReturn:
@@ -71,27 +71,27 @@ class Housekeeping:
             except AdapterError:
                 memory.relearned |= learned
                 raise
-        for model_id in [*self._unnoted]:
-            await self._note(model_id)
+        for record in [*self._unnoted]:
+            await self._note(record)
 
-    async def _note(self, model_id: ModelId) -> None:
+    async def _note(self, record: ModelRecord) -> None:
         """Update the model's note under its lock: no half unloaded model may be noted as loaded.
 
         The note of a busy model is written later.
         """
-        lock = self._operations.lock(model_id)
+        lock = self._operations.lock(record.id)
         if lock.locked():
             return
-        self._unnoted.discard(model_id)
+        self._unnoted.discard(record)
         async with lock:
-            record = self._registry.get(model_id)
-            if record is None or record.state is not ModelState.READY or not record.package_key:
+            is_here = self._registry.get(record.id) is record
+            if not is_here or record.state is not ModelState.READY or not record.package_key:
                 return
-            held = self._memory.ledger.of(model_id)
+            held = self._memory.ledger.of(record.name)
             try:
                 await self._packages.confirm(record.name, record.source, record.package_key, held)
             except AdapterError:
-                self._unnoted.add(model_id)
+                self._unnoted.add(record)
                 raise
 
     async def _poll_memory(self) -> None:
@@ -105,13 +105,13 @@ class Housekeeping:
             # a sensor that lags shows only now what the models active before have taken
             await self._memory.tick(self._were_active | before if lag else self._were_active)
 
-    def _active(self) -> set[ModelId]:
-        """Return the models that had requests since the last call."""
+    def _active(self) -> set[TritonName]:
+        """Return the names of the models that had requests since the last call."""
         active = set()
         for record in self._registry.records():
             ended = record.served - record.in_flight
             if record.in_flight or ended != record.ended_before:
-                active.add(record.id)
+                active.add(record.name)
                 record.ended_before = ended
         return active
 

@@ -214,7 +214,7 @@ class LoadThreads:
         """
         if record.state is ModelState.STUCK:
             return record.state_since
-        since = self._memory.accounts.quiet_since(record.id) if self.has(record) else None
+        since = self._memory.accounts.quiet_since(record.name) if self.has(record) else None
         is_long = since is not None and clock.monotonic() - since >= _HANGS_SECONDS
         return since if is_long else None
 

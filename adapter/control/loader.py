@@ -15,7 +15,7 @@ from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
 from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.measuring import GpuBytes
-from adapter.core.model import ModelId, ModelSource, Package, TritonName
+from adapter.core.model import ModelSource, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.terms import can_be_doubled
 from adapter.core.sizing import Estimate
@@ -64,7 +64,7 @@ class Loader:
         self._limits = limits
         self._threads = threads
         self._breaker = EvictionLoopBreaker()
-        self._undone: dict[ModelId, Unloaded] = {}
+        self._undone: dict[ModelRecord, Unloaded] = {}  # loads that passed a limit
 
     async def prepared(
         self, record: ModelRecord, source: ModelSource, packages: Packages
@@ -104,7 +104,7 @@ class Loader:
         if error is not None:
             raise self._final_error(error, package) from error.__cause__
         process = self._server.pid if self._server else None
-        await self._memory.loaded(record.id, package, await self._usage(record))
+        await self._memory.loaded(record, package, await self._usage(record))
         if (refusal := self._excess(record)) is not None:
             raise refusal
         record.instances = await self._instances(record)
@@ -116,7 +116,7 @@ class Loader:
         """Unload what a failed load has left in Triton. One that Triton has not answered is ended
         first, if it can be; else the model is stuck.
         """
-        self._memory.undoing(record.id)
+        self._memory.undoing(record)
         try:
             await self._unloader.unload(record, load=self._threads.call_of(record))
         finally:
@@ -133,22 +133,22 @@ class Loader:
 
     async def load_undone(self, record: ModelRecord) -> None:
         """Account for a load undone in Triton; wait for the memory of one that passed the limit."""
-        undone = self._undone.pop(record.id, None)
+        undone = self._undone.pop(record, None)
         is_stuck = record.state is ModelState.STUCK
         keeps = is_stuck and await self._unloader.may_hold_memory(record)
-        await self._memory.not_loaded(record.id, stuck=record.name if keeps else None)
+        await self._memory.not_loaded(record, is_stuck=keeps)
         if undone is not None:
             await self._readings.until_back(undone)
 
     def _excess(self, record: ModelRecord) -> AdapterError | None:
         last = self._readings.last
-        refusal = self._memory.limits.excess(record.id, last, clock.monotonic())
+        refusal = self._memory.limits.excess(record, last, clock.monotonic())
         return None if refusal is None else self._exceeded(record, refusal)
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
-        held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
-        apart = self._memory.accounts.apart(record.id)
-        self._undone[record.id] = Unloaded(held, held, self._readings.last, booked, apart)
+        held, booked = self._memory.ledger.of(record.name), self._memory.ledger.snapshot()
+        apart = self._memory.accounts.apart(record.name)
+        self._undone[record] = Unloaded(held, held, self._readings.last, booked, apart)
         return refusal
 
     async def _usage(self, record: ModelRecord) -> list[GpuBytes]:
@@ -183,7 +183,7 @@ class Loader:
             return refusal.with_traceback(None)  # it has this frame, which would have it
         except AdapterError as error:
             judged = await self._readings.judged(
-                error, record.id, since=begun, predicted=estimate.needs
+                error, record.name, since=begun, predicted=estimate.needs
             )
             if judged.__cause__ is None:
                 judged.__cause__ = error.__cause__
@@ -269,7 +269,7 @@ class Loader:
             if isinstance(error, BackendUnavailable) and not isinstance(error, Overloaded):
                 raise  # Triton is gone, or cannot be reached
             judged = await self._readings.judged(
-                error, record.id, since=begun, predicted=estimate.needs
+                error, record.name, since=begun, predicted=estimate.needs
             )
             if isinstance(judged, CapacityError):
                 raise judged from error
@@ -304,7 +304,7 @@ class Loader:
         if last is None or last.of_models is None:
             return None
         refusal = self._memory.limits.overrun(
-            record.id, await self._readings.read(), clock.monotonic()
+            record, await self._readings.read(), clock.monotonic()
         )
         if refusal is None:
             return None

@@ -98,8 +98,8 @@ class Memory:
         reader, server = ports.memory, ports.server
         self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
         self.is_paused = False
-        self._undone: set[ModelId] = set()  # failed loads that Triton still has
-        self.relearned: set[ModelId] = set()
+        self._undone: set[ModelRecord] = set()  # failed loads that Triton still has
+        self.relearned: set[ModelRecord] = set()
         self._admitting = asyncio.Lock()
         self._first: tuple[ModelId, ...] = ()  # the load that has the lock
         self._changed = asyncio.Event()
@@ -160,20 +160,20 @@ class Memory:
                 told.waits(why, estimate, inputs.book, reading, self._awaited())
                 short_since = short_since or (0.0 if why is WaitsFor.TURN else now)
                 await self._wait_for_change()
-            self._reserve(Account(record.id, package.content_key, estimate, now), inputs, reading)
+            self._reserve(Account(record, package.content_key, estimate, now), inputs, reading)
             told.admitted(estimate, inputs.book, reading, terms)
         return estimate
 
     def _awaited(self) -> tuple[ModelId, ...]:
-        loads = (each.model_id for each in self.accounts.moving)
-        return (*loads, *self.accounts.unloads, *self._undone)
+        loads = (account.record for account in self.accounts.moving)
+        return tuple(each.id for each in (*loads, *self.accounts.unloads, *self._undone))
 
     def _reserve(
         self, account: Account, inputs: AdmissionInput, reading: MemoryReading | None
     ) -> None:
         account.is_planned, account.is_told = inputs.is_planned, inputs.is_told
         self._begin(reading, unloads=0)
-        self.ledger.reserve(account.model_id, account.estimate.needs)
+        self.ledger.reserve(account.name, account.estimate.needs)
         self.accounts.add(account)
         if self.limits.is_below(account.estimate):  # it seems too large, and is tried only once
             self.limits.oversize.tried(account.package_key)
@@ -189,20 +189,20 @@ class Memory:
                 return
             await self._wait_for_change()
 
-    def placed(self, model_id: ModelId, names: Collection[str]) -> None:
+    def placed(self, record: ModelRecord) -> None:
         """Note the model's names in Triton, and those of its helpers and steps."""
-        self.accounts.models[model_id].names = frozenset(names)
+        self.accounts.models[record.name].names = frozenset(record.placement.names)
 
     async def loaded(
-        self, model_id: ModelId, package: Package, usage: Collection[GpuBytes] = ()
+        self, record: ModelRecord, package: Package, usage: Collection[GpuBytes] = ()
     ) -> None:
         """Note that Triton serves the model, and measure it: now or, with a sensor that lags, a
         little later; until then the ledger holds the estimate. `usage` is what Triton reports of
         each model of the package: where it does, that is held at once.
         """
-        account = self.accounts.models[model_id]
+        account = self.accounts.models[record.name]
         self.reports.came(account, package, usage)
-        held = self.ledger.settle(model_id, None)
+        held = self.ledger.settle(record.name, None)
         self.readings.changed()
         if not account.is_guessed:
             self.readings.must_show(held, account.begun)
@@ -220,49 +220,50 @@ class Memory:
         if self.readings.lag_seconds == 0 or self.limits.is_below_the_device(reading):
             await task
 
-    def undoing(self, model_id: ModelId) -> None:
+    def undoing(self, record: ModelRecord) -> None:
         """Note that a failed load is unloaded: others that do not fit wait for it until
         `not_loaded`, for a moment.
         """
-        self._undone.add(model_id)
+        self._undone.add(record)
 
-    async def not_loaded(self, model_id: ModelId, *, stuck: TritonName | None = None) -> None:
-        """Note that the load is undone. Memory that it may have left cannot be attributed. `stuck`:
-        Triton still works on it under this name, and its bytes stay booked until `freed`.
+    async def not_loaded(self, record: ModelRecord, *, is_stuck: bool) -> None:
+        """Note that the load is undone. Memory that it may have left cannot be attributed.
+        `is_stuck`: Triton still works on it, and its bytes stay booked until `freed`.
         """
-        self.accounts.undone(model_id, self.ledger.of(model_id) if stuck is None else NO_BYTES)
+        held = NO_BYTES if is_stuck else self.ledger.of(record.name)
+        self.accounts.undone(record.name, held)
         self.readings.changed()
         try:
-            await self._catch_up(model_id)
+            await self._catch_up(record)
         finally:
-            held = self.ledger.of(model_id)
-            self._undone.discard(model_id)
-            self._forget(model_id)
-            if stuck is not None:
-                self.stuck(stuck, held)
+            held = self.ledger.of(record.name)
+            self._undone.discard(record)
+            self._forget(record)
+            if is_stuck:
+                self.stuck(record, held)
             self._changed.set()
 
-    def stuck(self, name: TritonName, held: Bytes) -> None:
-        """Keep so many bytes booked for a load that is stuck under this name, until `freed`."""
-        self.ledger.hold(_of_stuck(name), held)
+    def stuck(self, record: ModelRecord, held: Bytes) -> None:
+        """Keep so many bytes booked for a load that Triton is stuck with, until `freed`."""
+        self.ledger.hold(record.name, held)
 
-    def freed(self, name: TritonName) -> None:
-        """Note that Triton has ended a load that was stuck under this name."""
-        self.ledger.release(_of_stuck(name))
+    def freed(self, record: ModelRecord) -> None:
+        """Note that Triton has ended a load that it was stuck with."""
+        self.ledger.release(record.name)
         self.readings.changed()
         self._changed.set()
 
     # -- unloads ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def unloading(self, model_id: ModelId) -> AsyncIterator[None]:
+    async def unloading(self, record: ModelRecord) -> AsyncIterator[None]:
         """Mark an unload as in progress: loads that do not fit wait for it for a moment."""
-        self.accounts.unloads[model_id] = None
+        self.accounts.unloads[record] = None
         try:
             yield
-            await self._catch_up(model_id)
+            await self._catch_up(record)
         finally:
-            del self.accounts.unloads[model_id]
+            del self.accounts.unloads[record]
             self.accounts.ended_unloads += 1
             self._changed.set()
 
@@ -272,39 +273,32 @@ class Memory:
         self._begin(reading, unloads=1)
         # an unload that still drains asks later: too early a time only clears a reader too soon
         unloads, now = self.accounts.unloads, clock.monotonic()
-        unloads.update({model_id: at or now for model_id, at in unloads.items()})
+        unloads.update({record: at or now for record, at in unloads.items()})
         return reading
 
-    def exchange(self, model_id: ModelId, other: ModelId) -> None:
-        """Let two loaded models change their ids."""
-        self.ledger.exchange(model_id, other)
-        self.accounts.exchange(model_id, other)
-        names = {model_id: other, other: model_id}
-        self.relearned = {names.get(each, each) for each in self.relearned}
-
-    def unloaded(self, model_id: ModelId) -> Bytes:
+    def unloaded(self, record: ModelRecord) -> Bytes:
         """Note that Triton has unloaded the model; return the bytes that it held."""
-        held, account = self.ledger.of(model_id), self.accounts.models.get(model_id)
-        self.accounts.released(model_id, held)
+        held, account = self.ledger.of(record.name), self.accounts.models.get(record.name)
+        self.accounts.released(record.name, held)
         self.readings.changed()
         # None when the model vanished at an unknown time
-        since = self.accounts.unloads.get(model_id)
+        since = self.accounts.unloads.get(record)
         if since is not None and account is not None and not account.is_guessed:
             self.readings.must_show(held, since)
-        self._forget(model_id)
+        self._forget(record)
         self._changed.set()
         return held
 
-    def taken(self, model_id: ModelId) -> Bytes:
+    def taken(self, record: ModelRecord) -> Bytes:
         """Return what of the bytes in the ledger the model takes now, as far as that was measured:
         the ledger keeps what its package took at most.
         """
-        held, measured = self.ledger.of(model_id), self.accounts.taken(model_id)
+        held, measured = self.ledger.of(record.name), self.accounts.taken(record.name)
         return {d: min(count, measured.get(d, count)) for d, count in held.items()}
 
     # -- in between -------------------------------------------------------------------------
 
-    async def tick(self, active: Collection[ModelId]) -> None:
+    async def tick(self, active: Collection[TritonName]) -> None:
         """Measure growth under traffic, and loads during which nothing could be read. `active`:
         models with requests since the last call.
         """
@@ -317,15 +311,15 @@ class Memory:
                 self.ledger.audit(settled)
                 self._audited_at = now
             baseline = self.ledger.snapshot().baseline
-            expected = {each.model_id: each.estimate for each in self.accounts.loads}
+            expected = {each.name: each.estimate for each in self.accounts.loads}
             for measured in self.accounts.tick(reading, settled, active, baseline):
-                self._learn(measured, expected.get(measured.model_id))
+                self._learn(measured, expected.get(measured.name))
 
-    def adopt(self, model_id: ModelId, package_key: str, held: Bytes) -> None:
+    def adopt(self, record: ModelRecord, held: Bytes) -> None:
         """Add a model of an earlier run that Triton still serves."""
         known = Estimate(held, Basis.LEARNED)
-        self.accounts.add(Account(model_id, package_key, known, stage=Stage.SETTLED))
-        self.ledger.hold(model_id, held)
+        self.accounts.add(Account(record, record.package_key, known, stage=Stage.SETTLED))
+        self.ledger.hold(record.name, held)
 
     async def rebase(self) -> None:
         """Attribute what is used beyond what models hold to Triton itself, which has started."""
@@ -423,18 +417,19 @@ class Memory:
             return  # unloaded meanwhile, and maybe being loaded again
         self._is_behind = True
         try:
-            if account.model_id not in self.accounts.unloads:
-                await self._catch_up(account.model_id)
+            if account.record not in self.accounts.unloads:
+                await self._catch_up(account.record)
         finally:
             self.accounts.load_ended(account, self.readings.last)
             self._changed.set()
 
-    async def _catch_up(self, model_id: ModelId) -> None:
+    async def _catch_up(self, record: ModelRecord) -> None:
         """Measure what was loaded, if no operation on another model is in progress. Otherwise the
         last of them measures at its own end.
         """
-        expected = {each.model_id: each.estimate for each in self.accounts.moving}
-        if not self._is_behind or not expected.keys() | self.accounts.unloads.keys() <= {model_id}:
+        expected = {each.name: each.estimate for each in self.accounts.moving}
+        busy = {*(each.record for each in self.accounts.moving), *self.accounts.unloads}
+        if not self._is_behind or not busy <= {record}:
             return
         operations, reading = self._operations, await self.readings.read()
         if operations == self._operations:
@@ -442,11 +437,11 @@ class Memory:
             requests, _ = self._requests()
             settled = self.readings.settled(reading)
             for measured in self.accounts.close(settled, requests):
-                if self.readings.missed(measured, self.ledger.of(measured.model_id)):
+                if self.readings.missed(measured, self.ledger.of(measured.name)):
                     continue
-                account = self.accounts.models[measured.model_id]
+                account = self.accounts.models[measured.name]
                 if account.reported is None:
-                    self._learn(measured, expected.get(measured.model_id))
+                    self._learn(measured, expected.get(measured.name))
                 else:
                     self._compare(account, measured.bytes, settled)
 
@@ -454,15 +449,15 @@ class Memory:
         """Hold what a reading shows where that is more than Triton's report."""
         if self.reports.is_news(account, seen):
             read = {"reported_bytes": total(account.reported or {}), "read_bytes": total(seen)}
-            log.warning("memory.report_differs", extra={"model_id": account.model_id, **read})
+            log.warning("memory.report_differs", extra={"model_id": account.record.id, **read})
         if (larger := self.reports.larger(account, seen, settled)) is not None:
-            self._learn(self.accounts.measured(account.model_id, larger), None)
+            self._learn(self.accounts.measured(account.name, larger), None)
 
     def _learn(self, measured: Measured, expected: Estimate | None) -> None:
         """Learn the size of the package and hold it: the most that it ever took alone, to which it
         may grow again, else its share. `expected` is the estimate of a load that has ended.
         """
-        key, model_id = measured.package_key, measured.model_id
+        key = measured.package_key
         if measured.exact and expected is not None:
             if expected.basis is not Basis.DEFAULT:
                 ratio = total(expected.needs) / max(1, total(measured.bytes))
@@ -470,22 +465,22 @@ class Memory:
             if self.limits.is_below(expected):
                 self.sizes.forget(key)
         self.sizes.saw_baseline(self.ledger.snapshot().baseline)
-        account, exact = self.accounts.models[model_id], measured.exact
+        account, exact = self.accounts.models[measured.name], measured.exact
         is_reported, gpu = account.reported == measured.bytes, account.estimate.gpu
         self.sizes.learn(key, measured.bytes, exact=exact, is_reported=is_reported, gpu=gpu)
         most = self.sizes.learned(key) if self.sizes.is_exact(key) else measured.bytes
-        self.ledger.hold(model_id, most or {})
+        self.ledger.hold(measured.name, most or {})
         account.basis = Basis.LEARNED
-        self.relearned.add(model_id)
+        self.relearned.add(account.record)
 
-    def _forget(self, model_id: ModelId) -> None:
-        self.ledger.release(model_id)
-        self.relearned.discard(model_id)
-        account = self.accounts.forget(model_id)
+    def _forget(self, record: ModelRecord) -> None:
+        self.ledger.release(record.name)
+        self.relearned.discard(record)
+        account = self.accounts.forget(record.name)
         if account is None or account.most is None:
             return
         if self.sizes.lived(account.package_key, account.most, account.estimate.gpu):
-            self.relearned.add(model_id)
+            self.relearned.add(record)
 
 
 async def goes_on(error: AboutMemory, terms: Terms, evictor: Evictor | None) -> bool:
@@ -493,8 +488,3 @@ async def goes_on(error: AboutMemory, terms: Terms, evictor: Evictor | None) -> 
     if (is_elsewhere := terms.goes_elsewhere(error)) or not isinstance(error, CapacityError):
         return is_elsewhere
     return evictor is not None and await evictor.evict_for(error)
-
-
-def _of_stuck(name: TritonName) -> ModelId:
-    """Return the key in the ledger of what is stuck. No model has it: ids have no NUL."""
-    return ModelId(f"\0{name}")

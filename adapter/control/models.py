@@ -313,7 +313,7 @@ class ModelControl:
         return known is not None and self.load_threads.hangs_since(known) is not None
 
     def _size_of(self, record: ModelRecord) -> int:
-        return total(self.memory.ledger.of(record.id))
+        return total(self.memory.ledger.of(record.name))
 
     def _load_ended(self, load: LimitedLoad, _: asyncio.Task[ModelRecord]) -> None:
         self.loads.done(load)
@@ -361,12 +361,12 @@ class ModelControl:
             step(record, WaitsFor.FILES)
             placement = await self._packages.place(record.name, model_id, package, record.gpu)
             self.registry.place(record, placement)
-            self.memory.placed(model_id, record.placement.names)
+            self.memory.placed(record)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
             undo.push(lambda _, error, __: self.desired.trials.call_failed(record.id, error))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
-            held = self.memory.ledger.of(model_id)
+            held = self.memory.ledger.of(record.name)
             await self._packages.confirm(record.name, source, package.content_key, held)
             self.triton_status.refuse_ended(process, model_id)  # `reconcile` would not notice
             await self._serve(record, source, terms)
@@ -384,10 +384,8 @@ class ModelControl:
             # what is loaded on demand is loaded again by the next call for it
             record.can_load_again = not source.files and not terms.is_on_demand
             self.registry.apply(record, ModelEvent.LOADED)
-            if old is None:
-                return
-            self.registry.exchange(record, old)
-            self.memory.exchange(record.id, old.id)
+            if old is not None:
+                self.registry.exchange(record, old)
 
     async def _begin_record(
         self, model_id: ModelId, source: ModelSource, lost: ModelRecord | None, terms: Terms

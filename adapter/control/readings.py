@@ -24,7 +24,7 @@ from adapter.core.evidence import (
 from adapter.core.ledger import DeviceBook, Ledger, LedgerSnapshot
 from adapter.core.measuring import Measured
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
-from adapter.core.model import ModelId
+from adapter.core.model import TritonName
 from adapter.errors import (
     AdapterError,
     CapacityError,
@@ -181,7 +181,7 @@ class Readings:
     async def judged(
         self,
         error: AdapterError,
-        model_id: ModelId,
+        name: TritonName,
         *,
         since: float | None = None,
         predicted: Bytes = NO_BYTES,
@@ -200,15 +200,15 @@ class Readings:
         judged = corroborated(error, view, MemoryFigures())
         if isinstance(judged, OutOfMemory) and judged is error:
             if since is None:
-                judged = self._believed(judged, model_id, reading)
+                judged = self._believed(judged, name, reading)
             elif reading is not None and reading.has_no_gpu and is_of_gpu(judged):
                 judged = doubted(judged, NO_GPU, LoadFailed)
         if isinstance(judged, CapacityError):
-            judged.figures = self._figures(judged.figures, model_id, reading)
+            judged.figures = self._figures(judged.figures, name, reading)
         return judged
 
     def _believed(
-        self, error: OutOfMemory, model_id: ModelId, reading: MemoryReading | None
+        self, error: OutOfMemory, name: TritonName, reading: MemoryReading | None
     ) -> AdapterError:
         """Check the text of an inference that claims to have run out of memory."""
         book = self._ledger.snapshot()
@@ -216,7 +216,7 @@ class Readings:
         free = {d: max(0, book.devices[d].limit_bytes - r.used_bytes) for d, r in devices.items()}
         return self._suspicion.judged(
             error,
-            self._accounts.key_of(model_id) or model_id,
+            self._accounts.key_of(name) or name,
             free=free,
             has_no_gpu=reading is not None and reading.has_no_gpu,
             is_alone=book.models <= 1,
@@ -231,11 +231,11 @@ class Readings:
         return [sample for at, sample in self.samples if at >= first]
 
     def _figures(
-        self, known: MemoryFigures, model_id: ModelId, reading: MemoryReading | None
+        self, known: MemoryFigures, name: TritonName, reading: MemoryReading | None
     ) -> MemoryFigures:
         """Complete the figures of the failure's text by the ledger's, for the tightest device."""
         book = self._ledger.snapshot()
-        needs = self._ledger.of(model_id)
+        needs = self._ledger.of(name)
         device = book.tightest(needs, reading)
         if device is None:
             return known

@@ -12,6 +12,7 @@ from adapter.control.ports import Ports, Server
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
+from adapter.core.names import triton_name
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import (
@@ -102,7 +103,7 @@ class Reconciler:
         record.package_key, record.gpu = model.content_key, model.gpu
         record.can_load_again = model.can_load_again
         record.content_types = model.content_types
-        self._memory.adopt(model.model_id, model.content_key, model.held)
+        self._memory.adopt(record, model.held)
         log.info("model.adopted", extra={"model_id": model.model_id})
 
     async def reconcile(self) -> None:
@@ -155,7 +156,7 @@ class Reconciler:
         """Note the models that Triton has lost; return those that do not come back."""
         vanished = []
         for record in gone:
-            self._memory.unloaded(record.id)
+            self._memory.unloaded(record)
             if self._triton_status.comes_back(record) and record.id != given_up:
                 # its load clears away what is left of it
                 self._registry.apply(record, ModelEvent.LOST)
@@ -178,10 +179,11 @@ class Reconciler:
     async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
         """Return the error for the caller of an inference that failed with `error`."""
         await self._confirm_death(error, model_id)
-        judged = await self._memory.readings.judged(error, model_id)
+        record = self._registry.get(model_id)
+        name = record.name if record else triton_name(model_id)
+        judged = await self._memory.readings.judged(error, name)
         if isinstance(judged, CapacityError | StubDied):
             self._operations.history.failed("infer", model_id, judged)
-        record = self._registry.get(model_id)
         if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
             said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
             why = f"{said}. A python process of the model has ended: load it again, or unload it"
@@ -292,7 +294,7 @@ class Reconciler:
                 if self._registry.stuck.get(record.name) is not record:
                     continue  # done meanwhile by another call
                 self._registry.apply(record, ModelEvent.FREED)
-                self._memory.freed(record.name)
+                self._memory.freed(record)
                 await self.clear_away(record, also_the_entry=bool(names & present))
 
     async def _never_ends(self, record: ModelRecord) -> bool:

@@ -74,7 +74,7 @@ class Unloads:
         known = self.registry.get(model_id)
         is_dead = known is not None and known.state is ModelState.DEAD
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
-        async with self.memory.unloading(model_id):
+        async with self.memory.unloading(record):
             try:
                 step(record, WaitsFor.REQUESTS)
                 if not await self.leases.drained(record, self._drain_seconds):
@@ -88,10 +88,10 @@ class Unloads:
             try:
                 await self.remove(record)
             finally:  # Triton has unloaded the model, even if the folders stay
-                apart = self.memory.accounts.apart(model_id)
+                apart = self.memory.accounts.apart(record.name)
                 ended = is_dead and len(record.placement.names) == 1  # with all that it held
-                taken = NO_BYTES if ended else self.memory.taken(model_id)
-                held = self.memory.unloaded(model_id)
+                taken = NO_BYTES if ended else self.memory.taken(record)
+                held = self.memory.unloaded(record)
                 self.registry.apply(record, ModelEvent.UNLOADED)
                 if is_dead:
                     # what its processes left was free only after `before`
@@ -102,9 +102,9 @@ class Unloads:
     async def _failed(self, record: ModelRecord, *, is_dead: bool) -> None:
         """Note that the model is still there as far as anybody knows, or stuck in Triton."""
         if record.state is ModelState.STUCK:
-            held = self.memory.unloaded(record.id)
+            held = self.memory.unloaded(record)
             if await self._unloader.may_hold_memory(record):
-                self.memory.stuck(record.name, held)
+                self.memory.stuck(record, held)
             return
         failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
         self.registry.apply(record, failed)

@@ -22,8 +22,8 @@ from adapter.core.memory import (
     plus,
     total,
 )
-from adapter.core.model import ModelId, Package
-from adapter.core.names import exchange
+from adapter.core.model import Package, TritonName
+from adapter.core.registry import ModelRecord
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes, remember
 from adapter.core.state import IllegalTransition
 
@@ -113,7 +113,7 @@ class Account:
     CUDA context beside it, which is Triton's.
     """
 
-    model_id: ModelId
+    record: ModelRecord
     package_key: str
     estimate: Estimate
     begun: float = 0.0
@@ -137,6 +137,10 @@ class Account:
         self.basis = self.estimate.basis
 
     @property
+    def name(self) -> TritonName:
+        return self.record.name
+
+    @property
     def is_guessed(self) -> bool:
         """Whether the ledger has a guess, whose removal need not show in a reading."""
         return self.basis not in KNOWN
@@ -144,7 +148,7 @@ class Account:
 
 class Accounts:
     def __init__(self) -> None:
-        self.models: dict[ModelId, Account] = {}
+        self.models: dict[TritonName, Account] = {}
         # those of `models` that are not SETTLED: a few, whatever the number of models
         self._unsettled: dict[Account, None] = {}
         self._together: set[Account] = set()  # those that are not apart
@@ -153,50 +157,41 @@ class Accounts:
         self._requests_before = 0
         self._level = _Level()  # of what readings do not tell apart
         # when Triton was asked for each unload under way; None while requests are waited for
-        self.unloads: dict[ModelId, float | None] = {}
+        self.unloads: dict[ModelRecord, float | None] = {}
         self.ended_unloads = 0
 
     def add(self, account: Account) -> None:
-        self.models[account.model_id] = account
+        self.models[account.name] = account
         if not account.is_apart:
             self._together.add(account)
         if account.stage is not Stage.SETTLED:
             self._unsettled[account] = None
 
-    def forget(self, model_id: ModelId) -> Account | None:
+    def forget(self, name: TritonName) -> Account | None:
         """Remove the model, and return its account."""
-        self._growth.forget(model_id)
-        self._window.forget(model_id)
-        account = self.models.pop(model_id, None)
+        self._growth.forget(name)
+        self._window.forget(name)
+        account = self.models.pop(name, None)
         if account is not None:
             self._together.discard(account)
             self._unread.pop(account, None)
             self._to(account, Stage.GONE)
         return account
 
-    def exchange(self, model_id: ModelId, other: ModelId) -> None:
-        """Let two models change their ids."""
-        exchange(self.models, model_id, other)
-        exchange(self._window.loads, model_id, other)
-        exchange(self._growth.least, model_id, other)
-        for each in (model_id, other):
-            if (account := self.models.get(each)) is not None:
-                account.model_id = each
-
-    def key_of(self, model_id: ModelId) -> str:
-        account = self.models.get(model_id)
+    def key_of(self, name: TritonName) -> str:
+        account = self.models.get(name)
         return account.package_key if account else ""
 
-    def is_measured(self, model_id: ModelId) -> bool:
+    def is_measured(self, name: TritonName) -> bool:
         """Return whether what the ledger holds is final, except for growth under traffic."""
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         return account not in self._unsettled or account.reported is not None
 
-    def quiet_since(self, model_id: ModelId) -> float | None:
+    def quiet_since(self, name: TritonName) -> float | None:
         """Return since when a load holds no more memory than before (time.monotonic); None while
         it may take some, and for a model that is not being loaded.
         """
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         is_loading = account is not None and account.stage is Stage.LOADING
         return account.quiet_since if account and is_loading else None
 
@@ -236,21 +231,21 @@ class Accounts:
                 if now - since >= seconds:
                     account.still_since = since
 
-    def taken(self, model_id: ModelId) -> Bytes:
+    def taken(self, name: TritonName) -> Bytes:
         """Return the last measurement of the model."""
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         return (account.taken if account else None) or NO_BYTES
 
-    def in_processes(self, model_id: ModelId, reading: MemoryReading | None) -> int:
+    def in_processes(self, name: TritonName, reading: MemoryReading | None) -> int:
         """Return the bytes of the processes that belong to this model alone."""
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         if account is None or reading is None or not reading.of_models:
             return 0
         return sum(reading.of_models.get(name, 0) for name in account.names)
 
-    def apart(self, model_id: ModelId) -> frozenset[str]:
+    def apart(self, name: TritonName) -> frozenset[str]:
         """Return the names in Triton of a model in processes of its own; of any other none."""
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         return account.names if account is not None and account.is_apart else frozenset()
 
     @property
@@ -277,20 +272,20 @@ class Accounts:
 
         `known`: its estimate was learned from this very package.
         """
-        model_id = account.model_id
+        name = account.name
         self._to(account, Stage.LOADED)
         needs, measured = account.estimate.needs, None
         if account.reported is not None:
             needs, known = account.reported, True
-            measured = self.measured(model_id, needs)
+            measured = self.measured(name, needs)
         elif reading is None:
             self._unread[account] = None
         elif (measured := self._told_apart(account, reading)) is not None:
             return measured
         if account.is_passed:
-            self._window.loaded_beside(model_id, needs)
+            self._window.loaded_beside(name, needs)
         else:
-            self._window.loaded(model_id, account.package_key, needs, known=known)
+            self._window.loaded(name, account.package_key, needs, known=known)
         return measured
 
     def load_ended(self, account: Account, reading: MemoryReading | None) -> None:
@@ -300,19 +295,19 @@ class Accounts:
         is_due = reading is not None and not account.is_apart
         self._to(account, Stage.DUE if is_due else Stage.SETTLED)
 
-    def released(self, model_id: ModelId, held: Bytes) -> None:
+    def released(self, name: TritonName, held: Bytes) -> None:
         """Note an unload. That of a model in processes of its own frees no shared memory."""
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         if account is None or not account.is_apart:
-            self._window.released(model_id, held)
+            self._window.released(name, held)
 
-    def undone(self, model_id: ModelId, held: Bytes) -> None:
+    def undone(self, name: TritonName, held: Bytes) -> None:
         """Note that a failed load is undone. What one that Triton had loaded took before the window
         is free now; what any other took nobody knows.
         """
-        account = self.models.get(model_id)
+        account = self.models.get(name)
         if account is not None and account.stage is not Stage.LOADING:
-            self.released(model_id, held)
+            self.released(name, held)
         self._window.disturbed()
 
     def close(self, reading: MemoryReading | None, requests: int) -> list[Measured]:
@@ -330,16 +325,16 @@ class Accounts:
             is_new = account.still_since is not None and not account.is_passed
             if is_new and not _is_apart(account, reading):
                 # what it took before it stood still is in the window
-                self._window.loaded_beside(account.model_id, account.estimate.needs)
+                self._window.loaded_beside(account.name, account.estimate.needs)
             account.is_passed = True
         found = self._read_late(reading)
         for part in self._window.close(reading and reading.shared):
-            if self.models[part.model_id].reported is not None:
+            if self.models[part.name].reported is not None:
                 found.append(part)
                 continue
-            own = self.in_processes(part.model_id, reading)
+            own = self.in_processes(part.name, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
-            found.append(self.measured(part.model_id, taken, exact=part.exact))
+            found.append(self.measured(part.name, taken, exact=part.exact))
         self._growth.begin(reading)
         return found
 
@@ -354,7 +349,7 @@ class Accounts:
         self,
         reading: MemoryReading | None,
         settled: MemoryReading | None,
-        active: Collection[ModelId],
+        active: Collection[TritonName],
         baseline: Bytes,
     ) -> list[Measured]:
         """Return the models that have grown under traffic, and those that are read late.
@@ -364,16 +359,16 @@ class Accounts:
         outside the models' processes is attributed to none: Triton needs it for large requests.
         """
         found = self._read_late(reading)
-        for model_id, account in self.models.items():
-            own = self.in_processes(model_id, reading) if account.is_apart else 0
+        for name, account in self.models.items():
+            own = self.in_processes(name, reading) if account.is_apart else 0
             if own:
                 account.taken = {HOST: own}
-                found += self._grown(model_id, account, account.taken)
+                found += self._grown(name, account, account.taken)
         if settled is None or settled.of_models is None:
             grown = self._growth.tick(settled, active, baseline)
             if grown is not None:
-                model_id, taken = grown
-                found += self._grown(model_id, self.models[model_id], taken)
+                name, taken = grown
+                found += self._grown(name, self.models[name], taken)
         return found
 
     def _read_late(self, reading: MemoryReading | None) -> list[Measured]:
@@ -383,7 +378,7 @@ class Accounts:
         unread, self._unread = self._unread, {}
         found = [each for account in unread if (each := self._told_apart(account, reading))]
         for each in found:
-            self._window.forget(each.model_id)
+            self._window.forget(each.name)
         return found
 
     def _told_apart(self, account: Account, reading: MemoryReading) -> Measured | None:
@@ -392,8 +387,8 @@ class Accounts:
             return None
         account.is_apart = True
         self._together.discard(account)
-        own = self.in_processes(account.model_id, reading)
-        return self.measured(account.model_id, {HOST: own})
+        own = self.in_processes(account.name, reading)
+        return self.measured(account.name, {HOST: own})
 
     def _settle(self) -> None:
         for account in [*self._unsettled]:
@@ -407,21 +402,21 @@ class Accounts:
         if stage in {Stage.SETTLED, Stage.GONE}:
             self._unsettled.pop(account, None)
 
-    def _grown(self, model_id: ModelId, account: Account, taken: Bytes) -> list[Measured]:
+    def _grown(self, name: TritonName, account: Account, taken: Bytes) -> list[Measured]:
         if total(minus(taken, account.most or NO_BYTES)) < _NOISE_BYTES:
             return []
-        return [self.measured(model_id, taken)]
+        return [self.measured(name, taken)]
 
-    def measured(self, model_id: ModelId, taken: Bytes, *, exact: bool = True) -> Measured:
+    def measured(self, name: TritonName, taken: Bytes, *, exact: bool = True) -> Measured:
         """Note what the model takes; `exact`: by itself."""
-        account = self.models[model_id]
+        account = self.models[name]
         if exact:
             most = account.most or NO_BYTES
             account.taken = taken
             account.most = most_of(most, taken)
             if not account.is_apart:
-                self._growth.measured(model_id, taken)
-        return Measured(model_id, account.package_key, taken, exact)
+                self._growth.measured(name, taken)
+        return Measured(name, account.package_key, taken, exact)
 
 
 def _is_apart(account: Account, reading: MemoryReading | None) -> bool:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
-from adapter.core.model import ModelId
-from adapter.core.names import exchange
+from adapter.core.model import TritonName
 from adapter.errors import MemoryFigures
 
 # Stands for all memory there is when nobody reads any and only a limit was set.
@@ -131,7 +130,7 @@ class Ledger:
         self._client_limits = client_limits
         self._headroom = headroom
         self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
-        self._models: dict[ModelId, _Entry] = {}  # and stuck loads, whose ids are free again
+        self._models: dict[TritonName, _Entry] = {}  # and stuck loads
         # kept up to date: a look costs the same for 10 and 10,000
         self._reserved, self._held = _Sum(), _Sum()
 
@@ -195,36 +194,32 @@ class Ledger:
             unaccounted = max(0, others - fresh)
             self._empty[device] = replace(book, fresh_bytes=fresh, unaccounted_bytes=unaccounted)
 
-    def reserve(self, model_id: ModelId, needs: Bytes) -> None:
+    def reserve(self, name: TritonName, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""
-        if model_id in self._models:
-            raise ValueError(f"{model_id!r} is in the ledger already")
+        if name in self._models:
+            raise ValueError(f"{name!r} is in the ledger already")
         if any(count < 0 for count in needs.values()):
             raise ValueError(f"{dict(needs)} cannot be reserved: bytes are not negative")
-        self._put(model_id, _Entry(self._reserved, dict(needs)))
+        self._put(name, _Entry(self._reserved, dict(needs)))
 
-    def settle(self, model_id: ModelId, measured: Bytes | None) -> Bytes:
+    def settle(self, name: TritonName, measured: Bytes | None) -> Bytes:
         """The load is done: hold what was measured, or the estimate when nothing could be."""
-        known = self._models.get(model_id)
+        known = self._models.get(name)
         if known is None or known.sum is not self._reserved:
-            raise KeyError(f"nothing is reserved for {model_id!r}")
-        self.hold(model_id, known.amounts if measured is None else measured)
-        return self.of(model_id)
+            raise KeyError(f"nothing is reserved for {name!r}")
+        self.hold(name, known.amounts if measured is None else measured)
+        return self.of(name)
 
-    def hold(self, model_id: ModelId, held: Bytes) -> None:
+    def hold(self, name: TritonName, held: Bytes) -> None:
         """What the model takes became known otherwise than by settling its load."""
-        self._put(model_id, _Entry(self._held, at_least_zero(held)))
+        self._put(name, _Entry(self._held, at_least_zero(held)))
 
-    def release(self, model_id: ModelId) -> None:
+    def release(self, name: TritonName) -> None:
         """The bytes are free again. Harmless when there are none: undoing may come twice."""
-        self._put(model_id, None)
+        self._put(name, None)
 
-    def exchange(self, model_id: ModelId, other: ModelId) -> None:
-        """Let two models change their ids."""
-        exchange(self._models, model_id, other)
-
-    def of(self, model_id: ModelId) -> Bytes:
-        entry = self._models.get(model_id)
+    def of(self, name: TritonName) -> Bytes:
+        entry = self._models.get(name)
         return entry.amounts if entry else {}
 
     def snapshot(self) -> LedgerSnapshot:
@@ -248,13 +243,13 @@ class Ledger:
             client = None if index is None else self._client_limits.get(index)
         self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index, client)
 
-    def _put(self, model_id: ModelId, entry: "_Entry | None") -> None:
+    def _put(self, name: TritonName, entry: "_Entry | None") -> None:
         """Enter in place of what there was of the model; None: it has nothing any more."""
-        if (old := self._models.pop(model_id, None)) is not None:
+        if (old := self._models.pop(name, None)) is not None:
             old.sum.models -= 1
             old.sum.on.subtract(old.amounts)
         if entry is not None:
-            self._models[model_id] = entry
+            self._models[name] = entry
             entry.sum.models += 1
             entry.sum.on.update(entry.amounts)
 

@@ -13,6 +13,7 @@ from adapter.core.admission import SEE_REFUSED, MeshBooks
 from adapter.core.ledger import Ledger, LedgerSnapshot
 from adapter.core.memory import HOST, Bytes, Device, Gpu, MemoryReading, total
 from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate, Sizes, format_size, remember
 from adapter.errors import CapacityError, InsufficientMemory, MemoryFigures, ModelTooLarge
 
@@ -224,37 +225,37 @@ class Limits:
         found = 0
         for load in self._accounts.loads:
             if load.stage is Stage.LOADING:
-                own = self._accounts.in_processes(load.model_id, reading)
-                found += min(own, self._ledger.of(load.model_id).get(HOST, 0))
+                own = self._accounts.in_processes(load.name, reading)
+                found += min(own, self._ledger.of(load.name).get(HOST, 0))
         return reading.less({HOST: found}) if found else reading
 
     # -- during and after it ----------------------------------------------------------------
 
     def overrun(
-        self, model_id: ModelId, reading: MemoryReading | None, now: float
+        self, record: ModelRecord, reading: MemoryReading | None, now: float
     ) -> CapacityError | ModelTooLarge | None:
         """Return a refusal if the load's own processes exceed the limit of host memory by more than
         the headroom. The size that they have by now is learned.
         """
-        own = {HOST: self._accounts.in_processes(model_id, reading)}
-        found = self._refusal(model_id, own, reading, now, is_over=False)
+        own = {HOST: self._accounts.in_processes(record.name, reading)}
+        found = self._refusal(record, own, reading, now, is_over=False)
         if found is not None:
-            self._sizes.learn(self._accounts.key_of(model_id), own, exact=True)
+            self._sizes.learn(self._accounts.key_of(record.name), own, exact=True)
         return found
 
     def excess(
-        self, model_id: ModelId, reading: MemoryReading | None, now: float
+        self, record: ModelRecord, reading: MemoryReading | None, now: float
     ) -> CapacityError | ModelTooLarge | None:
         """Return a refusal if what the load took has passed a limit."""
-        taken = self._accounts.taken(model_id)
-        found = self._refusal(model_id, taken, reading, now, is_over=True)
+        taken = self._accounts.taken(record.name)
+        found = self._refusal(record, taken, reading, now, is_over=True)
         if found is None:
-            self.oversize.fits(self._accounts.key_of(model_id))
+            self.oversize.fits(self._accounts.key_of(record.name))
         return found
 
     def _refusal(
         self,
-        model_id: ModelId,
+        record: ModelRecord,
         taken: Bytes,
         reading: MemoryReading | None,
         now: float,
@@ -263,16 +264,16 @@ class Limits:
     ) -> CapacityError | ModelTooLarge | None:
         if reading is None:
             return None
-        book, account = self._ledger.snapshot(), self._accounts.models.get(model_id)
+        book, account = self._ledger.snapshot(), self._accounts.models.get(record.name)
         is_planned = account is not None and account.is_planned
-        if is_planned and self._mesh.evicts_for(model_id, total(taken)):
+        if is_planned and self._mesh.evicts_for(record.id, total(taken)):
             book = _of_devices(book, reading)
         device = exceeded(book, reading, taken, with_headroom=not is_over)
         if device is None:
             return None
         if book.models <= 1:  # the one that is being loaded
-            self.oversize.measured(self._accounts.key_of(model_id), taken, book, now)
-        return refusal(model_id, device, taken, book, reading, is_over=is_over)
+            self.oversize.measured(self._accounts.key_of(record.name), taken, book, now)
+        return refusal(record.id, device, taken, book, reading, is_over=is_over)
 
 
 def _of_devices(book: LedgerSnapshot, reading: MemoryReading) -> LedgerSnapshot:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
-from adapter.core.model import ModelId
+from adapter.core.model import TritonName
 
 # Bytes of one model by CUDA's number of the GPU.
 GpuBytes = Mapping[int, int]
@@ -23,7 +23,7 @@ class Measured:
     took.
     """
 
-    model_id: ModelId
+    name: TritonName
     package_key: str
     bytes: Bytes
     exact: bool
@@ -45,8 +45,8 @@ class Window:
 
     def __init__(self) -> None:
         self._opening: MemoryReading | None = None
-        self.loads: dict[ModelId, _Load] = {}
-        self._beside: dict[ModelId, _Load] = {}
+        self.loads: dict[TritonName, _Load] = {}
+        self._beside: dict[TritonName, _Load] = {}
         self._released: Bytes = NO_BYTES
         self._is_disturbed = False
 
@@ -56,28 +56,28 @@ class Window:
         self._released = NO_BYTES
         self._is_disturbed = False
 
-    def loaded(self, model_id: ModelId, package_key: str, expected: Bytes, *, known: bool) -> None:
+    def loaded(self, name: TritonName, package_key: str, expected: Bytes, *, known: bool) -> None:
         """A load ended well. `known` when `expected` was learned, and exact."""
-        self.loads[model_id] = _Load(package_key, expected, known)
+        self.loads[name] = _Load(package_key, expected, known)
 
-    def loaded_beside(self, model_id: ModelId, expected: Bytes) -> None:
+    def loaded_beside(self, name: TritonName, expected: Bytes) -> None:
         """Note a load that had begun before the window: an unknown part of what it took is in it,
         which is no other's.
         """
-        self._beside[model_id] = _Load("", expected, known=False)
+        self._beside[name] = _Load("", expected, known=False)
         self.disturbed()
 
-    def released(self, model_id: ModelId, held: Bytes) -> None:
+    def released(self, name: TritonName, held: Bytes) -> None:
         """A model left. One that had been loaded in the window gives back only what it took in
         it, any other what it took before.
         """
-        if self.loads.pop(model_id, None) is None:
+        if self.loads.pop(name, None) is None:
             self._released = plus(self._released, held)
         self.disturbed()
 
-    def forget(self, model_id: ModelId) -> None:
+    def forget(self, name: TritonName) -> None:
         """Its load was undone after all."""
-        self.loads.pop(model_id, None)
+        self.loads.pop(name, None)
 
     def disturbed(self) -> None:
         """Something came or went that nobody can put a figure to: no load was alone."""
@@ -94,14 +94,14 @@ class Window:
         # what has left may have had less than the ledger says, as a model that has died
         taken = {device: min(count, reading.used[device]) for device, count in taken.items()}
         if len(loads) == 1 and not self._is_disturbed:
-            [(model_id, load)] = loads.items()
-            return [Measured(model_id, load.package_key, at_least_zero(taken), exact=True)]
+            [(name, load)] = loads.items()
+            return [Measured(name, load.package_key, at_least_zero(taken), exact=True)]
         for load in loads.values():
             if load.known:
                 taken = minus(taken, _only(opening.devices, load.expected))
-        unknown = {model_id: load for model_id, load in loads.items() if not load.known}
+        unknown = {name: load for name, load in loads.items() if not load.known}
         shares = _shared(at_least_zero(taken), unknown | self._beside)
-        return [share for share in shares if share.model_id not in self._beside]
+        return [share for share in shares if share.name not in self._beside]
 
 
 class Growth:
@@ -115,13 +115,13 @@ class Growth:
 
     def __init__(self) -> None:
         self._before: MemoryReading | None = None
-        self.least: dict[ModelId, Bytes] = {}
+        self.least: dict[TritonName, Bytes] = {}
 
-    def measured(self, model_id: ModelId, taken: Bytes) -> None:
-        self.least[model_id] = at_least_zero(taken)
+    def measured(self, name: TritonName, taken: Bytes) -> None:
+        self.least[name] = at_least_zero(taken)
 
-    def forget(self, model_id: ModelId) -> None:
-        self.least.pop(model_id, None)
+    def forget(self, name: TritonName) -> None:
+        self.least.pop(name, None)
 
     def begin(self, reading: MemoryReading | None) -> None:
         """No operation is under way any more: what changes from here is traffic alone."""
@@ -136,8 +136,8 @@ class Growth:
             self._lower(minus(before.used, reading.used))
 
     def tick(
-        self, reading: MemoryReading | None, active: Collection[ModelId], baseline: Bytes
-    ) -> tuple[ModelId, Bytes] | None:
+        self, reading: MemoryReading | None, active: Collection[TritonName], baseline: Bytes
+    ) -> tuple[TritonName, Bytes] | None:
         """Return what the only model in `active`, those with requests since the last tick, takes at
         least, if it has grown. `baseline` is what no model takes.
         """
@@ -148,9 +148,9 @@ class Growth:
         self._lower({device: -count for device, count in change.items()})
         grown = at_least_zero(change)
         found = None
-        if len(active) == 1 and (model_id := next(iter(active))) in self.least:
-            self.least[model_id] = plus(self.least[model_id], grown)
-            found = model_id if any(grown.values()) else None
+        if len(active) == 1 and (name := next(iter(active))) in self.least:
+            self.least[name] = plus(self.least[name], grown)
+            found = name if any(grown.values()) else None
         in_all = at_least_zero(minus(reading.used, baseline))
         self._lower(minus(_sum(self.least.values()), in_all))
         return None if found is None else (found, self.least[found])
@@ -192,20 +192,20 @@ def differs(reported: Bytes, seen: Bytes) -> bool:
     return False
 
 
-def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:
+def _shared(taken: Bytes, loads: Mapping[TritonName, _Load]) -> list[Measured]:
     """Share out `taken` to the last byte, in proportion to what was expected on each device."""
     # sorted, so that rounding does not depend on which load ended first
     ids = sorted(loads)
-    expected = [loads[model_id].expected for model_id in ids]
+    expected = [loads[name].expected for name in ids]
     shares = {device: _split(count, _weights(device, expected)) for device, count in taken.items()}
     return [
         Measured(
-            model_id,
-            loads[model_id].package_key,
+            name,
+            loads[name].package_key,
             {device: parts[place] for device, parts in shares.items()},
             exact=False,
         )
-        for place, model_id in enumerate(ids)
+        for place, name in enumerate(ids)
     ]
 
 

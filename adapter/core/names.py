@@ -12,11 +12,8 @@ as it is; every other id gets a private name made of safe characters alone:
 
 import hashlib
 import re
-from typing import TypeVar
 
 from adapter.core.model import ModelId, TritonName
-
-T = TypeVar("T")
 
 PRIVATE_PREFIX = "ta."
 _ESCAPED = "ta.u."
@@ -50,9 +47,3 @@ def triton_name(model_id: ModelId) -> TritonName:
 def replacement_name(model_id: ModelId, number: int) -> TritonName:
     """Return another name, one for each number, while Triton is stuck with the first."""
     return TritonName(f"{_REPLACED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")
-
-
-def exchange(known: dict[ModelId, T], model_id: ModelId, other: ModelId) -> None:
-    """Let two models change their ids in what is known of models, of none, one or both of them."""
-    found = {model_id: known.pop(other, None), other: known.pop(model_id, None)}
-    known |= {each: value for each, value in found.items() if value is not None}

@@ -208,7 +208,7 @@ class Resident:
     def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
         return {
             "name": record.asked_for,
-            "bytes": total(self._ledger.of(record.id)),
+            "bytes": total(self._ledger.of(record.name)),
             "idle_seconds": 0.0 if record.in_flight else round(now - record.used_at, 3),
             "in_flight": record.in_flight,
         }

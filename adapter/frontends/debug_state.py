@@ -105,7 +105,7 @@ class DebugState:
         look, now, ledger = _Look(), clock.monotonic(), self._memory.ledger
         order = _ORDERS[query.order] if query.order else _as_it_comes
         for at, record in enumerate(self._registry.records(), 1):
-            held = ledger.of(record.id)
+            held = ledger.of(record.name)
             for device, count in held.items():
                 holder = (count, record.id, record.state.value)
                 look.held.setdefault(device, []).append(holder)
@@ -166,7 +166,7 @@ class DebugState:
     def _model(self, record: ModelRecord) -> dict[str, Any]:
         memory, now = self._memory, clock.monotonic()
         learned = memory.sizes.learned(record.package_key)
-        is_measured = learned is not None and memory.accounts.is_measured(record.id)
+        is_measured = learned is not None and memory.accounts.is_measured(record.name)
         basis = "measured" if is_measured else record.basis and record.basis.value
         is_idle = record.state is ModelState.READY and record.in_flight == 0
         return {
@@ -183,7 +183,7 @@ class DebugState:
             "served": record.served,
             "latency_seconds": _latencies(record),
             "idle_seconds": round(now - record.used_at, 3) if is_idle else None,
-            "bytes": memory.ledger.of(record.id),
+            "bytes": memory.ledger.of(record.name),
             "gpu": record.gpu,
             "basis": basis,
             "is_measured": is_measured,

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import Bytes, MemoryReading
-from adapter.core.model import ModelId
+from adapter.core.model import TritonName
 from adapter.core.registry import Registry
 from adapter.core.state import ModelState
 from adapter.runtime import clock
@@ -188,7 +188,7 @@ class ModelCollector(_Scraped):
     def __init__(
         self,
         registry: Registry,
-        bytes_of: Callable[[ModelId], Bytes],  # what the ledger has reserved or held for a model
+        bytes_of: Callable[[TritonName], Bytes],  # what a model has reserved or held
         most: int = MOST_MODELS,
         clock: Callable[[], float] = clock.now,
     ) -> None:
@@ -217,7 +217,7 @@ class ModelCollector(_Scraped):
             [
                 ((record.id, device, record.state.value), taken)
                 for record in records
-                for device, taken in self._bytes_of(record.id).items()
+                for device, taken in self._bytes_of(record.name).items()
             ],
         )
         yield _family(

@@ -17,6 +17,7 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, NO_BYTES, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.oom import Classifier
+from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Basis, Estimate
 from tests.control.admin import admin_of, adopt
 from tests.fakes.house import House
@@ -152,7 +153,7 @@ async def test_a_load_and_an_unload_look_at_no_other_model():
             name = ModelId(f"m{number}")
             record = house.control.registry.adopt(name, TritonName(name), ModelSource(f"/{name}"))
             house.control.registry.place(record, Placement((record.name,)))
-            house.control.memory.accounts.add(_apart(name))
+            house.control.memory.accounts.add(_apart(record))
         await _come_and_go(house)  # what is made once
         with _counted_calls() as calls:
             await _come_and_go(house)
@@ -164,9 +165,9 @@ async def test_a_load_and_an_unload_look_at_no_other_model():
     assert abs(many - few) < 10  # a sorted list is searched
 
 
-def _apart(model_id: ModelId) -> Account:
+def _apart(record: ModelRecord) -> Account:
     learned = Estimate(NO_BYTES, Basis.LEARNED)
-    return Account(model_id, "key", learned, stage=Stage.SETTLED, is_apart=True)
+    return Account(record, "key", learned, stage=Stage.SETTLED, is_apart=True)
 
 
 async def _come_and_go(house: House) -> None:

@@ -157,7 +157,8 @@ class House:
         return record.state if record else None
 
     def held(self, name: str) -> int:
-        return total(self.control.memory.ledger.of(ModelId(name)))
+        record = self.control.registry.get(ModelId(name))
+        return total(self.control.memory.ledger.of(record.name if record else TritonName(name)))
 
     def check(self, *names: str) -> None:
         """These models are up, by every book; and nothing else is anywhere."""

@@ -40,7 +40,7 @@ class Growth:
         # both processes were measured where an unload went on beside the next load of the model
         if world.oracle.since(0.0, "unload", model_id=held.spec.model_id):
             return
-        booked, real = total(control.memory.ledger.of(record.id)), world.bytes_of(held)
+        booked, real = total(control.memory.ledger.of(record.name)), world.bytes_of(held)
         if booked < real * 0.9 - SLACK_BYTES:
             said = f"{record.id} has {booked // MIB} MiB for 6 s, and takes {real // MIB}"
             raise Violated("3 growth", said)

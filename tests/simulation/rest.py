@@ -134,9 +134,9 @@ class Rest:
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
-            if was_unloading or not control.memory.accounts.is_measured(record.id):
+            if was_unloading or not control.memory.accounts.is_measured(record.name):
                 continue
-            booked = total(control.memory.ledger.of(record.id))
+            booked = total(control.memory.ledger.of(record.name))
             real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
             most = held.spec.package.takes + held.spec.grows
             if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:

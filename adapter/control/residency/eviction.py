@@ -231,7 +231,7 @@ class Eviction:
     ) -> Candidate:
         is_served = record.state is ModelState.READY  # one that has died serves nobody
         return Candidate(
-            *(record.id, record.used_at, self._unloads.memory.ledger.of(record.id)),
+            *(record.id, record.used_at, self._unloads.memory.ledger.of(record.name)),
             is_of_others=is_of_others(files.used, callers, now),
             is_spared=is_served and (is_renewed or now - record.state_since < self._min_seconds),
             calls=max(1, record.served) if is_served else 0,

@@ -153,7 +153,7 @@ class Updater:
     async def _beside(self, record: ModelRecord, files: StoreFiles) -> bool:
         """Load the new version beside the old one if that may be; return whether it was loaded."""
         model_id, newer = record.id, files.newer
-        if newer is None or not record.can_be_doubled or not self._may_fit(model_id):
+        if newer is None or not record.can_be_doubled or not self._may_fit(record):
             return False
         if self._eviction.is_pinned(model_id):
             return False  # others may know it by its name in Triton
@@ -193,13 +193,13 @@ class Updater:
             for artifact in later.taken():
                 self._artifacts.release(artifact)
 
-    def _may_fit(self, model_id: ModelId) -> bool:
+    def _may_fit(self, record: ModelRecord) -> bool:
         """Return whether a model of the same size fits into what is free; one that was put on a GPU
         may go to another.
         """
-        memory, record = self._control.memory, self._control.registry.get(model_id)
-        free, held = memory.ledger.snapshot().free(memory.readings.last), memory.ledger.of(model_id)
-        if record is not None and record.gpu is not None:
+        ledger, last = self._control.memory.ledger, self._control.memory.readings.last
+        free, held = ledger.snapshot().free(last), ledger.of(record.name)
+        if record.gpu is not None:
             return total(held) <= max(free.values(), default=0)
         return all(count <= free.get(device, count) for device, count in held.items())
 

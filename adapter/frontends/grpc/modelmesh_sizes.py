@@ -182,16 +182,20 @@ class MeshSizes:
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
-        return self._reported(model_id) if self._memory.accounts.is_measured(model_id) else 0
+        return self._reported(model_id) if self._is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
-                while not self._memory.accounts.is_measured(model_id):  # noqa: ASYNC110
+                while not self._is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_SCAN_SECONDS)
         return self._reported(model_id)
+
+    def _is_measured(self, model_id: ModelId) -> bool:
+        record = self._registry.get(model_id)
+        return record is None or self._memory.accounts.is_measured(record.name)
 
     def _reported(self, model_id: ModelId) -> int:
         size = self._size(model_id)
@@ -202,7 +206,7 @@ class MeshSizes:
         record = self._registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
-        held = total(self._memory.ledger.of(model_id))
+        held = total(self._memory.ledger.of(record.name))
         if held and self._learned.learned(record.package_key) is not None:
             return held
         return max(held, self._guess(record.declared_bytes, record.disk_bytes))

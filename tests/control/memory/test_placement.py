@@ -35,7 +35,7 @@ def gpu_of(house: House, name: str) -> int | None:
 
 
 def held_on(house: House, name: str) -> dict[str, int]:
-    held = house.control.memory.ledger.of(ModelId(name))
+    held = house.control.memory.ledger.of(TritonName(name))
     return {device: count // MIB for device, count in held.items()}
 
 

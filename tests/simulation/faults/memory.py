@@ -25,8 +25,8 @@ MEMORY = [
         "a text of a caller is believed again once the model is loaded anew: a 507 too many",
         Memory,
         "adopt",
-        "Account(model_id, package_key, known",
-        'Account(model_id, "", known',
+        "Account(record, record.package_key, known",
+        'Account(record, "", known',
     ),
     Fault(
         "only the GPU with least free is tried",
@@ -73,7 +73,7 @@ MEMORY = [
         "507 while a failed load is unloaded, and the platform unloads one more",
         Memory,
         "undoing",
-        "self._undone.add(model_id)",
+        "self._undone.add(record)",
         "pass",
     ),
     Fault(
@@ -97,7 +97,7 @@ MEMORY = [
         "a load beside it seems as much smaller, and too much is let in beside its model",
         Accounts,
         "undone",
-        "self.released(model_id, held)",
+        "self.released(name, held)",
         "pass",
     ),
     Fault(
@@ -113,7 +113,7 @@ MEMORY = [
         "a load that took its memory late makes another seem as large as both",
         Accounts,
         "loaded",
-        "self._window.loaded_beside(model_id, needs)",
+        "self._window.loaded_beside(name, needs)",
         "self._window.disturbed()",
     ),
     Fault(
@@ -121,7 +121,7 @@ MEMORY = [
         "a model whose size was known seems as large as another that was warming up beside it",
         Accounts,
         "close",
-        "self._window.loaded_beside(account.model_id, account.estimate.needs)",
+        "self._window.loaded_beside(account.name, account.estimate.needs)",
         "self._window.disturbed()",
     ),
     Fault(
@@ -145,7 +145,7 @@ MEMORY = [
         "after a restart of the adapter all memory seems free",
         Memory,
         "adopt",
-        "self.ledger.hold(model_id, held)",
+        "self.ledger.hold(record.name, held)",
         "pass",
     ),
     Fault(
@@ -153,7 +153,7 @@ MEMORY = [
         "each load counts twice",
         Ledger,
         "settle",
-        "self.hold(model_id, known.amounts if measured is None else measured)",
+        "self.hold(name, known.amounts if measured is None else measured)",
         "pass",
     ),
     Fault(
@@ -177,7 +177,7 @@ MEMORY = [
         "a load that hung once keeps its reservation for good",
         Memory,
         "freed",
-        "self.ledger.release(_of_stuck(name))",
+        "self.ledger.release(record.name)",
         "pass",
     ),
 ]

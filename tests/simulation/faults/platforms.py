@@ -38,7 +38,7 @@ PLATFORMS = [
         "ModelMesh counts a guess for as long as the model is loaded",
         MeshSizes,
         "after_load",
-        "return self._reported(model_id) if self._memory.accounts.is_measured(model_id) else 0",
+        "return self._reported(model_id) if self._is_measured(model_id) else 0",
         "return self.default_bytes",
     ),
     Fault(

@@ -127,7 +127,7 @@ RESTARTS = [
         "after an end of Triton memory seems full",
         Reconciler,
         "_lose",
-        "self._memory.unloaded(record.id)",
+        "self._memory.unloaded(record)",
         "pass",
     ),
 ]

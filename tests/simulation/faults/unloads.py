@@ -62,8 +62,8 @@ UNLOADS = [
         "what was freed is never given to anybody",
         Unloads,
         "unload",
-        "held = self.memory.unloaded(model_id)",
-        "held = self.memory.ledger.of(model_id)",
+        "held = self.memory.unloaded(record)",
+        "held = self.memory.ledger.of(record.name)",
     ),
     Fault(
         "an unload leaves the folders",

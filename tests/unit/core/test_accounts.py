@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from adapter.core.accounts import Account, Accounts, MemorySplit, Stage
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, DeviceReading, MemoryReading, total
-from adapter.core.model import ModelId
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Basis, Estimate, Sizes
 from adapter.core.state import IllegalTransition
 
@@ -34,7 +35,8 @@ STEPS = st.lists(
 
 
 def account(model_id: ModelId) -> Account:
-    return Account(model_id, model_id, Estimate({}, Basis.DEFAULT))
+    record = ModelRecord(model_id, TritonName(model_id), ModelSource(""))
+    return Account(record, model_id, Estimate({}, Basis.DEFAULT))
 
 
 @dataclass
@@ -246,7 +248,7 @@ def test_a_load_that_was_undone_is_not_measured_later():
         world.accounts.loaded(world.accounts.models[model_id], world.read(), known=False)
     world.accounts.undone(ModelId("gone"), {})
     world.accounts.forget(A)
-    assert [each.model_id for each in world.accounts.close(world.read(), 0)] == [B]
+    assert [each.name for each in world.accounts.close(world.read(), 0)] == [B]
 
 
 def test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_rest():
@@ -254,7 +256,7 @@ def test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_re
     world = World(is_apart=True)
     world.accounts.open(world.read(), 0)
     for each in (account(A), account(B)):
-        each.names = frozenset({each.model_id})
+        each.names = frozenset({each.name})
         each.estimate = Estimate({HOST: 80 * MIB}, Basis.DECLARED)
         world.accounts.add(each)
     still, loaded = world.accounts.models.values()
@@ -262,7 +264,7 @@ def test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_re
     world.parsing = 80 * MIB  # what B takes of Triton's own process
     world.accounts.loaded(loaded, world.read(), known=False)
     [found] = world.accounts.close(world.read(), 0)
-    assert (found.model_id, found.bytes) == (B, {HOST: 80 * MIB})
+    assert (found.name, found.bytes) == (B, {HOST: 80 * MIB})
 
 
 def test_a_load_that_is_not_measured_at_its_end_is_due_until_the_next_quiet_moment():
@@ -271,7 +273,7 @@ def test_a_load_that_is_not_measured_at_its_end_is_due_until_the_next_quiet_mome
     first, second = account(A), account(B)
     for each in (first, second):
         world.accounts.add(each)
-        world.holds[each.model_id] = 50 * MIB
+        world.holds[each.name] = 50 * MIB
     world.accounts.loaded(first, world.read(), known=False)
     assert (first.stage, second.stage) == (Stage.LOADED, Stage.LOADING)
     world.accounts.load_ended(first, world.read())
@@ -340,25 +342,13 @@ def test_all_are_apart_once_those_that_are_not_have_gone():
     assert world.accounts.are_apart
 
 
-def test_what_models_take_goes_with_them_when_they_change_their_ids():
-    world = World(is_apart=False)
-    world.load(A, 20 * MIB, {})
-    world.load(B, 50 * MIB, {})
-    world.look()
-    world.accounts.exchange(A, B)
-    world.change(A, 100 * MIB)
-    world.active = {B}  # the package of A goes by this id now
-    world.look()
-    assert (world.learned(A), world.learned(B)) == (120 * MIB, 50 * MIB)
-
-
 def quiet_after(script, *, unloads=False) -> list[float | None]:
     """Watch the loads of A and B, in processes of their own, by a reading each second: those of A
     and of all the others hold what the script says. Return since when A was quiet.
     """
     accounts, load = Accounts(), account(A)
     for each in (load, account(B)):
-        each.names = frozenset({each.model_id})
+        each.names = frozenset({each.name})
         each.begun = 100.0
         accounts.add(each)
     quiet = []

@@ -291,15 +291,6 @@ def test_all_fits_exactly_when_the_tightest_device_has_room(books, needs, readin
     assert (needs.get(tightest, 0) <= free[tightest]) == fits
 
 
-def test_what_models_hold_goes_with_them_when_they_change_their_ids():
-    ledger = opened()
-    ledger.hold(A, {ONE: 300})
-    ledger.hold(B, {ONE: 100})
-    ledger.exchange(A, B)
-    assert (ledger.of(A), ledger.of(B)) == ({ONE: 100}, {ONE: 300})
-    assert ledger.snapshot().held_bytes == 400
-
-
 # -- what nothing accounts for ------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ def load(window: Window, model_id: ModelId, expected: int = 0, *, known: bool = 
 
 def shares(measured: list[Measured]) -> dict[ModelId, int]:
     assert not any(each.exact for each in measured)
-    return {each.model_id: each.bytes[ONE] for each in measured}
+    return {each.name: each.bytes[ONE] for each in measured}
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -96,7 +96,7 @@ def test_a_load_of_unknown_size_alone_takes_what_a_device_has_lost_that_no_other
     window = opened()
     window.loaded(A, "a", {TWO: 7}, known=False)
     load(window, B)
-    measured = {each.model_id: each.bytes for each in window.close(seen(1400, 500))}
+    measured = {each.name: each.bytes for each in window.close(seen(1400, 500))}
     assert measured == {A: {ONE: 0, TWO: 250}, B: {ONE: 400, TWO: 250}}
 
 
@@ -263,7 +263,7 @@ def test_no_more_is_attributed_than_went_and_all_of_it_when_there_are_unknown_lo
     is_exact = len(loads) == 1 and not disturbed and all(len(s) == 1 for s in histories.values())
     is_exact = is_exact and not gone
     reported = {m for m, (_, _, known) in loads.items() if is_exact or not known}
-    assert [each.model_id for each in measured] == sorted(reported)
+    assert [each.name for each in measured] == sorted(reported)
     assert all(each.exact == is_exact for each in measured)
     for device in (ONE, TWO):
         adjusted = delta[device] + sum(held.get(device, 0) for held in gone)

@@ -6,7 +6,8 @@ from adapter.core.accounts import Account, Reports
 from adapter.core.ledger import UNSEEN, DeviceBook, Ledger
 from adapter.core.measuring import GpuBytes, differs, on_devices
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
-from adapter.core.model import ModelId, Package
+from adapter.core.model import ModelId, ModelSource, Package, TritonName
+from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Basis, Estimate, Sizes
 
 MIB, GIB = 2**20, 2**30
@@ -65,7 +66,9 @@ def package(*backends: str) -> Package:
 
 def loaded(reports: Reports, key: str, *usage: GpuBytes, backends: str = "onnxruntime") -> Account:
     """The account of a model that was loaded with what Triton reports of it."""
-    account = Account(M, key, Estimate({}, Basis.DEFAULT))
+    account = Account(
+        ModelRecord(M, TritonName("m"), ModelSource("")), key, Estimate({}, Basis.DEFAULT)
+    )
     reports.came(account, package(backends), usage)
     return account
 
