@@ -500,12 +500,17 @@ class Oracle(Rest):
         """Where growth is measured a load of unknown size waits for others, for 20 s; one that
         Triton reports only for those that it does not.
         """
-        is_known, model_id = self.is_known(spec), spec.model_id
-        loads = [h for h in self._world.arriving() if h.spec.model_id != model_id]
+        is_known, model_id, now = self.is_known(spec), spec.model_id, self._now()
+        given_up = now - self.settings.load_seconds  # what was admitted before then
+        loads = [
+            held
+            for held in self._world.arriving()
+            if held.spec.model_id != model_id
+            and self._at.get(("admitted", held.spec.model_id), now) > given_up
+        ]
         others = loads
         if self._world.triton.reports and not spec.is_python:
             others = [h for h in loads if h.spec.is_python and not self.is_known(h.spec)]
-        now = self._now()
         self.happened("admitted", model_id)
         if is_known or self._world.reader.last is None or not others:
             return
@@ -513,7 +518,7 @@ class Oracle(Rest):
         # beside any that stands still nobody waits for those that came later
         under_way = {h.spec.model_id for h in loads} | {m for m, n in self.loading.items() if n}
         begun = [self._at.get(("admitted", each), now) for each in under_way - {model_id}]
-        admitted = [at for at in begun if now - at < self.settings.load_seconds]
+        admitted = [at for at in begun if at > given_up]
         is_fresh = (
             now - min(admitted, default=now) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
         )
