@@ -23,6 +23,7 @@ _NEVER_SECONDS = 1e9
 # What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
 SKIPPED_BYTES = 64 * 2**10
 _LENGTH_DIGITS = 19
+_IS_TOLD = "is_told_to_continue"
 _MALFORMED = BrokenBody("the body is malformed")
 
 
@@ -105,6 +106,12 @@ class Application:
         """The body of the request in hand, or there is none in hand."""
         return self._request is None or self._request.content.is_eof()
 
+    def is_held_back(self) -> bool:
+        """The body in hand waits for room, or its caller for leave to send it."""
+        return not self.turn.is_set() or (
+            self._request is not None and _awaits_continue(self._request)
+        )
+
     def left(self, exc: Exception | None) -> None:
         if self._handler is not None:
             self._handler.connection_lost(exc)
@@ -128,6 +135,12 @@ class Application:
             self.failed(_MALFORMED)
         elif not is_whole and self.client.has_ended:
             self.failed(BrokenBody("the body broke off"))
+
+    def say_continue(self, request: web.BaseRequest) -> None:
+        """To who waits for that before it sends the body."""
+        if _awaits_continue(request) and request.transport is not None:
+            request[_IS_TOLD] = True
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def may_be_kept(self, request: web.BaseRequest) -> bool:
         """Return whether the rest of the body is known to be small."""
@@ -166,6 +179,13 @@ class Application:
         """Amid an answer; aiohttp would call that an error of the handler."""
         self.client.abort()
         await _until_cancelled()
+
+
+def _awaits_continue(request: web.BaseRequest) -> bool:
+    has_come = request.content.is_eof() or request.content.total_bytes
+    if has_come or request.version != HttpVersion11 or _IS_TOLD in request:
+        return False
+    return request.headers.get("Expect", "").lower() == "100-continue"
 
 
 async def _until_cancelled() -> NoReturn:

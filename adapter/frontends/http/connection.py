@@ -425,7 +425,7 @@ class Connection:
 
     def _check_request(self, now: float) -> None:
         if self._arrival is not None and not self._is_whole():
-            is_reading = self.transport.is_reading() and self._application.turn.is_set()
+            is_reading = self.transport.is_reading() and not self._application.is_held_back()
             error = self._arrival.check_time_limits(now, is_reading=is_reading)
             if error is not None:
                 self._fail(error)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiohttp import ClientError, HttpVersion11, web
+from aiohttp import ClientError, web
 
 from adapter.core.model import parse_model_id
 from adapter.errors import (
@@ -267,7 +267,7 @@ def held_body(
 
 async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     seen = 0
-    _say_continue(request)
+    application_of(request).say_continue(request)
     try:
         async for chunk in request.content.iter_any():
             seen += len(chunk)
@@ -277,15 +277,6 @@ async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]
             await asyncio.sleep(0)  # there may be more at once
     except (ConnectionError, ClientError, web.RequestPayloadError) as error:
         raise BrokenBody(f"the body broke off after {seen} bytes") from error
-
-
-def _say_continue(request: web.BaseRequest) -> None:
-    """To who waits for that before it sends the body."""
-    content = request.content
-    is_waiting = not (content.is_eof() or content.total_bytes) and request.version == HttpVersion11
-    expects = request.headers.get("Expect", "").lower() == "100-continue"
-    if is_waiting and expects and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 # -- spans, if there is a trace collector --------------------------------------------------

@@ -123,6 +123,21 @@ async def test_a_body_below_the_least_rate_is_refused_and_the_connection_closes(
         await asyncio.wait([dribbling])
 
 
+async def test_time_in_which_a_caller_is_not_yet_told_to_send_its_body_is_not_the_callers():
+    limits = replace(SLOW, body=0.2)
+    expecting = head("/app/late", "Content-Length: 2", "Expect: 100-continue")
+    async with opened(limits=limits) as listener, asyncio.timeout(SECONDS):
+        caller, silent = await listener.connect(), await listener.connect()
+        await caller.send(expecting)
+        await silent.send(expecting)
+        await asyncio.sleep(4 * limits.slow)
+        listener.gate.set()
+        assert (await caller.head()).status == 100
+        assert (await caller.ask(b"{}")).status == 200
+        assert (await silent.head()).status == 100
+        assert (await silent.answer()).refusal == (400, "InvalidRequest")
+
+
 async def test_a_body_that_comes_fast_enough_is_taken_however_long_it_takes():
     size = 4 * MIB
     async with opened(limits=replace(SLOW, rate=1000)) as listener, asyncio.timeout(SECONDS):
