@@ -32,6 +32,7 @@ _SCRIPTS: tuple[tuple[_Step, ...], ...] = (
     ),
 )
 _LAST_SECONDS = 10.0  # before the faults stop
+_LOAD_SECONDS = 50.0  # in which a load is done
 
 SQUEEZE_SECONDS = 80.0
 
@@ -63,3 +64,17 @@ def drawn_incident(random: Random, names: list[str], ends: list[float]) -> list[
         about = (words[0], name, *words[1:]) if verb == "fault" else (name, *words)
         found.append(Entry(shift, at, verb, about))
     return [*found, Entry(shift, at + _LAST_SECONDS, "version", (name,))]
+
+
+def drawn_restart(random: Random, models: dict[str, Spec], shift: int, at: float) -> list[Entry]:
+    """Draw the loads of a few small models, one after the other, and an end of Triton; in half of
+    the days it ends again while they come back.
+    """
+    names = sorted(models, key=lambda name: models[name].takes)[: random.choice((2, 3))]
+    found = []
+    for name in names:
+        found.append(Entry(shift, at, "load", (name, None)))
+        at += _LOAD_SECONDS
+    ends = [at, at + random.uniform(1.0, 15.0)]
+    found += [Entry(shift, end, "crash", ()) for end in ends[: random.choice((1, 2))]]
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.simulation.incidents import SQUEEZE_SECONDS, drawn_incident, drawn_squeeze
+from tests.simulation.incidents import SQUEEZE_SECONDS, drawn_incident, drawn_restart, drawn_squeeze
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
@@ -88,7 +88,7 @@ def drawn(seed: int) -> Plan:
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
     plan = _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
-    return _with_gpus(plan)
+    return _with_gpus(_with_restart(plan))
 
 
 def _with_gpus(plan: Plan) -> Plan:
@@ -117,6 +117,20 @@ def _with_incident(plan: Plan) -> Plan:
     ends = [max((e.at for e in plan.entries if e.shift == shift), default=0.0) for shift in shifts]
     found = drawn_incident(Draws(plan.seed).of("incidents"), list(plan.models), ends)
     return replace(plan, entries=(*plan.entries, *found))
+
+
+def _with_restart(plan: Plan) -> Plan:
+    """End Triton at the end of a shift whose models come back then, in some days."""
+    random = Draws(plan.seed).of("restarts")
+    shift = random.randrange(len(plan.shifts))
+    if plan.shifts[shift].platform is not None or random.random() < 0.85:
+        return plan
+    at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
+    found = drawn_restart(random, plan.models, shift, at)
+    shifts = [
+        replace(s, loads_again=s.loads_again or n == shift) for n, s in enumerate(plan.shifts)
+    ]
+    return replace(plan, shifts=tuple(shifts), entries=(*plan.entries, *found))
 
 
 def _with_endpoint(plan: Plan) -> Plan:

@@ -95,7 +95,7 @@ class Rest:
         comes_back = self.settings.loads_again or (
             was_ours and not self.are_long(self.settings.load_seconds)
         )
-        if not comes_back or is_full or self._ends > 1:
+        if not comes_back or is_full or self._ends > 2:
             return
         for model_id, spec in self._lost.items():
             if 2 * spec.seconds * len(spec.parts()) > self.settings.load_seconds:

@@ -345,7 +345,7 @@ class World(Outages):
         if self.endpoint is not None:
             self.endpoint.oracle.rest(self.oracle.never_unloaded())
             await callers[-1].all_answer()
-            await self._rested(control, callers, end, 1.0)
+            await self._rested(control, callers, self.now + _QUIET_SECONDS, 1.0)
             self.endpoint.oracle.rest(self.oracle.never_unloaded())
 
     async def _rested(
