@@ -148,7 +148,9 @@ class Oracle(Rest):
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_wanted(call):
             return
         self.present.pop(call.model_id, None)
-        held = self._world.held_of(call.model_id)
+        control = self._world.control  # an unload has failed for what is stuck: it is gone later
+        stuck = control.registry.stuck if control is not None else {}
+        held = [each for each in self._world.held_of(call.model_id) if each.name not in stuck]
         if held and not any(each.state == "LOADING" for each in held):  # a step may be loaded
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
             raise Violated("2 unloads", said)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from adapter.telemetry.log import EVENTS
-from tests.simulation.alive import ADAPTER
+from tests.simulation.alive import ADAPTER, Killed
 from tests.simulation.loop import BEGIN
 from tests.simulation.models import Violated
 from tests.simulation.plan import Plan
@@ -42,6 +42,8 @@ class Story(logging.Handler):
         is_bug = event in {"model.load_failed", "model.unload_failed"} and "error" not in fields
         if is_bug or event in _BUGS or event not in EVENTS:
             error = record.exc_info[1] if record.exc_info else None
+            if isinstance(error, Killed):
+                return
             self.bugs.append(f"{event} {fields} {error!r}")
         self._add("adapter", event, fields)
         self.heard(event, fields)
