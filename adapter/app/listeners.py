@@ -25,7 +25,7 @@ from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
-from adapter.frontends.http.contracts import container_contracts
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.authenticator import Key, SigV4Authenticator
 from adapter.frontends.http.endpoint.call import EndpointCalls
 from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointErrorFormat, no_endpoint
@@ -33,7 +33,7 @@ from adapter.frontends.http.endpoint.members import Endpoints
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
 from adapter.frontends.http.middleware import Calls, ErrorFormat, HttpMiddleware, Serve, traced
 from adapter.frontends.http.sagemaker import SageMaker
@@ -96,27 +96,23 @@ def access_at(
 
 
 def build_endpoint(
-    shared: Shared, dataplane: V2DataPlane, inferences: Inferences, instrumentation: Instrumentation
+    shared: Shared, slow_path: SlowPath, instrumentation: Instrumentation
 ) -> Endpoint | None:
     settings, residency = shared.settings, shared.residency
     if residency is None:
         return None
     streams = Streams(
         shared.control,
-        dataplane,
         shared.traced_rpc,
         shared.faults,
         instrumentation,
         timeout_seconds=settings.infer_timeout_seconds,
     )
     return Endpoint(
-        shared.control,
-        inferences,
+        slow_path,
         streams,
         residency,
         _endpoints(settings),
-        budget=shared.budget,
-        max_body_bytes=settings.max_body_bytes,
         callers=_build_callers(settings.endpoint_keys),
     )
 
@@ -267,9 +263,14 @@ def _build(
     settings, name = shared.settings, access.name
     sites = SitePolicy(address, settings.allowed_hosts)
     instrumentation = Instrumentation(shared.metrics, name)
+    contracts = ContainerContracts(
+        shared.control,
+        serving=shared.serving,
+        load_wait_seconds=settings.load_wait_seconds,
+    )
     heads = Heads(
         shared.metrics.traffic.served,
-        container_contracts(shared.control, loads_for_calls=shared.serving is not None),
+        contracts,
         default_model=shared.single_model,
         # nothing is plain where each call is asked who sends it
         max_body_bytes=0 if access.is_keyed else settings.max_body_bytes,
@@ -277,7 +278,9 @@ def _build(
         calls=plain_calls(shared),
         invokes=settings.inference_type == "infer",
     )
-    routes = _build_routes(shared, plane, repository, instrumentation, access)
+    dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
+    slow_path = _build_slow_path(shared, dataplane, contracts)
+    routes = _build_routes(shared, slow_path, repository, instrumentation, access)
     serve: Serve = HttpMiddleware(routes, instrumentation, sites, _DIALECTS).serve
     if shared.tracing is not None:
         serve = traced(serve, shared.tracing)
@@ -303,20 +306,23 @@ def _count_connections(shared: Shared, name: str) -> Connections:
 
 def _build_routes(
     shared: Shared,
-    plane: HttpDataPlane,
+    slow_path: SlowPath,
     repository: Repository,
     instrumentation: Instrumentation,
     access: Access,
 ) -> Serve:
-    dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
-    inferences = _build_inferences(shared, dataplane)
     passthrough = frozenset(() if access.infers_only else shared.settings.passthrough)
     extensions = Extensions(passthrough, has_repository=not access.infers_only)
-    v2 = _build_v2(shared, dataplane, inferences, repository, extensions)
-    sagemaker = SageMaker(shared.control, inferences, is_ready=shared.is_ready)
+    max_load_bytes = shared.settings.gathered_bytes
+    v2 = V2(
+        *(shared.control, slow_path, repository),
+        extensions=extensions,
+        max_body_bytes=max_load_bytes,
+    )
+    sagemaker = SageMaker(shared.control, slow_path, is_ready=shared.is_ready)
     calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
-    vertex = _build_vertex(shared, calls, inferences, access)
-    endpoint = build_endpoint(shared, dataplane, inferences, instrumentation)
+    vertex = _build_vertex(shared, calls, slow_path, access)
+    endpoint = build_endpoint(shared, slow_path, instrumentation)
     invoke = no_endpoint if endpoint is None else endpoint.handle
 
     async def serve(request: web.BaseRequest) -> web.StreamResponse:
@@ -330,14 +336,14 @@ def _build_routes(
 
 
 def _build_vertex(
-    shared: Shared, calls: Calls, inferences: Inferences, access: Access
+    shared: Shared, calls: Calls, slow_path: SlowPath, access: Access
 ) -> Vertex | None:
     routes, model = shared.vertex_routes, shared.settings.vertex_model
     if routes is None:
         return None
     return Vertex(
         calls,
-        inferences,
+        slow_path,
         access=access,
         routes=routes,
         model_id=shared.single_model if model is None else ModelId(model),
@@ -345,36 +351,16 @@ def _build_vertex(
     )
 
 
-def _build_inferences(shared: Shared, dataplane: V2DataPlane) -> Inferences:
+def _build_slow_path(
+    shared: Shared, dataplane: V2DataPlane, contracts: ContainerContracts
+) -> SlowPath:
     settings = shared.settings
-    return Inferences(
+    return SlowPath(
         shared.control,
         dataplane,
-        load_wait_seconds=settings.load_wait_seconds,
+        contracts,
         max_body_bytes=settings.max_body_bytes,
         default_model=shared.single_model,
         budget=shared.budget,
-        serving=shared.serving,
         operation=settings.inference_type,
-    )
-
-
-def _build_v2(
-    shared: Shared,
-    dataplane: V2DataPlane,
-    inferences: Inferences,
-    repository: Repository,
-    extensions: Extensions,
-) -> V2:
-    settings = shared.settings
-    return V2(
-        shared.control,
-        dataplane,
-        inferences,
-        repository,
-        extensions=extensions,
-        load_wait_seconds=settings.load_wait_seconds,
-        budget=shared.budget,
-        max_body_bytes=settings.gathered_bytes,
-        serving=shared.serving,
     )

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import Self
 
 from multidict import CIMultiDict
 
@@ -26,7 +26,7 @@ from adapter.dataplane.json_limits import Limits, check_whole
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
-from adapter.runtime.unread import Answers, Unread
+from adapter.runtime.unread import Unread
 from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -40,49 +40,6 @@ _JSON, _BINARY = "Content-Type: application/json", "Content-Type: application/oc
 _HELD_BYTES = 256 * 2**10
 
 
-class HttpAnswer:
-    """V2Answer over a response of Triton's HTTP port."""
-
-    __slots__ = ("_call", "headers", "status")
-
-    def __init__(self, call: "_Call", connection: Connection) -> None:
-        self._call = call
-        self.status = connection.status
-        self.headers: CIMultiDict[str] = CIMultiDict(
-            (name.decode(), value.decode("utf-8", "surrogateescape"))
-            for name, value in connection.headers
-        )
-
-    @property
-    def content_length(self) -> int | None:
-        return self._number("Content-Length")
-
-    @property
-    def json_header_bytes(self) -> int | None:
-        return self._number(_HEADER_LENGTH)
-
-    def _number(self, header: str) -> int | None:
-        text = self.headers.get(header)
-        return None if text is None else int(text)
-
-    async def read(self) -> bytes:
-        whole: list[bytes] = []
-        while pieces := await self._call.pieces():
-            whole += pieces
-        return b"".join(whole)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """ConnectionResetError when there should have been more: by then the caller has been told
-        the status, and that its connection closes is all that can still be said.
-        """
-        try:
-            while pieces := await self._call.pieces():
-                for piece in pieces:
-                    yield piece
-        except AdapterError as error:
-            raise ConnectionResetError("the answer broke off") from error
-
-
 class HttpDataPlane:
     """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
     model is held until then. Only a request that Triton has not got wholly ends with its caller.
@@ -90,8 +47,7 @@ class HttpDataPlane:
     `forward` is for coroutines; the rest of the methods for callbacks (core/calls.py).
 
     `unread` bounds what waits of streams for their callers, `max_unpacked_bytes` a body that comes
-    compressed. `answered_nothing` is called with each
-    model whose answer has none of its outputs.
+    compressed. `answered_nothing` is called with each model whose answer has none of its outputs.
     """
 
     def __init__(
@@ -108,7 +64,7 @@ class HttpDataPlane:
         self.idle: Callable[[], Connection | None] = _none
         self._faults = faults
         self.check = partial(check_whole, max_unpacked_bytes)
-        self._max_unpacked = max_unpacked_bytes
+        self.max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check
         self._timeout = timeout_seconds
@@ -128,16 +84,16 @@ class HttpDataPlane:
         if pool is not None:
             await pool.close()
 
-    def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[HttpAnswer]:
+    def forward(self, call: V2Call, hold: Hold | None) -> "HttpCall":
         body = call.body
         if isinstance(body, bytes) and is_packed(call.headers):
             body = _in_one(body)
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
             self.check(body, json_bytes(call.path, call.headers))
         elif body is not None and not isinstance(body, bytes):
-            body = checked(body, call.path, call.headers, self._max_unpacked, self.turns)
+            body = checked(body, call.path, call.headers, self.max_unpacked, self.turns)
             call = replace(call, body=body)
-        return _Call(self, call, head_of(call, self.host), hold)
+        return HttpCall(self, call, head_of(call, self.host), hold)
 
     # -- without a task ---------------------------------------------------------------------
 
@@ -147,13 +103,8 @@ class HttpDataPlane:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         return self._pool.idle() or await self._pool.connect(model_id)
 
-    async def check_large(self, call: V2Call) -> None:
-        if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
-            size = json_bytes(call.path, call.headers)
-            await check_in_turns(call.body, size, self._max_unpacked, self.turns)
-
     def checking(self, json_bytes: int | None, length: int) -> Check:
-        return Limits(json_bytes, max(length, self._max_unpacked))
+        return Limits(json_bytes, max(length, self.max_unpacked))
 
 
 def _none() -> None: ...
@@ -163,8 +114,14 @@ async def _in_one(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-class _Call:
-    """One call of a coroutine and its answer. A class costs a sixth of an @asynccontextmanager."""
+class HttpCall:
+    """One call of a coroutine: it is sent when its context is entered, and is then its V2Answer. A
+    class costs a sixth of an @asynccontextmanager.
+    """
+
+    status: int
+    headers: CIMultiDict[str]
+    content_length: int | None
 
     def __init__(self, plane: HttpDataPlane, call: V2Call, head: bytes, hold: Hold | None) -> None:
         self._plane = plane
@@ -177,24 +134,30 @@ class _Call:
         self._news = asyncio.Event()
         self._is_taken = asyncio.Event()  # what was written, by Triton
         self._is_taken.set()
-        self._answer: HttpAnswer | None = None
         self._answers = plane.unread.stream(self._cut) if call.is_stream else None
         self._pieces: list[bytes] = []
         self._held = 0
-        self._is_over = False
+        self._is_answered = self._is_over = False
         self._error: BaseException | None = None
 
-    async def __aenter__(self) -> HttpAnswer:
-        await self._plane.check_large(self._call)
-        self._connection = await self._plane.connected(
-            self._record.asked_for if self._record else None
-        )
+    async def __aenter__(self) -> Self:
+        plane, call = self._plane, self._call
+        if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
+            size = json_bytes(call.path, call.headers)
+            await check_in_turns(call.body, size, plane.max_unpacked, plane.turns)
+        self._connection = await plane.connected(self._record.asked_for if self._record else None)
+        begun = clock.monotonic()
         try:
             self._begin()
-            return await self._answered()
+            while not self._is_answered:
+                await self._wait()
         except BaseException:
             await self._end()
             raise
+        finally:
+            if not call.is_stream:
+                add_waited(clock.monotonic() - begun)
+        return self
 
     async def __aexit__(
         self,
@@ -203,6 +166,32 @@ class _Call:
         trace: TracebackType | None,
     ) -> None:
         await self._end()
+
+    # -- V2Answer ---------------------------------------------------------------------------
+
+    @property
+    def json_header_bytes(self) -> int | None:
+        text = self.headers.get(_HEADER_LENGTH)
+        return None if text is None else int(text)
+
+    async def read(self) -> bytes:
+        whole: list[bytes] = []
+        while pieces := await self._next_pieces():
+            whole += pieces
+        return b"".join(whole)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """ConnectionResetError when there should have been more: by then the caller has been told
+        the status, and that its connection closes is all that can still be said.
+        """
+        try:
+            while pieces := await self._next_pieces():
+                for piece in pieces:
+                    yield piece
+        except AdapterError as error:
+            raise ConnectionResetError("the answer broke off") from error
+
+    # -- inside -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         call = self._call
@@ -216,32 +205,20 @@ class _Call:
         self._sender = asyncio.create_task(self._send(call.body))
         self._sender.add_done_callback(self._has_sent)
 
-    async def _answered(self) -> HttpAnswer:
-        begun = clock.monotonic()
-        try:
-            while self._answer is None:
-                await self._wait()
-        finally:
-            if not self._call.is_stream:
-                add_waited(clock.monotonic() - begun)
-        return self._answer
-
-    async def pieces(self) -> list[bytes]:
+    async def _next_pieces(self) -> list[bytes]:
         """Return the pieces of the body that have come, at least one; none at its end."""
-        if self._answers is not None:
-            return await self._piece(self._answers)
-        while not self._pieces and not self._is_over:
+        while not (pieces := self._take()) and not self._is_over:
             await self._wait()
+        return pieces
+
+    def _take(self) -> list[bytes]:
+        if self._answers is not None:
+            piece = self._answers.take()
+            return [] if piece is None else [piece]
         pieces, self._pieces, self._held = self._pieces, [], 0
         if not self._is_over:
             self._connection.resume_reading()
         return pieces
-
-    async def _piece(self, answers: Answers) -> list[bytes]:
-        """Wait for the next piece of a stream and return it; return [] at its end."""
-        while (piece := answers.take()) is None and not self._is_over:
-            await self._wait()
-        return [] if piece is None else [piece]
 
     def _cut(self) -> None:
         """Read the rest of a stream for nobody."""
@@ -266,7 +243,7 @@ class _Call:
             self._sender.cancel()
             await asyncio.wait([self._sender])
         # they refer to this, which would keep the body until the garbage is collected
-        self._answer = self._error = self._sender = None
+        self._error = self._sender = None
 
     # -- the body, where it is a stream -----------------------------------------------------
 
@@ -300,7 +277,13 @@ class _Call:
     # -- Receiver ---------------------------------------------------------------------------
 
     def answered(self) -> None:
-        self._answer = HttpAnswer(self, self._connection)
+        self.status = self._connection.status
+        self.headers = CIMultiDict(
+            (name.decode(), value.decode("utf-8", "surrogateescape"))
+            for name, value in self._connection.headers
+        )
+        self.content_length = self._connection.length
+        self._is_answered = True
         self._news.set()
 
     def answered_whole(self, body: bytes) -> None:

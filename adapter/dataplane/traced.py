@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from adapter.core.calls import Hold, RpcAnswer, RpcCall, V2Call
 from adapter.dataplane.grpc import SERVICE, GrpcDataPlane, GrpcStream
-from adapter.dataplane.http import HttpAnswer, HttpDataPlane
+from adapter.dataplane.http import HttpCall, HttpDataPlane
 from adapter.telemetry.tracing import CONTEXT_HEADERS, Tracing
 
 
@@ -16,7 +16,7 @@ class TracedHttp:
         self._tracing = tracing
 
     @asynccontextmanager
-    async def forward(self, call: V2Call, hold: Hold | None) -> AsyncIterator[HttpAnswer]:
+    async def forward(self, call: V2Call, hold: Hold | None) -> AsyncIterator[HttpCall]:
         record = hold.record if hold else None
         path = call.path.replace(f"/{record.name}", "/{model_name}", 1) if record else call.path
         model_id = record.asked_for if record else None

@@ -20,7 +20,7 @@ from adapter.control.residency.waits import Waits
 from adapter.core.residency.placement import PLACINGS
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.middleware import Calls
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import HttpListener
@@ -45,7 +45,7 @@ HELD = {
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
     "size_factor": ("1.875", {"_size_factor", "_factor"}),
     "default_size": ("123457", {"default_bytes"}),
-    "max_body_bytes": ("1234567", {"_max_body", "_max_unpacked"}),
+    "max_body_bytes": ("1234567", {"_max_body", "max_body", "max_unpacked"}),
     "grpc_max_message_bytes": (
         "345678",
         {"direct", "max_bytes", "stream", "unary", "_max_message_bytes"},
@@ -289,7 +289,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
     assert part(adapter, Waits)._reason.at_once == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
-    served = part(adapter, Inferences)._serving.__self__
+    served = part(adapter, ContainerContracts).v2._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
 
 

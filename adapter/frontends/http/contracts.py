@@ -1,17 +1,18 @@
-"""Contracts of the fast path: each leases models, and words answers and refusals.
+"""Contracts of inferences: each leases models, and words answers and refusals.
 
 SageMaker's container contract and V2 are here; endpoint/call.py has InvokeEndpoint.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from adapter.control.lease import Lease
+from aiohttp import web
+
+from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError
-from adapter.frontends.http.instrumentation import INTERNAL_FAILURE, Refusal, own_refusal
+from adapter.frontends.http.instrumentation import Refusal, own_refusal
 
 
 class Attempt(Protocol):
@@ -37,6 +38,9 @@ class Contract(Protocol):
     def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
         """Lease the model; return None to have aiohttp answer, raise an error to refuse at once."""
 
+    async def wait(self, model_id: ModelId, request: web.BaseRequest) -> Lease:
+        """Lease the model for a request of aiohttp's, once it is loaded."""
+
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]: ...
     def answer_line(self) -> bytes:
         """Return header lines that this answer alone has."""
@@ -49,16 +53,23 @@ class Contract(Protocol):
 
 class ContainerContract:
     """SageMaker's container contract, or V2: what is not loaded is refused, or waited for by
-    aiohttp. `loads_for_calls`: calls of V2 load their models.
+    aiohttp, `load_wait_seconds` for a load by somebody else. `serving`: how calls of V2 load their
+    models; None if they load none.
     """
 
     def __init__(
-        self, control: ModelControl, *, is_v2: bool, loads_for_calls: bool = False
+        self,
+        control: ModelControl,
+        *,
+        is_v2: bool,
+        serving: Serving | None = None,
+        load_wait_seconds: float = 0,
     ) -> None:
         self.sends_again = self.renames = False
         self._control, self._status = control, control.triton_status
         self._is_v2 = is_v2
-        self._loads_for_calls = loads_for_calls
+        self._loads_for_calls = serving is not None
+        self._serving, self._load_wait = serving or control.serving, load_wait_seconds
 
     def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
         control = self._control
@@ -75,6 +86,9 @@ class ContainerContract:
         is_other = record.is_renamed or (is_typed and record.content_types)
         return None if is_other or self._status.has_lost(record) else lease
 
+    async def wait(self, model_id: ModelId, _: web.BaseRequest) -> Lease:
+        return await self._serving(model_id, self._load_wait)
+
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
         return headers, body
 
@@ -82,24 +96,23 @@ class ContainerContract:
         return b""
 
     def refusal(self, error: AdapterError | None, model_id: ModelId, _: Attempt) -> Refusal:
-        return INTERNAL_FAILURE if error is None else own_refusal(error, model_id)
+        return own_refusal(error, model_id)
 
     async def frees_memory(self, _: CapacityError) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
 class ContainerContracts:
     """Both, before the same models."""
 
-    sagemaker: Contract
-    v2: Contract
-
-
-def container_contracts(
-    control: ModelControl, *, loads_for_calls: bool = False
-) -> ContainerContracts:
-    return ContainerContracts(
-        ContainerContract(control, is_v2=False),
-        ContainerContract(control, is_v2=True, loads_for_calls=loads_for_calls),
-    )
+    def __init__(
+        self,
+        control: ModelControl,
+        *,
+        serving: Serving | None = None,
+        load_wait_seconds: float = 0,
+    ) -> None:
+        self.sagemaker = ContainerContract(control, is_v2=False)
+        self.v2 = ContainerContract(
+            control, is_v2=True, serving=serving, load_wait_seconds=load_wait_seconds
+        )

@@ -150,17 +150,19 @@ class Refusal:
     logged: Mapping[str, object] = field(default_factory=dict)
 
 
-INTERNAL_FAILURE = Refusal(
+_INTERNAL_FAILURE = Refusal(
     500,
     {},
     '{"error": "internal error; see the log", "code": "InternalError", "model_name": null}',
 )
 
 
-def own_refusal(error: AdapterError, model_id: ModelId | None) -> Refusal:
-    """Return the answer for an error in SageMaker's container contract and in V2. `model_id`: the
-    model that the path names, for errors that name none.
+def own_refusal(error: AdapterError | None, model_id: ModelId | None) -> Refusal:
+    """Return the answer for an error in SageMaker's container contract and in V2, None for a bug.
+    `model_id`: the model that the path names, for errors that name none.
     """
+    if error is None:
+        return _INTERNAL_FAILURE
     status, code = lookup(HTTP, error) or (500, "InternalError")
     name = error.model_id or model_id
     # a third of what it takes to encode it as a dict

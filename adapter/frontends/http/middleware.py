@@ -22,7 +22,6 @@ from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.instrumentation import (
-    INTERNAL_FAILURE,
     PHRASES,
     Asked,
     Instrumentation,
@@ -138,9 +137,8 @@ class ErrorFormat(Protocol):
     """The way in which a contract says errors, and what its answers say besides their bodies."""
 
     def begin(self, request: web.BaseRequest) -> None: ...
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal: ...
-    def failure(self, request: web.BaseRequest) -> Refusal:
-        """Return the answer for a bug."""
+    def refusal(self, request: web.BaseRequest, error: AdapterError | None) -> Refusal:
+        """Return the answer for an error; None stands for a bug."""
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]: ...
 
@@ -150,11 +148,8 @@ class OwnErrorFormat:
 
     def begin(self, request: web.BaseRequest) -> None: ...
 
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:
+    def refusal(self, request: web.BaseRequest, error: AdapterError | None) -> Refusal:
         return own_refusal(error, request.get("model_id"))
-
-    def failure(self, _: web.BaseRequest, /) -> Refusal:
-        return INTERNAL_FAILURE
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
         return echoed_headers(request.headers)
@@ -213,23 +208,20 @@ class HttpMiddleware:
             response = await self._handle(request)
         except AdapterError as error:
             refusal = error_format.refusal(request, error)
-            self._note(request, error, refusal.logged)
+            operation, model_id = request.get("operation", "other"), request.get("model_id")
+            self._instrumentation.refused(
+                *(error, asked_by(request), operation, model_id), more=refusal.logged
+            )
             response = _answered(refusal)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception as error:  # noqa: BLE001 - it is logged, and the caller answered
             target, model_id = (request.method, request.raw_path), request.get("model_id")
             self._instrumentation.bug(error, target, model_id)
-            response = _answered(error_format.failure(request))
+            response = _answered(error_format.refusal(request, None))
         if not response.prepared:
             response.headers.update(error_format.headers(request))
         return response
-
-    def _note(
-        self, request: web.BaseRequest, error: AdapterError, more: Mapping[str, object]
-    ) -> None:
-        operation, model_id = request.get("operation", "other"), request.get("model_id")
-        self._instrumentation.refused(error, asked_by(request), operation, model_id, more=more)
 
 
 def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:

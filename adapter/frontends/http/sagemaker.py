@@ -14,7 +14,7 @@ from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends.bodies import json_object
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.middleware import (
     CONTROL_BODY_BYTES,
     Serve,
@@ -33,7 +33,7 @@ _DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter 
 
 class SageMaker:
     def __init__(
-        self, control: ModelControl, inferences: Inferences, *, is_ready: Callable[[], bool]
+        self, control: ModelControl, slow_path: SlowPath, *, is_ready: Callable[[], bool]
     ) -> None:
         self._control, self._registry = control, control.registry
         self._is_ready = is_ready
@@ -45,8 +45,8 @@ class SageMaker:
             "load": self._load,
             "get": self._get,
             "unload": self._unload,
-            "invoke": inferences.answer,
-            "invocations": inferences.answer,
+            "invoke": slow_path.answer,
+            "invocations": slow_path.answer,
         }
 
     async def _ping(self, _: web.BaseRequest) -> web.Response:
@@ -56,7 +56,7 @@ class SageMaker:
     # -- control ----------------------------------------------------------------------------
 
     async def _load(self, request: web.BaseRequest) -> web.Response:
-        body = await self._control_body(request)
+        body = json_object(await whole_body(request, CONTROL_BODY_BYTES), "the body")
         name, url = body.get("model_name"), body.get("url")
         if not isinstance(name, str):
             raise InvalidRequest("model_name must be a string")
@@ -83,10 +83,6 @@ class SageMaker:
         model_id = request["model_id"]
         await self._control.unload(model_id, **ids_of(request))
         return answer({"modelName": model_id})
-
-    async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
-        raw = await whole_body(request, CONTROL_BODY_BYTES)
-        return json_object(raw, "the body")
 
 
 async def _about(_: web.BaseRequest) -> web.Response:

@@ -14,14 +14,13 @@ from typing import Any
 
 from aiohttp import web
 
-from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
-from adapter.core.calls import V2Answer, V2Call, V2DataPlane
+from adapter.core.calls import V2Answer, V2Call
 from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import HeldBody, json_object
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.instrumentation import call_headers, passed_on
 from adapter.frontends.http.middleware import (
     CONTROL_BODY_BYTES,
@@ -33,38 +32,30 @@ from adapter.frontends.http.middleware import (
 )
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.routes import Match
-from adapter.runtime.byte_budget import ByteBudget
 
 Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
 
 
 class V2:
-    """`extensions`: those of Triton's that the listener serves. `load_wait_seconds`: how long a
-    call waits for the end of its model's load. `budget` bounds the bodies of loads, which may bring
-    files. `serving`: how a call comes to its model, by default one that is loaded.
+    """`extensions`: those of Triton's that the listener serves. `max_body_bytes`: of a load, which
+    may bring files.
     """
 
     def __init__(
         self,
         control: ModelControl,
-        dataplane: V2DataPlane,
-        inferences: Inferences,
+        slow_path: SlowPath,
         repository: Repository,
         *,
         extensions: Extensions,
-        load_wait_seconds: float,
-        budget: ByteBudget,
         max_body_bytes: int,
-        serving: Serving | None = None,
     ) -> None:
         self._control, self._registry = control, control.registry
-        self._of = serving or control.serving
-        self._dataplane = dataplane
+        self._dataplane, self._budget = slow_path.dataplane, slow_path.budget
+        self._contract = slow_path.contracts.v2
         self._extensions = extensions
-        self._load_wait = load_wait_seconds
         self._repository = repository
         self._max_body = max_body_bytes
-        self._budget = budget
         self.handlers: Mapping[str, Serve] = {
             "server_metadata": self._metadata,
             "live": partial(self._probe, "live"),
@@ -74,7 +65,7 @@ class V2:
             "config": partial(self._about, _rename),
             "statistics": partial(self._about, _rename_statistics),
             "ready": self._ready,
-            **dict.fromkeys(("infer", "generate", "generate_stream"), inferences.answer),
+            **dict.fromkeys(("infer", "generate", "generate_stream"), slow_path.answer),
             **dict.fromkeys(("shared_memory", "trace", "logging"), self._pass),
             "repository_index": self._index,
             "repository_load": self._load,
@@ -108,7 +99,7 @@ class V2:
         with ExitStack() as held:
             lease = None
             if "model_name" in _match(request).names:
-                lease = await self._serving(request)
+                lease = await self._contract.wait(request["model_id"], request)
                 record = held.enter_context(lease)
                 path = f"/models/{record.name}{_match(request).below_model()}"
             call = V2Call("POST" if is_post else "GET", path, headers, body)
@@ -117,11 +108,8 @@ class V2:
 
     # -- about one model --------------------------------------------------------------------
 
-    async def _serving(self, request: web.BaseRequest) -> Lease:
-        return await self._of(request["model_id"], self._load_wait)
-
     async def _about(self, rename: Rename, request: web.BaseRequest) -> web.StreamResponse:
-        lease = await self._serving(request)
+        lease = await self._contract.wait(request["model_id"], request)
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
                 if not record.is_renamed:

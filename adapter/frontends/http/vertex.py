@@ -12,7 +12,7 @@ from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.http import binary
-from adapter.frontends.http.inference import Inferences, Target, target_of
+from adapter.frontends.http.inference import SlowPath, Target, target_of
 from adapter.frontends.http.instrumentation import path_segments
 from adapter.frontends.http.middleware import Calls, method_not_allowed, note_model
 from adapter.frontends.routes import CONTRACTS, CONTROL, INFERENCE, bare, find
@@ -27,7 +27,7 @@ class Vertex:
     def __init__(
         self,
         calls: Calls,
-        inferences: Inferences,
+        slow_path: SlowPath,
         *,
         access: Access,
         routes: VertexRoutes,
@@ -35,7 +35,7 @@ class Vertex:
         is_ready: Callable[[], bool],
     ) -> None:
         self._calls = calls
-        self._inferences = inferences
+        self._slow_path = slow_path
         self._access = access
         self._predict = bare(path_segments(routes.predict))
         self._health = bare(path_segments(routes.health))
@@ -69,7 +69,7 @@ class Vertex:
 
     async def _infer(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
         self._access.check(INFERENCE, request.headers.getall("Authorization", ()))
-        return await self._inferences.serve(replace(target, media_type=binary.VERTEX), request)
+        return await self._slow_path.serve(replace(target, media_type=binary.VERTEX), request)
 
     async def _redirected(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """As if this had been asked for, by the method that it has: an inference, or what changes

@@ -14,11 +14,11 @@ from adapter.core.model import ModelId
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.contracts import ContainerContracts, container_contracts
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import Inferences, target_of
+from adapter.frontends.http.inference import SlowPath, target_of
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.server import Connections, HttpListener
@@ -232,10 +232,11 @@ async def opened(
         house = await House(limit=1024 * MIB).open()
         await house.load("m")
         budget = ByteBudget(inflight_bytes)
-        inferences = Inferences(
+        contracts = ContainerContracts(house.control, load_wait_seconds=0.01)
+        slow = SlowPath(
             house.control,
             plane,
-            load_wait_seconds=0.01,
+            contracts,
             max_body_bytes=MAX_BODY,
             default_model=ModelId("m"),
             budget=budget,
@@ -246,10 +247,10 @@ async def opened(
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
             target = target_of(asked.raw_path.encode()) if asked.method == "POST" else None
             if target is not None:
-                return await inferences.serve(target, asked)
+                return await slow.serve(target, asked)
             return await listener.application(asked)
 
-        observer, contracts = Instrumentation(house.metrics), container_contracts(house.control)
+        observer = Instrumentation(house.metrics)
         heads = Heads(
             house.metrics.traffic.served,
             contracts,

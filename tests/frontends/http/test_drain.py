@@ -8,7 +8,7 @@ from aiohttp import ClientSession, web
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.contracts import container_contracts
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
@@ -48,7 +48,7 @@ class Listener:
             FastPath(house.control, NoTriton(), observer, Clock(), ByteBudget(2**30)),
             Heads(
                 house.metrics.traffic.served,
-                container_contracts(house.control),
+                ContainerContracts(house.control),
                 default_model=None,
                 max_body_bytes=1000,
                 sites=ANYWHERE,

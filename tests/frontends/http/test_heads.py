@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.frontends.access import SitePolicy
-from adapter.frontends.http.contracts import container_contracts
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.head import Heads
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
@@ -15,7 +15,7 @@ V2 = "/v2/models/m/infer"
 
 
 def heads(host: str = "triton:8000", sites: SitePolicy = ANYWHERE) -> Heads:
-    contracts = container_contracts(House().control)
+    contracts = ContainerContracts(House().control)
     made = Heads(Traffic().served, contracts, default_model=None, max_body_bytes=1000, sites=sites)
     made.host = host
     return made

@@ -19,10 +19,10 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.contracts import container_contracts
+from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import Calls, HttpMiddleware
 from adapter.frontends.http.server import HttpListener
@@ -85,29 +85,27 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
     budget = ByteBudget(MIB)
-    inferences = Inferences(
+    contracts = ContainerContracts(house.control, load_wait_seconds=0.01)
+    path = SlowPath(
         house.control,
         dataplane,
-        load_wait_seconds=0.01,
+        contracts,
         max_body_bytes=2 * MIB,
         default_model=None,
         budget=budget,
     )
     v2 = V2(
         house.control,
-        dataplane,
-        inferences,
+        path,
         Repository(house.control, no_versions, []),
         extensions=Extensions(passthrough),
-        load_wait_seconds=0.01,
-        budget=budget,
         max_body_bytes=2 * MIB,
     )
     calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
     observer = Instrumentation(house.metrics)
     heads = Heads(
         house.metrics.traffic.served,
-        container_contracts(house.control),
+        contracts,
         default_model=None,
         max_body_bytes=2 * MIB,
         sites=ANYWHERE,

@@ -1,8 +1,10 @@
-"""InvokeEndpoint on the fast path: recognizes plain calls, and is their contract."""
+"""The contract of InvokeEndpoint, and which of its calls are plain."""
 
 import json
 import re
+from typing import Protocol
 
+from aiohttp import web
 from multidict import CIMultiDict
 
 from adapter.control.lease import Lease
@@ -10,25 +12,41 @@ from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.core.names import triton_name
-from adapter.errors import AdapterError, CapacityError
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    CapacityError,
+    InvalidCall,
+    InvalidRequest,
+)
 from adapter.frontends.http import binary
 from adapter.frontends.http.contracts import Attempt
-from adapter.frontends.http.endpoint.endpoint import Residency
 from adapter.frontends.http.endpoint.errors import (
     CACHE,
     VARIANT_HEADER,
     CallInfo,
-    failure,
+    call_info_of,
     new_request_id,
     new_request_id_line,
     refusal_of,
 )
-from adapter.frontends.http.endpoint.members import Endpoints, Members, read_members
+from adapter.frontends.http.endpoint.members import Endpoints, Members, missing, read_members
 from adapter.frontends.http.instrumentation import Refusal
 from adapter.frontends.routes import INVOKE_ENDPOINT
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)").encode())
+
+
+class Residency(Protocol):
+    """Has models where they are asked for (control/residency)."""
+
+    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
+    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None: ...
+    async def lease(
+        self, model_id: ModelId, key: ArtifactKey, caller: str = ""
+    ) -> tuple[Lease, CacheUse]: ...
+    async def evict_for(self, error: CapacityError) -> bool: ...
 
 
 class EndpointCall:
@@ -60,6 +78,21 @@ class EndpointCall:
         is_other = lease.record.name != self.name
         return None if is_other or (is_typed and lease.record.content_types) else lease
 
+    async def wait(self, model_id: ModelId, request: web.BaseRequest) -> Lease:
+        caller: str = request["caller"]
+        try:
+            lease, call_info_of(request).cache = await self._residency.lease(
+                model_id, self._key, caller
+            )
+        except ArtifactNotFound as error:
+            if not caller:
+                raise
+            # as it is told of a model that the caller may not ask for
+            raise ArtifactNotFound(missing(self._key), model_id=model_id) from error
+        except InvalidRequest as error:
+            raise InvalidCall(str(error), model_id=model_id) from error
+        return lease
+
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
         """Return headers and body under the name that was asked for."""
         sizes = [int(value) for name, value in headers if name.lower() == _HEADER_LENGTH]
@@ -82,7 +115,7 @@ class EndpointCall:
             model_id=model_id,
             authorization=attempt.authorization,
         )
-        found = failure(call_info) if error is None else refusal_of(error, call_info)
+        found = refusal_of(error, call_info)
         found.headers = {**found.headers, **call_info.headers()}
         return found
 

@@ -5,18 +5,14 @@ The call itself goes the way of /models/NAME/invoke, with a lease that waits for
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Protocol
 
 from aiohttp import web
 
-from adapter.control.lease import Lease
-from adapter.control.models import ModelControl
-from adapter.core.artifacts import ArtifactKey, CacheUse
+from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
-    BackendError,
     CapacityError,
     InvalidCall,
     InvalidRequest,
@@ -24,10 +20,10 @@ from adapter.errors import (
     UnknownOperation,
 )
 from adapter.frontends.http.endpoint.authenticator import Caller, SigV4Authenticator
+from adapter.frontends.http.endpoint.call import EndpointCall, Residency
 from adapter.frontends.http.endpoint.errors import (
     CallInfo,
     call_info_of,
-    failure,
     new_request_id,
     refusal_of,
 )
@@ -39,12 +35,11 @@ from adapter.frontends.http.endpoint.members import (
     read_members,
 )
 from adapter.frontends.http.endpoint.streams import Streams
-from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.inference import AwaitedInference, SlowPath
 from adapter.frontends.http.instrumentation import AWS_OPERATION, Refusal, path_segments
 from adapter.frontends.http.middleware import held_body, whole_body
 from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT, find
 from adapter.protocols.sigv4 import Claim
-from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller
 
 _STREAM = STREAM_ENDPOINT.operation
@@ -60,17 +55,6 @@ _WHOLE_BYTES = 6_291_456
 _STREAM_BYTES = 64 * 2**20
 
 
-class Residency(Protocol):
-    """Has models where they are asked for (control/residency)."""
-
-    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
-    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None: ...
-    async def lease(
-        self, model_id: ModelId, key: ArtifactKey, caller: str = ""
-    ) -> tuple[Lease, CacheUse]: ...
-    async def evict_for(self, error: CapacityError) -> bool: ...
-
-
 class EndpointErrorFormat:
     """AWS's errors and headers (frontends/http/middleware.py)."""
 
@@ -80,11 +64,8 @@ class EndpointErrorFormat:
         )
         request["frontend"] = "endpoint"
 
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:
+    def refusal(self, request: web.BaseRequest, error: AdapterError | None) -> Refusal:
         return refusal_of(error, call_info_of(request))
-
-    def failure(self, request: web.BaseRequest) -> Refusal:
-        return failure(call_info_of(request))
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
         return call_info_of(request).headers()
@@ -114,23 +95,18 @@ class Endpoint:
 
     def __init__(
         self,
-        control: ModelControl,
-        inferences: Inferences,
+        slow_path: SlowPath,
         streams: Streams,
         residency: Residency,
         endpoints: Endpoints,
         *,
-        budget: ByteBudget,
-        max_body_bytes: int,
         callers: SigV4Authenticator | None = None,
     ) -> None:
-        self._control = control
         self._residency = residency
         self._endpoints = endpoints
-        self._max_body = max_body_bytes
-        self._budget = budget
+        self._max_body, self._budget = slow_path.max_body, slow_path.budget
         self._callers = callers
-        self._inferences = inferences
+        self._slow_path = slow_path
         self._streams = streams
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -159,7 +135,8 @@ class Endpoint:
             if caller is not None and not caller.may_ask_for(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
             request["caller"] = "" if caller is None else caller.name
-            return await self._invoked(model_id, key, request, body)
+            call = EndpointCall(self._residency, members, model_id, key)
+            return await self._invoked(call, request, body)
 
     def _find(self, members: Members, call_info: CallInfo) -> tuple[ModelId, ArtifactKey]:
         found = self._endpoints.find(members.endpoint, members.target or "-")
@@ -206,40 +183,15 @@ class Endpoint:
         return most
 
     async def _invoked(
-        self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
+        self, call: EndpointCall, request: web.BaseRequest, body: bytes | None
     ) -> web.StreamResponse:
+        is_stream = request["operation"] == _STREAM
+        send = self._streams.invoke if is_stream else AwaitedInference.invoke
         try:
-            return await self._invoked_once(model_id, key, request, body)
+            return await self._slow_path.attempt(call, call.model_id, request, send, body)
         except CapacityError as error:
-            if body is None or not await self._residency.evict_for(error):
+            if body is None or not await call.frees_memory(error):
                 raise
         leave_out()
         call_info_of(request).was_sent = True
-        return await self._invoked_once(model_id, key, request, body)
-
-    async def _invoked_once(
-        self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
-    ) -> web.StreamResponse:
-        lease, use = await self._leased(model_id, key, request["caller"])
-        call_info_of(request).cache = use
-        try:
-            with lease:
-                if request["operation"] == _STREAM and body is not None:
-                    with self._budget.open_stream():
-                        return await self._streams.invoke(lease, request, body)
-                return await self._inferences.invoke(lease, request, body)
-        except (BackendError, CapacityError) as error:
-            raise await self._control.judged(error, model_id) from error
-
-    async def _leased(
-        self, model_id: ModelId, key: ArtifactKey, caller: str
-    ) -> tuple[Lease, CacheUse]:
-        try:
-            return await self._residency.lease(model_id, key, caller)
-        except ArtifactNotFound as error:
-            if self._callers is None:
-                raise
-            # as it is told of a model that the caller may not ask for
-            raise ArtifactNotFound(missing(key), model_id=model_id) from error
-        except InvalidRequest as error:
-            raise InvalidCall(str(error), model_id=model_id) from error
+        return await self._slow_path.attempt(call, call.model_id, request, send, body)

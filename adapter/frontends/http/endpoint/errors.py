@@ -88,10 +88,14 @@ def _region_of(authorization: str) -> str:
     return found[1] if found else _REGION
 
 
-def refusal_of(error: AdapterError, call_info: CallInfo) -> Refusal:
-    status, code = aws_status(error)
-    if status == _OURS:
-        return failure(call_info)
+def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:
+    """Return the answer for an error. Of a bug, which None stands for, and of what is wrong with
+    this machine the log has more.
+    """
+    status, code = (_OURS, "") if error is None else aws_status(error)
+    if error is None or status == _OURS:
+        body = _message("internal error; see the log")
+        return _refusal(500, "InternalFailure", body, {}, call_info)
     headers = {}
     if status == _BUSY:
         wait = error.retry_after_ms if isinstance(error, TooManyWaiting) else _RETRY_MS
@@ -110,11 +114,6 @@ def refusal_of(error: AdapterError, call_info: CallInfo) -> Refusal:
 def message_of(error: AdapterError, call_info: CallInfo) -> str:
     """Return what a caller is told of an error of a stream that has begun."""
     return str(json.loads(refusal_of(error, call_info).body)["Message"])
-
-
-def failure(call_info: CallInfo) -> Refusal:
-    """Return the answer for a bug, and for what is wrong with this machine: the log has it."""
-    return _refusal(500, "InternalFailure", _message("internal error; see the log"), {}, call_info)
 
 
 def _message(text: str) -> str:

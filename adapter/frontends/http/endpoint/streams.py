@@ -7,18 +7,17 @@ object goes to the model's generate_stream, whose server-sent events are passed 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
-from adapter.core.calls import RpcCall, RpcDataPlane, V2Call, V2DataPlane
+from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.registry import ModelRecord
 from adapter.errors import (
@@ -33,8 +32,9 @@ from adapter.frontends.bodies import json_object
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.endpoint.errors import call_info_of, message_of
+from adapter.frontends.http.inference import AwaitedInference, events_of
 from adapter.frontends.http.instrumentation import FORWARDED, Instrumentation
-from adapter.frontends.http.middleware import asked_by, error_format_of
+from adapter.frontends.http.middleware import asked_by
 from adapter.protocols.codecs.base import converted
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
 from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
@@ -42,7 +42,7 @@ from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
 log = logging.getLogger(__name__)
 
 _LINES, _EVENTS = "application/jsonlines", "text/event-stream"
-_EVENT_END, _ERROR = b"\n\n", b'data: {"error":'
+_ERROR = b'data: {"error":'
 _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
 # One call of C parses it, and holds the interpreter's lock for 5 ns a byte.
@@ -170,7 +170,6 @@ class Streams:
     def __init__(
         self,
         control: ModelControl,
-        http: V2DataPlane,
         rpc: RpcDataPlane,
         faults: Faults,
         instrumentation: Instrumentation,
@@ -178,15 +177,13 @@ class Streams:
         timeout_seconds: float,
     ) -> None:
         self._control = control
-        self._http = http
         self._rpc = rpc
         self._faults = faults
         self._instrumentation = instrumentation
         self._timeout = timeout_seconds
 
-    async def invoke(
-        self, lease: Lease, request: web.BaseRequest, body: bytes
-    ) -> web.StreamResponse:
+    async def invoke(self, inference: AwaitedInference) -> web.StreamResponse:
+        lease, request, body = inference.lease, inference.request, inference.body or b""
         kind = request.headers.get("Content-Type", "")
         size = binary.json_header_bytes(kind, len(body))
         text = body[:size]
@@ -204,16 +201,19 @@ class Streams:
         cost = len(text) + objects * _OBJECT_BYTES
         message = await converted(cost, _message, text, raw, lease.record)
         if message is None:
-            return await self._tell(_EVENTS, self._generated(lease, request, body), lease, request)
-        return await self._tell(_LINES, self._inferred(lease, request, message), lease, request)
+            return await self._tell(_EVENTS, self._generated(inference, body), inference)
+        return await self._tell(_LINES, self._inferred(inference, message), inference)
 
     # -- from Triton ------------------------------------------------------------------------
 
     async def _inferred(
-        self, lease: Lease, request: web.BaseRequest, message: bytes
+        self, inference: AwaitedInference, message: bytes
     ) -> AsyncGenerator[bytes, None]:
+        lease, request = inference.lease, inference.request
+        inference.held.enter_context(inference.path.budget.open_stream())
         metadata = [(n.lower(), v) for n, v in _forwarded(request).items()]
-        call = RpcCall("ModelStreamInfer", metadata, None, _end_of(request))
+        end = application_of(request).client.abort  # who does not read gets no error
+        call = RpcCall("ModelStreamInfer", metadata, None, end)
         async with self._rpc.stream(call, lease) as upstream:
             await upstream.write(message)
             await upstream.done_writing()
@@ -239,33 +239,20 @@ class Streams:
             ) from error
 
     async def _generated(
-        self, lease: Lease, request: web.BaseRequest, body: bytes
+        self, inference: AwaitedInference, body: bytes
     ) -> AsyncGenerator[bytes, None]:
-        record, rest = lease.record, b""
-        path = f"/models/{record.name}/generate_stream"
-        call = V2Call(
-            *("POST", path, _forwarded(request), body), is_stream=True, on_cut=_end_of(request)
-        )
-        async with self._http.forward(call, lease) as found:
+        record, headers = inference.lease.record, _forwarded(inference.request)
+        async with inference.forward("/generate_stream", headers, body) as found:
             try:
-                async for chunk in found.chunks():
-                    *events, rest = (rest + chunk).split(_EVENT_END)
-                    for each in events:
-                        yield self._generated_event(each, record)
+                async for event in events_of(found.chunks(), record):
+                    if event.startswith(_ERROR):
+                        said = json.loads(event.removeprefix(b"data: "))["error"]
+                        raise self._fault(StreamError(str(said), was_accepted=True), record)
+                    yield event
             except ConnectionResetError as error:  # Triton's, and why is its cause
                 if isinstance(error.__cause__, AdapterError):
                     raise error.__cause__ from error
                 raise
-        if rest:
-            yield rest
-
-    def _generated_event(self, text: bytes, record: ModelRecord) -> bytes:
-        if text.startswith(_ERROR):
-            said = json.loads(text.removeprefix(b"data: "))["error"]
-            raise self._fault(StreamError(str(said), was_accepted=True), record)
-        if record.is_renamed:
-            text = binary.put_name_back(text, None, record.name, record.id)[0]
-        return text + _EVENT_END
 
     def _fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
         code = "INTERNAL" if said.was_accepted else "NOT_FOUND"
@@ -279,34 +266,33 @@ class Streams:
     # -- to the caller ----------------------------------------------------------------------
 
     async def _tell(
-        self,
-        kind: str,
-        answers: AsyncGenerator[bytes, None],
-        lease: Lease,
-        request: web.BaseRequest,
+        self, kind: str, answers: AsyncGenerator[bytes, None], inference: AwaitedInference
     ) -> web.StreamResponse:
         """A failure before the first answer is an answer of its own, as it is to InvokeEndpoint."""
         async with aclosing(answers):
             first = await anext(answers, None)
-            response = await _begun(request, kind)
+            response = await inference.begin_answer(
+                {"Content-Type": CONTENT_TYPE, "X-Amzn-SageMaker-Content-Type": kind}
+            )
             try:
                 if first is not None:
                     await _write(response, first)
                 async for answer in answers:
                     await _write(response, answer)
             except AdapterError as error:
-                await response.write(await self._failed(error, lease, request))
+                await response.write(await self._failed(error, inference))
             except (ConnectionResetError, asyncio.CancelledError):
                 raise  # the caller has gone
             except Exception as error:
-                log.exception("request.failed", extra={"model_id": lease.record.id})
+                log.exception("request.failed", extra={"model_id": inference.lease.record.id})
                 drop_tracebacks(error)
                 said = json.dumps({"Message": "internal error; see the log"}).encode()
                 await response.write(exception("InternalStreamFailure", said))
         return response
 
-    async def _failed(self, error: AdapterError, lease: Lease, request: web.BaseRequest) -> bytes:
+    async def _failed(self, error: AdapterError, inference: AwaitedInference) -> bytes:
         """Return the message that ends a stream which has begun."""
+        lease, request = inference.lease, inference.request
         ended = lease.end(error)
         model_id = lease.record.id
         judged = await self._control.judged(
@@ -332,11 +318,6 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
     return as_request(call, raw or b"", record)
 
 
-def _end_of(request: web.BaseRequest) -> Callable[[], None]:
-    """Return what ends a stream whose caller does not read: no more can be said to that one."""
-    return application_of(request).client.abort
-
-
 def _forwarded(request: web.BaseRequest) -> dict[str, str]:
     given = request.headers
     found = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
@@ -344,16 +325,6 @@ def _forwarded(request: web.BaseRequest) -> dict[str, str]:
         raise InvalidRequest("a body for a stream must not be compressed")
     found.pop("Accept-Encoding", None)
     return found
-
-
-async def _begun(request: web.BaseRequest, kind: str) -> web.StreamResponse:
-    headers = {"Content-Type": CONTENT_TYPE, "X-Amzn-SageMaker-Content-Type": kind}
-    response = web.StreamResponse(headers=headers)
-    response.headers.update(error_format_of(request).headers(request))
-    if request.version != HttpVersion11 or not application_of(request).may_be_kept(request):
-        response.force_close()
-    await response.prepare(request)
-    return response
 
 
 async def _write(response: web.StreamResponse, payload: bytes) -> None:
