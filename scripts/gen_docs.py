@@ -15,6 +15,7 @@ from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS
 from adapter.core import versions
 from adapter.core.accounts import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
+from adapter.core.desired import TRANSITIONS as WANTED
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.registry import Registry
@@ -497,6 +498,11 @@ def states_page() -> str:
         f"{p.name} --> {after.name}" for p in RECYCLE_FOLLOWS for after in RECYCLE_FOLLOWS[p]
     ]
     memory = [f"{one.name} --> {after.name}" for one in KNOWN for after in KNOWN[one]]
+    wanted = [
+        f"{before.name} --> {after.name}: {event.value}"
+        for before, afters in WANTED.items()
+        for event, after in afters.items()
+    ]
     return (
         "# States\n\n"
         "## A model\n\n"
@@ -523,7 +529,10 @@ def states_page() -> str:
         "If Triton dies while a model is FETCHING, the fetch goes on. The model then waits ON_DISK "
         "for the next Triton. If Triton dies while the model is LOADING, it is put back ON_DISK, "
         "and tried once more.\n\n"
-        "## The memory of a model\n\n"
+        "## A desired model\n\n"
+        "From `adapter/core/desired.py`. Desired are the models of `load_at_start` and `preload`, "
+        "those that calls wait for, and those that come back after a restart of Triton. An event "
+        "without an arrow changes nothing.\n\n" + drawing(wanted) + "## The memory of a model\n\n"
         "From `adapter/core/accounts.py`: how well the size of a model is known. A model of an "
         "earlier run begins as SETTLED, with its learned size.\n\n"
         + drawing(memory)

@@ -16,7 +16,8 @@ core/desired.py.
 What happens to a model whose Triton dies while it is
 
 - fetched: the fetch goes on. Then the model waits ON_DISK for the next Triton, for up to 10 s, and
-  is loaded there. Its callers only wait longer.
+  is loaded there. Its callers only wait longer. If Triton stays away they get 503, and the files
+  stay in the disk cache.
 - LOADING for a call: it is put back ON_DISK, and loaded once more by the next Triton. If that one
   ends too, its callers get the error that Triton ended.
 - LOADING for a caller of its own: the load fails, and is not sent again.

@@ -79,7 +79,7 @@ class Loader:
         record.content_types, record.outputs = package.content_types, package.outputs
         record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
         self._memory.sizes.known_at(source.url, package)
-        self._memory.sizes.known_as(record.id, package)
+        self._memory.sizes.known_as(record.asked_for, package)
         return package
 
     async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:

@@ -363,7 +363,7 @@ class ModelControl:
             self.registry.place(record, placement)
             self.memory.placed(record)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
-            undo.push(lambda _, error, __: self.desired.trials.call_failed(record.id, error))
+            undo.push(lambda _, error, __: self.desired.trials.call_failed(record.asked_for, error))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(record.name)

@@ -199,13 +199,13 @@ class Trials:
         since = clock.monotonic() - SOON_SECONDS
         for record in gone:
             if record.state_since > since:
-                self._suspects.broke_off(record.id)
+                self._suspects.broke_off(record.asked_for)
 
     def triton_ended(self) -> ModelId | None:
         """Note an end of Triton; return the model to give up, if any."""
         for record in self._registry.records():
             if record.state is ModelState.LOADING and record.waits_for in _IN_TRITON:
-                self._suspects.broke_off(record.id)
+                self._suspects.broke_off(record.asked_for)
         back_lately = self._back_at > clock.monotonic() - SOON_SECONDS
         is_soon = back_lately or self.is_broken_off or self._is_returning()
         self.is_broken_off = False

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from adapter.control.suspects import SOON_SECONDS, TRIAL_SECONDS, Suspects
-from adapter.core.model import ModelId
+from adapter.control.suspects import SOON_SECONDS, TRIAL_SECONDS, Suspects, Trials
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.registry import Registry
+from adapter.core.state import WaitsFor
+from tests.fakes.house import House
 
 A, B, C = map(ModelId, "abc")
 
@@ -93,3 +96,13 @@ def test_each_end_in_a_row_doubles_the_trial_up_to_a_minute(suspects: Suspects):
         end(suspects, {A, B}, is_soon=True)
         found.append(suspects.trial_seconds)
     assert found == [TRIAL_SECONDS * 2**n for n in range(4)] + [SOON_SECONDS] * 2
+
+
+def test_the_load_of_a_new_version_makes_the_model_the_suspect():
+    registry, status = Registry(), House().control.triton_status
+    newer = registry.begin_load(ModelId("a#2"), TritonName("a2"), ModelSource("/a@2"), A)
+    newer.waits_for = WaitsFor.TRITON
+    trials = Trials(registry, status, lambda: True)
+    trials.triton_ended()
+    trials.triton_ended()
+    assert [*registry.lost] == [A]

@@ -60,6 +60,7 @@ async def test_another_version_is_loaded_beside_the_old_one_and_takes_its_place(
     assert +residence.artifacts.pins == {"/a@2": 1}
     assert residence.house.held("a") == 70 * MIB
     assert residence.control.memory.ledger.snapshot().models == 1
+    assert residence.control.memory.sizes.of_model(ModelId("a")) == 70 * MIB
 
 
 async def test_a_version_whose_load_hangs_holds_up_no_other_model():
