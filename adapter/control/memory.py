@@ -166,7 +166,8 @@ class Memory:
 
     def _awaited(self) -> tuple[ModelId, ...]:
         loads = (account.record for account in self.accounts.moving)
-        return tuple(each.id for each in (*loads, *self.accounts.unloads, *self._undone))
+        awaited = (*loads, *self.accounts.unloads, *self._undone)  # a load may be unloaded too
+        return tuple(dict.fromkeys(each.id for each in awaited))
 
     def _reserve(
         self, account: Account, inputs: AdmissionInput, reading: MemoryReading | None

@@ -183,6 +183,20 @@ async def test_a_load_beyond_tritons_threads_waits_for_those_that_have_one(house
     house.check("a", "b", "c")
 
 
+async def test_a_load_that_is_being_unloaded_is_awaited_once(house):
+    gate, load = await begin_load(house, "m")
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    second = house.begin(house.load("n"))
+    await until_waits(house, "n", WaitsFor.TURN)
+    assert house.control.registry.get("n").awaits == ("m",)
+    gate.open()
+    with pytest.raises(UnloadedMeanwhile):
+        await load
+    await asyncio.gather(unload, second)
+    house.check("n")
+
+
 async def test_a_load_has_its_thread_until_an_unload_has_ended_it(house):
     declare(house, a=100, b=100, c=100)
     begun = [await begin_load(house, name) for name in "ab"]
