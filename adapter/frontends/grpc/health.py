@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
@@ -76,6 +77,19 @@ def health_services(
     return Health(names, is_ready).add_to, partial(_add_reflection, services=names)
 
 
+class _Pool:
+    """Finds the file of a method, for which ghz asks, too. protobuf's default pool does not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(descriptor_pool.Default(), name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - as there
+        pool = descriptor_pool.Default()
+        with suppress(KeyError):
+            return pool.FindMethodByName(symbol).containing_service.file
+        return pool.FindFileContainingSymbol(symbol)
+
+
 def _add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
     """Add both versions of server reflection, whose messages are the same on the wire.
 
@@ -83,9 +97,9 @@ def _add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
     """
     names = [*services, *_OWN]
     _describe_v1()
-    reflection.enable_server_reflection(names, server)
+    reflection.enable_server_reflection(names, server, _Pool())
     answer = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        reflection.aio.ReflectionServicer(names, _Pool()).ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )

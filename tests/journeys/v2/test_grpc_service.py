@@ -255,7 +255,7 @@ def test_a_service_that_is_not_here_has_no_health(calls):
 
 @rows("version", ["v1", "v1alpha"])
 def test_the_services_describe_themselves(calls, listener, version):
-    """The messages of both versions are the same."""
+    """The messages of both versions are the same. ghz asks for the file of a method."""
     reflection = f"grpc.reflection.{version}.ServerReflection"
     ask = calls.channel.stream_stream(
         f"/{reflection}/ServerReflectionInfo",
@@ -263,9 +263,10 @@ def test_the_services_describe_themselves(calls, listener, version):
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
     services = [SERVICE, reflection, *BESIDES[listener]]
+    symbols = [*services, f"{SERVICE}.ModelInfer", f"{reflection}.ServerReflectionInfo"]
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
-        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=of) for of in services),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=of) for of in symbols),
     ]
     listed, *files = ask(iter(requests), timeout=SECONDS)
     names = {service.name for service in listed.list_services_response.service}
@@ -275,8 +276,8 @@ def test_the_services_describe_themselves(calls, listener, version):
         FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0])
         for file in files
     ]
-    packages = ["inference", f"grpc.reflection.{version}", "mmesh"]
-    assert [file.package for file in described] == packages[: len(services)]
+    packages = ["inference", f"grpc.reflection.{version}", "mmesh"][: len(services)]
+    assert [file.package for file in described] == [*packages, *packages[:2]]
 
 
 def test_callers_in_a_hurry_leave_no_errors_in_the_log(adapter, calls):
