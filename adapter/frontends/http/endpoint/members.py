@@ -36,7 +36,8 @@ class Member:
     shortest: int = 0
 
     def problems(self, value: str) -> Iterator[str]:
-        text = f"Value '{value[:200]}' at '{self.name}' failed to satisfy constraint: Member must"
+        shown = value[:200].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        text = f"Value '{shown}' at '{self.name}' failed to satisfy constraint: Member must"
         if len(value) > self.longest:
             yield f"{text} have length less than or equal to {self.longest}"
         elif len(value) < self.shortest:

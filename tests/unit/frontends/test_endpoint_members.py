@@ -1,0 +1,14 @@
+"""What the members of a call of the endpoint may be, and how a fault of one is worded."""
+
+import pytest
+from multidict import CIMultiDict
+
+from adapter.errors import InvalidCall
+from adapter.frontends.http.endpoint.members import TARGET_MODEL, read_members
+
+
+def test_a_value_that_is_not_utf_8_is_shown_in_text_that_is() -> None:
+    """AWS's client for JavaScript sends Latin-1; strict readers of JSON refuse half a pair."""
+    sent = b"d\xefgits".decode("utf-8", "surrogateescape")
+    with pytest.raises(InvalidCall, match=r"Value 'd\\xefgits' at 'targetModel'"):
+        read_members("any", CIMultiDict({TARGET_MODEL: sent}), is_stream=False)
