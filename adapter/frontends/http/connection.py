@@ -17,7 +17,7 @@ from adapter.frontends.bodies import Arrival, Limits
 from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import Head, Heads
-from adapter.frontends.http.head_scanner import END
+from adapter.frontends.http.head_scanner import END, without_upgrade
 from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.
@@ -27,6 +27,7 @@ _AHEAD_BYTES = 64 * 2**10
 _SHORT_BYTES = 16 * 2**10
 _END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\n"  # how its preface begins
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
@@ -263,10 +264,14 @@ class Connection:
                 self._refuse_long_head()
                 return
             head = self._heads.read(raw)
-        if head.length < 0:
-            self._serve_for_good(raw + behind)
-        else:
+        if head.length < 0 and (same := without_upgrade(raw)) != raw:
+            raw, head = same, self._heads.read(same)
+        if head.length >= 0:
             self._begin(head, raw, behind)
+        elif raw == _HTTP2:
+            self.refuse_head("this is HTTP/2; this listener serves HTTP/1.1, and gRPC has its own")
+        else:
+            self._serve_for_good(raw + behind)
 
     def _serve_for_good(self, data: bytes) -> None:
         """Hand all further bytes to aiohttp."""

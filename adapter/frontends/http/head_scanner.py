@@ -4,6 +4,8 @@ Nothing is remembered from head to head. RFC 9112 allows more: another method, a
 a bare line feed, a field that comes twice. aiohttp judges such a head.
 """
 
+import re
+
 END = b"\r\n\r\n"
 
 # As many fields as aiohttp takes, and as many digits of a length.
@@ -24,6 +26,15 @@ _USUAL = {
     for spelled in (name, name.title())
 }
 
+# How a client asks for HTTP/2 or WebSocket. Each is one line of printable characters, so that the
+# head is read the same without it.
+_ASKED = rb"(?:upgrade|http2-settings)"
+_UPGRADE = re.compile(
+    rb"\r\n(?:%b:[\t\x20-\x7e]*|connection:[\t ]*%b(?:[\t ]*,[\t ]*%b)*[\t ]*)(?=\r\n[^\t ])"
+    % (_ASKED, _ASKED, _ASKED),
+    re.IGNORECASE,
+)
+
 
 class Scanned:
     """A head: `fields` are its values by their names in lower case; `lines` are as they came, the
@@ -35,6 +46,14 @@ class Scanned:
     fields: dict[bytes, bytes]
     lines: list[bytes]
     length: int
+
+
+def without_upgrade(raw: bytes) -> bytes:
+    """Return a head that asks for no other protocol: a server may ignore it (RFC 9110 section 7.8).
+
+    Java's HttpClient asks with each request.
+    """
+    return _UPGRADE.sub(b"", raw)
 
 
 def scan(raw: bytes) -> Scanned | None:

@@ -5,6 +5,7 @@ import pytest
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.head import Heads
+from adapter.frontends.http.head_scanner import without_upgrade
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
 from tests.fakes.house import House
@@ -124,6 +125,35 @@ def test_what_is_special_is_not_plain_but_its_end_is_known(raw):
 )
 def test_where_two_may_read_differently_aiohttp_is_to_tell_the_end(raw):
     assert heads().read(raw).length < 0
+
+
+@rows(
+    "fields",
+    [
+        ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
+        ("connection: upgrade", "upgrade: websocket"),
+        ("Connection: HTTP2-Settings ,\tUpgrade ", "HTTP2-Settings:"),
+    ],
+)
+def test_a_head_that_asks_for_another_protocol_is_read_without_that(fields):
+    assert without_upgrade(head(V2, *fields, LENGTH)) == head(V2, LENGTH)
+
+
+@rows(
+    "field",
+    [
+        "Connection: close, X-Upgrade",
+        "Connection: Upgrades",
+        "Connection: upgrade\r\n , close",
+        "Upgrade: h2c\r\n\tContent-Length: 3",
+        "X: a\nUpgrade: h2c",
+        "Upgrade : h2c",
+        "Upgrade: \0",
+        "X-Upgrade: h2c",
+    ],
+)
+def test_what_may_be_read_in_two_ways_or_is_another_field_stays_in_the_head(field):
+    assert without_upgrade(head(V2, LENGTH, field)) == head(V2, LENGTH, field)
 
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"

@@ -143,6 +143,14 @@ async def test_also_behind_a_good_request(before):
                 await refused(listener, raw(FAST, *fields, body=body), after=request(before))
 
 
+async def test_http_2_is_refused_by_its_name():
+    """A client of gRPC sends this to the wrong port; what is behind the preface is not text."""
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert (await caller.answer()).json()["error"].startswith("this is HTTP/2; ")
+
+
 @both
 async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
     async with opened() as listener:
