@@ -149,7 +149,8 @@ class Oracle(Rest):
             return
         self.present.pop(call.model_id, None)
         control = self._world.control  # an unload has failed for what is stuck: it is gone later
-        stuck = control.registry.stuck if control is not None else {}
+        records = control.registry.stuck.values() if control is not None else ()
+        stuck = {name for record in records for name in record.placement.names}
         held = [each for each in self._world.held_of(call.model_id) if each.name not in stuck]
         if held and not any(each.state == "LOADING" for each in held):  # a step may be loaded
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
