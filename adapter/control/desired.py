@@ -226,7 +226,7 @@ class DesiredModels:
             return
         if self._registry.counts()[ModelState.RETURNING]:
             lost = [r for r in self._registry.records() if r.state is ModelState.RETURNING]
-            for record in sorted(lost, key=lambda each: -each.used_at):
+            for record in sorted(lost, key=lambda each: -each.usage.used_at):
                 made = DesiredModel(record.id, self._return)
                 self._begin(self._models.setdefault(record.id, made))
         for each in self.wanted():

@@ -109,8 +109,8 @@ class Housekeeping:
         """Return the names of the models that had requests since the last call."""
         active = set()
         for record in self._registry.records():
-            ended = record.served - record.in_flight
-            if record.in_flight or ended != record.ended_before:
+            ended = record.usage.served - record.usage.in_flight
+            if record.usage.in_flight or ended != record.ended_before:
                 active.add(record.name)
                 record.ended_before = ended
         return active

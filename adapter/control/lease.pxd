@@ -12,22 +12,24 @@ cdef class Leases:
     cdef long _max_abandoned
     cdef dict _drained
 
-    cpdef Lease of(self, Usage record)
+    @cython.locals(usage=Usage)
+    cpdef Lease of(self, record)
     cpdef arrives(self, Lease lease, refuse)
     cpdef has_ended(self, Lease lease)
-    cpdef was_last(self, Usage record)
+    cpdef was_last(self, record)
 
 cdef class Lease:
-    cdef public Usage record
+    cdef public object record
+    cdef Usage _usage
     cdef public int state
     cdef double _begun
     cdef Leases _leases
 
     cpdef bint is_lost(self)
     cpdef bint is_held(self)
-    @cython.locals(record=Usage)
+    @cython.locals(usage=Usage)
     cpdef begin(self, now=*)
     cpdef arrives(self, refuse)
     cpdef abandon(self)
-    @cython.locals(record=Usage, leases=Leases)
+    @cython.locals(usage=Usage, leases=Leases)
     cpdef end(self, error=*, now=*)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.usage import Usage
 from adapter.errors import ModelNotReady, TooManyAbandoned
 from adapter.runtime import clock
 
@@ -57,16 +58,18 @@ class Leases:
         if self.is_paused:
             why = f"model {record.id!r} is not ready: Triton is restarted to free memory"
             raise ModelNotReady(why, model_id=record.id)
-        if record.abandoned >= self._max_abandoned:
+        usage = record.usage
+        if usage.abandoned >= self._max_abandoned:
             raise TooManyAbandoned(
-                f"model {record.id!r} still works on {record.abandoned} requests whose callers "
+                f"model {record.id!r} still works on {usage.abandoned} requests whose callers "
                 "have left or timed out, the limit of max_abandoned_requests; "
                 "see docs/operations.md#an-inference-fails",
                 model_id=record.id,
                 delivered=False,
             )
         lease = Lease()
-        lease.record, lease.state, lease._leases = record, _NEW, self  # noqa: SLF001
+        lease.record, lease._usage = record, usage  # noqa: SLF001
+        lease.state, lease._leases = _NEW, self  # noqa: SLF001
         return lease
 
     def counts(self) -> tuple[int, int]:
@@ -77,7 +80,8 @@ class Leases:
         """End the leases of a model that Triton has unloaded and whose processes have ended: its
         requests can never be answered. Their connections stay open (docs/design/triton.md).
         """
-        count, record.lost, record.in_flight = record.in_flight, record.in_flight, 0
+        usage = record.usage
+        count, usage.lost, usage.in_flight = usage.in_flight, usage.in_flight, 0
         if not count:
             return
         self.ended += count
@@ -91,7 +95,7 @@ class Leases:
         """
         for refuse in list(self.arriving.get(record, {}).values()):
             refuse()
-        if record.in_flight == 0:
+        if record.usage.in_flight == 0:
             return True
         event = self._drained[record] = asyncio.Event()
         silent = min(_SILENT_SECONDS, seconds)
@@ -130,7 +134,7 @@ async def _is_set(event: asyncio.Event, seconds: float) -> bool:
 
 
 def _tell(record: ModelRecord, seconds: float) -> None:
-    counts = {"in_flight": record.in_flight, "abandoned": record.abandoned}
+    counts = {"in_flight": record.usage.in_flight, "abandoned": record.usage.abandoned}
     fields = {"model_id": record.id, **counts, "seconds": round(seconds, 3)}
     log.info("model.unload_waits", extra=fields)
 
@@ -144,17 +148,18 @@ class Lease:
     A class with __enter__ costs a sixth of a @contextmanager, and this is on the hot path.
     """
 
-    __slots__ = ("_begun", "_leases", "record", "state")
+    __slots__ = ("_begun", "_leases", "_usage", "record", "state")
 
     # set by Leases.of: a call of __init__ takes as long as all the rest of it
     record: ModelRecord
     state: int
+    _usage: Usage
     _begun: float
     _leases: Leases
 
     def is_lost(self) -> bool:
         """Return whether it can never be answered, and does not hold the model any more."""
-        return self.record.lost > 0 and self.state in (_HELD, _ABANDONED)
+        return self._usage.lost > 0 and self.state in (_HELD, _ABANDONED)
 
     def is_held(self) -> bool:
         return self.state == _HELD
@@ -163,12 +168,12 @@ class Lease:
         """Begin the lease, once, and before anything is awaited: an unload may run meanwhile.
         `now`: time.monotonic, where the caller has just read it.
         """
-        record = self.record
+        usage = self._usage
         self.state = _HELD
         self._leases.begun += 1
-        record.in_flight += 1
-        record.served += 1
-        self._begun = record.used_at = clock.monotonic() if now is None else now
+        usage.in_flight += 1
+        usage.served += 1
+        self._begun = usage.used_at = clock.monotonic() if now is None else now
 
     def arrives(self, refuse: Callable[[], None]) -> None:
         """Mark the lease as waiting for its caller, to send the request or to take the answer.
@@ -183,7 +188,7 @@ class Lease:
         """Note that nobody waits for the answer any more. A no-op unless the lease is held."""
         if self.state == _HELD:
             self.state = _ABANDONED
-            self.record.abandoned += 1
+            self._usage.abandoned += 1
             self._leases.abandoned += 1
 
     def end(
@@ -192,27 +197,27 @@ class Lease:
         """End the lease: Triton is done with the request. Returns the error for the caller, if the
         request failed with `error`. A no-op if the lease has ended already. `now`: as in `begin`.
         """
-        record, leases = self.record, self._leases
+        usage, leases = self._usage, self._leases
         if self.state != _HELD:
             if self.state != _ABANDONED:
                 return error
-            record.abandoned -= 1
+            usage.abandoned -= 1
             leases.abandoned -= 1
         self.state = _ENDED
         if leases.arriving:
             leases.has_ended(self)
-        if record.lost:  # all leases of the model were ended by `lose`
-            record.lost -= 1
+        if usage.lost:  # all leases of the model were ended by `lose`
+            usage.lost -= 1
             return error
         leases.ended += 1
-        record.in_flight -= 1
-        if record.in_flight == 0:
-            leases.was_last(record)
+        usage.in_flight -= 1
+        if usage.in_flight == 0:
+            leases.was_last(self.record)
         if error is None:
-            record.answered_at = clock.monotonic() if now is None else now
-            record.latencies.append(record.answered_at - self._begun)
+            usage.answered_at = clock.monotonic() if now is None else now
+            usage.latencies.append(usage.answered_at - self._begun)
             return None
-        return leases.failed(record, error)
+        return leases.failed(self.record, error)
 
     def __enter__(self) -> ModelRecord:
         self.begin()

@@ -108,7 +108,7 @@ class Loader:
         if (refusal := self._excess(record)) is not None:
             raise refusal
         record.instances = await self._instances(record)
-        record.used_at = record.used_at or clock.monotonic()
+        record.usage.used_at = record.usage.used_at or clock.monotonic()
         self._breaker.succeeded(package.content_key)
         return process
 

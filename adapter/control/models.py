@@ -227,7 +227,7 @@ class ModelControl:
         work = self.operations.logged(
             *("unload", model_id, self._unload(model_id, begun, ended), total),
             log_fields=log_fields,
-            in_flight=known.in_flight if known else 0,
+            in_flight=known.usage.in_flight if known else 0,
         )
         return self.operations.start("unload", model_id, work)
 

@@ -67,7 +67,7 @@ class OrphanProcesses:
         self._unended.add(record.id)
         self._count()
         pids = sorted(process.pid for process in processes)
-        fields = {"model_id": record.id, "processes": pids, "in_flight": record.in_flight}
+        fields = {"model_id": record.id, "processes": pids, "in_flight": record.usage.in_flight}
         log.warning("model.left_running", extra=fields)
         try:
             yield

@@ -98,7 +98,7 @@ class Reconciler:
 
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)
-        record.used_at = clock.monotonic()
+        record.usage.used_at = clock.monotonic()
         self._registry.place(record, model.placement)
         record.package_key, record.gpu = model.content_key, model.gpu
         record.can_load_again = model.can_load_again

@@ -187,7 +187,7 @@ class Unloader:
         is_dead = is_dead or any([await self._has_lost_its_process(name) for name in left])
         # a model that seems dead gets a second too: its process may just have ended normally; one
         # that still computes had its time during the drain
-        is_hopeless = is_dead or record.in_flight > 0
+        is_hopeless = is_dead or record.usage.in_flight > 0
         grace_seconds = _NORMAL_SECONDS if is_hopeless else self._limits.stall
         left = await self._triton.wait_gone(left, grace_seconds)
         if not left:
@@ -275,7 +275,7 @@ class Unloader:
         async def is_left() -> bool:
             nonlocal processes
             processes = await self._left(record, processes)
-            return bool(processes) or (bool(reloaded) and record.in_flight > 0)
+            return bool(processes) or (bool(reloaded) and record.usage.in_flight > 0)
 
         if not await _outlasts(is_left, seconds):
             return None

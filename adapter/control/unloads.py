@@ -61,7 +61,7 @@ class Unloads:
         await self._recycling.up()
         async with self._operations.lock(model_id):
             known = self.registry.get(model_id)
-            is_idle = known is not None and known.state in _LOADED and known.in_flight == 0
+            is_idle = known is not None and known.state in _LOADED and known.usage.in_flight == 0
             if self._recycling.is_closing or known is None or not is_idle or not may_go(known):
                 return False
             # its requests are refused before anything is awaited

@@ -25,7 +25,7 @@ _MOST_LOST = 1000
 
 
 @dataclass(slots=True, eq=False)
-class ModelRecord(Usage):
+class ModelRecord:
     """One model. The registry sets `id`, `state`, `state_since` and, of a model in it, `placement`,
     and clears `waits_for` and `awaits` with each change of `state`; control sets the rest.
 
@@ -43,7 +43,8 @@ class ModelRecord(Usage):
     beside it. `gpu`: the number of the GPU that it was put on, None where Triton or its package
     decides. `content_types`: those that it opted into, None without any. `warnings`: what is odd
     but no fault. `outputs`: their names, none where only Triton knows them. `files`: those of a
-    store that a call has had fetched, and None for a model from elsewhere.
+    store that a call has had fetched, and None for a model from elsewhere. `is_renamed`: the
+    model has another name in Triton than for its callers.
     """
 
     id: ModelId
@@ -71,9 +72,10 @@ class ModelRecord(Usage):
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     files: StoreFiles | None = None
+    is_renamed: bool = field(init=False)
+    usage: Usage = field(init=False, default_factory=Usage)
 
     def __post_init__(self) -> None:
-        Usage.__init__(self)
         self.asked_for = self.asked_for or self.id
         self.is_renamed = self.name != self.asked_for  # type: ignore[comparison-overlap]
 
@@ -167,7 +169,9 @@ class Registry:
     def idle_seconds(self, now: float) -> float | None:
         """Return the longest time that a ready model has been idle; None without models."""
         ready = (self._records[model_id] for model_id in self._ready)
-        return max((0.0 if r.in_flight else now - r.used_at for r in ready), default=None)
+        return max(
+            (0.0 if r.usage.in_flight else now - r.usage.used_at for r in ready), default=None
+        )
 
     def free_name(self, *ids: ModelId, replaced: ModelRecord | None = None) -> TritonName:
         """Return the name in Triton of the first of the ids whose name is free, or another. None is
@@ -201,7 +205,7 @@ class Registry:
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         record = ModelRecord(model_id, name, source, asked_for=asked_for)
         if known is not None:
-            record.used_at = known.used_at
+            record.usage.used_at = known.usage.used_at
             if known.state is ModelState.RETURNING:
                 record.gpu = known.gpu
             artifact = known.files.artifact if known.files else None

@@ -209,8 +209,8 @@ class Resident:
         return {
             "name": record.asked_for,
             "bytes": total(self._ledger.of(record.name)),
-            "idle_seconds": 0.0 if record.in_flight else round(now - record.used_at, 3),
-            "in_flight": record.in_flight,
+            "idle_seconds": 0.0 if record.usage.in_flight else round(now - record.usage.used_at, 3),
+            "in_flight": record.usage.in_flight,
         }
 
 

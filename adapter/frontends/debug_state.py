@@ -157,7 +157,7 @@ class DebugState:
 
         def answered_at(model_id: ModelId) -> float:
             record = registry.get(model_id)
-            return past + record.answered_at if record else 0.0
+            return past + record.usage.answered_at if record else 0.0
 
         are_lost = bool(registry.lost or registry.counts()[ModelState.RETURNING])
         worst = self._history.worst(are_lost=are_lost, answered_at=answered_at)
@@ -168,7 +168,7 @@ class DebugState:
         learned = memory.sizes.learned(record.package_key)
         is_measured = learned is not None and memory.accounts.is_measured(record.name)
         basis = "measured" if is_measured else record.basis and record.basis.value
-        is_idle = record.state is ModelState.READY and record.in_flight == 0
+        is_idle = record.state is ModelState.READY and record.usage.in_flight == 0
         return {
             "model_id": record.id,
             "triton_name": record.name,
@@ -178,11 +178,11 @@ class DebugState:
             "waits_for": record.waits_for and record.waits_for.value,
             "awaits": [*record.awaits],
             "hanging_seconds": self._hanging_seconds(record, now),
-            "in_flight": record.in_flight,
-            "abandoned": record.abandoned,
-            "served": record.served,
+            "in_flight": record.usage.in_flight,
+            "abandoned": record.usage.abandoned,
+            "served": record.usage.served,
             "latency_seconds": _latencies(record),
-            "idle_seconds": round(now - record.used_at, 3) if is_idle else None,
+            "idle_seconds": round(now - record.usage.used_at, 3) if is_idle else None,
             "bytes": memory.ledger.of(record.name),
             "gpu": record.gpu,
             "basis": basis,
@@ -257,22 +257,22 @@ _ORDERS: dict[str, _Order] = {
     "state": lambda record, _size, _now: record.state.value,
     "p50": lambda record, _size, _now: -_rank(record, 50),
     "p99": lambda record, _size, _now: -_rank(record, 99),
-    "in_flight": lambda record, _size, _now: -record.in_flight,
-    "served": lambda record, _size, _now: -record.served,
-    "idle": lambda record, _size, now: 0 if record.in_flight else record.used_at - now,
+    "in_flight": lambda record, _size, _now: -record.usage.in_flight,
+    "served": lambda record, _size, _now: -record.usage.served,
+    "idle": lambda record, _size, now: 0 if record.usage.in_flight else record.usage.used_at - now,
     "loaded": lambda record, _size, _now: -record.state_since,
 }
 
 
 def _rank(record: ModelRecord, share: int) -> float:
     """The nearest rank of the latest inferences; 0 without any."""
-    ordered = sorted(record.latencies)
+    ordered = sorted(record.usage.latencies)
     return ordered[math.ceil(len(ordered) * share / 100) - 1] if ordered else 0.0
 
 
 def _latencies(record: ModelRecord) -> dict[str, float] | None:
     """Return None before the first inference."""
-    if not (count := len(record.latencies)):
+    if not (count := len(record.usage.latencies)):
         return None
     return {"p50": round(_rank(record, 50), 6), "p99": round(_rank(record, 99), 6), "of": count}
 

@@ -225,12 +225,15 @@ class ModelCollector(_Scraped):
             "Seconds since the last inference of each model began, or its load ended; 0 while one"
             " is in flight.",
             ["model"],
-            [((each.id,), 0.0 if each.in_flight else now - each.used_at) for each in loaded],
+            [
+                ((each.id,), 0.0 if each.usage.in_flight else now - each.usage.used_at)
+                for each in loaded
+            ],
         )
         yield _family(
             "model_requests",
             "Inferences of each model begun since its load.",
             ["model"],
-            [((each.id,), each.served) for each in loaded],
+            [((each.id,), each.usage.served) for each in loaded],
             CounterMetricFamily,
         )

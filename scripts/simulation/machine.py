@@ -154,14 +154,14 @@ class Machine:
             self._fetch(coming)
 
     def _serve(self, record: ModelRecord, use: CacheUse, answered: Answered) -> None:
-        record.in_flight += 1
-        record.used_at = self._clock.now
+        record.usage.in_flight += 1
+        record.usage.used_at = self._clock.now
 
         def end() -> None:
-            record.in_flight -= 1
+            record.usage.in_flight -= 1
             self._calls.give()
             answered(use)
-            if not record.in_flight:
+            if not record.usage.in_flight:
                 self._became_idle()
 
         self._calls.take(lambda: self._clock.after(self._times.call, end))
@@ -244,7 +244,7 @@ class Machine:
     def _record(self, model: Model) -> ModelRecord:
         record = ModelRecord(model.id, TritonName(model.id), ModelSource(""), ModelState.READY)
         record.is_on_demand = True
-        record.used_at = self._clock.now
+        record.usage.used_at = self._clock.now
         return record
 
     def _refuse(self, coming: _Coming) -> None:
@@ -265,7 +265,7 @@ class Machine:
 
     def _candidates(self) -> list[Candidate]:
         return [
-            Candidate(model_id, each.record.used_at, {HOST: each.model.size_bytes})
+            Candidate(model_id, each.record.usage.used_at, {HOST: each.model.size_bytes})
             for model_id, each in self._residents.items()
             if retention_reason(each.record, is_awaited=False, is_pinned=False) is None
         ]

@@ -250,7 +250,7 @@ async def test_latencies_are_of_the_latest_inferences_that_went_well(house, monk
     monkeypatch.undo()
     with pytest.raises(ValueError, match="no"), house.control.lease(ModelId("m")):
         raise ValueError("no")
-    assert (len(record.latencies), min(record.latencies)) == (200, 0.101)
+    assert (len(record.usage.latencies), min(record.usage.latencies)) == (200, 0.101)
     (model,) = (await state_of(house))["models"]
     assert model["latency_seconds"] == {"p50": 0.2, "p99": 0.298, "of": 200}
 
@@ -315,9 +315,9 @@ FIRST = {
 async def test_a_page_can_be_sorted_by_what_is_looked_for(many):
     registry = many.control.registry
     for record in registry.records():
-        record.used_at = 100.0
-    registry.get(ModelId("m007")).used_at = 50.0
-    registry.get(ModelId("m500")).latencies.append(1.0)
+        record.usage.used_at = 100.0
+    registry.get(ModelId("m007")).usage.used_at = 50.0
+    registry.get(ModelId("m500")).usage.latencies.append(1.0)
     with many.control.lease(ModelId("m500")):
         found = {sort: names(await state_of(many, f"?models=1&sort={sort}")) for sort in FIRST}
     assert found == {sort: [first] for sort, first in FIRST.items()}

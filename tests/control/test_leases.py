@@ -21,14 +21,14 @@ async def house():
     house = await House().open()
     record = await house.load("m")
     yield house
-    assert (record.in_flight, record.abandoned) == (0, 0)
+    assert (record.usage.in_flight, record.usage.abandoned) == (0, 0)
     assert house.control.leases.abandoned == 0
     await house.close()
 
 
 def counts(house: House) -> tuple[int, int]:
     record = house.control.registry.get(M)
-    return record.in_flight, record.abandoned
+    return record.usage.in_flight, record.usage.abandoned
 
 
 async def waited_for(caplog, event: str) -> logging.LogRecord:
@@ -43,7 +43,7 @@ async def test_a_block_that_is_left_ends_the_lease_whatever_it_is_left_by(house)
         lease = house.control.lease(M)
         try:
             with lease as record:
-                assert (record.in_flight, lease.state) == (1, LeaseState.HELD)
+                assert (record.usage.in_flight, lease.state) == (1, LeaseState.HELD)
                 if error is not None:
                     raise error
         except (InferenceFailed, KeyboardInterrupt):

@@ -145,8 +145,8 @@ async def test_requests_are_lost_once_no_process_is_left_that_could_answer_them(
     for lease in (left, waiting):
         lease.end()
         assert not lease.is_lost()
-    assert (later.in_flight, later.abandoned) == (0, 0)
-    assert (record.in_flight, record.abandoned, record.lost) == (0, 0, 0)
+    assert (later.usage.in_flight, later.usage.abandoned) == (0, 0)
+    assert (record.usage.in_flight, record.usage.abandoned, record.usage.lost) == (0, 0, 0)
     assert house.control.leases.begun == house.control.leases.ended == 2
     assert house.control.leases.abandoned == 0
     house.check("m")

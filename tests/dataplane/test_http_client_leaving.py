@@ -66,13 +66,13 @@ async def test_a_call_whose_caller_has_left_lasts_until_its_answer_was_read(
         asking = asyncio.create_task(ask(plane, lease, post(is_stream=is_stream)))
         await begun.wait()
         await left(asking)
-        assert (lease.state, lease.record.in_flight) == (LeaseState.ABANDONED, 1)
+        assert (lease.state, lease.record.usage.in_flight) == (LeaseState.ABANDONED, 1)
         assert connections(plane) == "<Pool: 1 connections, 0 idle>"
         gate.set()
         await until(lambda: lease.state == LeaseState.ENDED)
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
         assert not upstream.talks[0].ended.is_set()
-    assert (lease.record.in_flight, lease.record.abandoned, failures.seen) == (0, 0, [])
+    assert (lease.record.usage.in_flight, lease.record.usage.abandoned, failures.seen) == (0, 0, [])
 
 
 @pytest.mark.parametrize("said", [b"", CHUNKED])

@@ -45,8 +45,8 @@ class Rest:
         if left := [each.id for each in control.load_threads.holders() if each not in stuck]:
             raise Violated("5 left over", f"load threads are taken by {left}, which are not loaded")
         for record in records:
-            if record.in_flight or record.abandoned:
-                raise Violated("5 left over", f"{record.id} has {record.in_flight} leases")
+            if record.usage.in_flight or record.usage.abandoned:
+                raise Violated("5 left over", f"{record.id} has {record.usage.in_flight} leases")
             if record.state not in {ModelState.READY, ModelState.DEAD} and record.id not in endless:
                 raise Violated("5 left over", f"{record.id} is {record.state.value}")
 

@@ -241,7 +241,7 @@ class Recycling:
 
     def _in_flight(self) -> int:
         """Count the requests whose callers still wait."""
-        return sum(max(0, r.in_flight - r.abandoned) for r in self._registry.records())
+        return sum(max(0, r.usage.in_flight - r.usage.abandoned) for r in self._registry.records())
 
     def _unreturnable(self) -> str:
         """Return why a restart would lose models; "" if all can come back."""

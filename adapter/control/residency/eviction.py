@@ -130,7 +130,7 @@ class Eviction:
         """
 
         def may_go(known: ModelRecord) -> bool:
-            return known.used_at <= unused_since and self.retention_reason(known) is None
+            return known.usage.used_at <= unused_since and self.retention_reason(known) is None
 
         record = self._registry.get(model_id)
         if record is None:
@@ -170,7 +170,7 @@ class Eviction:
         idle = [
             record.id
             for record in self.loaded()
-            if record.used_at <= before and self.retention_reason(record) is None
+            if record.usage.used_at <= before and self.retention_reason(record) is None
         ]
         for each in idle:  # one by one: Triton 2.51 has aborted with two at once beside a load
             await self.evict(each, "idle", unused_since=before)
@@ -231,10 +231,10 @@ class Eviction:
     ) -> Candidate:
         is_served = record.state is ModelState.READY  # one that has died serves nobody
         return Candidate(
-            *(record.id, record.used_at, self._unloads.memory.ledger.of(record.name)),
+            *(record.id, record.usage.used_at, self._unloads.memory.ledger.of(record.name)),
             is_of_others=is_of_others(files.used, callers, now),
             is_spared=is_served and (is_renewed or now - record.state_since < self._min_seconds),
-            calls=max(1, record.served) if is_served else 0,
+            calls=max(1, record.usage.served) if is_served else 0,
             seconds=files.fetch_seconds + record.load_seconds,
         )
 

@@ -2,4 +2,3 @@ cdef class Usage:
     cdef public long in_flight, abandoned, lost, served
     cdef public double answered_at, used_at
     cdef public object latencies
-    cdef public bint is_renamed

@@ -12,17 +12,14 @@ class Usage:
     `latencies` are the seconds of the latest ones that went well, the wait for their callers
     included; of a stream they are those of the whole stream; `answered_at` is when the last of them
     ended. `used_at` is when the last inference began (time.monotonic), or the load ended; it
-    outlives the end of Triton. `is_renamed`: the model has another name in Triton than for its
-    callers.
+    outlives the end of Triton.
     """
 
     __slots__ = (
-        *("abandoned", "answered_at", "in_flight", "is_renamed"),
-        *("latencies", "lost", "served", "used_at"),
+        *("abandoned", "answered_at", "in_flight", "latencies", "lost", "served", "used_at"),
     )
 
     def __init__(self) -> None:
         self.in_flight = self.abandoned = self.lost = self.served = 0
         self.answered_at = self.used_at = 0.0
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self.is_renamed = False

@@ -51,12 +51,12 @@ def retention_reason(
     if not record.is_on_demand:
         return RetentionReason.NOT_OURS
     if record.state is ModelState.DEAD:
-        return RetentionReason.IN_FLIGHT if record.in_flight else None
+        return RetentionReason.IN_FLIGHT if record.usage.in_flight else None
     if is_pinned:
         return RetentionReason.PINNED
     if record.state is not ModelState.READY:
         return RetentionReason.CHANGING
-    if record.in_flight:
+    if record.usage.in_flight:
         return RetentionReason.IN_FLIGHT
     return RetentionReason.AWAITED if is_awaited else None
 

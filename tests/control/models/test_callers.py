@@ -165,7 +165,7 @@ async def test_an_unload_waits_for_the_inferences_under_way_and_new_ones_are_ref
     await house.load("m")
     house.steps.seen.clear()
     with house.control.lease(ModelId("m")) as record, house.control.lease(ModelId("m")):
-        assert record.in_flight == 2
+        assert record.usage.in_flight == 2
         unload = house.begin(house.unload("m"))
         await house.until_state("m", ModelState.UNLOADING)
         with pytest.raises(ModelNotFound):
@@ -204,5 +204,5 @@ async def test_an_inference_that_failed_says_nothing_about_the_model(house):
     await house.load("m")
     with pytest.raises(InferenceFailed), house.control.lease(ModelId("m")) as record:
         raise InferenceFailed("bad label")
-    assert record.in_flight == 0
+    assert record.usage.in_flight == 0
     house.check("m")

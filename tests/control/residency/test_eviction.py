@@ -111,7 +111,7 @@ async def test_a_model_that_has_just_come_is_not_evicted_before_its_caller_has_i
     await asyncio.wait_for(gate.reached.wait(), 5)
     gate.open()
     await residence.house.until_state("a", ModelState.READY)
-    assert record(residence, "a").in_flight == 0
+    assert record(residence, "a").usage.in_flight == 0
     assert not await residence.residency.eviction.evict(ModelId("a"), "room")
     assert "unload a" not in residence.steps.seen
     (await call).end()

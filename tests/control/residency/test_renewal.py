@@ -88,7 +88,7 @@ async def test_of_two_versions_the_one_that_gets_the_calls_is_told_as_resident(r
     registry.apply(new, ModelEvent.LOADED)
     async with admin_of(residence.house) as admin:
         for count, calls_it_gets in enumerate((old, new)):
-            calls_it_gets.in_flight = count
+            calls_it_gets.usage.in_flight = count
             found = await (await admin.get("/resident")).json()
             assert [(each["name"], each["in_flight"]) for each in found["models"]] == [("a", count)]
             registry.exchange(new, old)

@@ -45,11 +45,11 @@ class ProxySetup:
     shed: list[str] = field(default_factory=list)
 
     def in_flight(self, name: str) -> int:
-        return self.house.control.registry.serving(name).in_flight
+        return self.house.control.registry.serving(name).usage.in_flight
 
     def abandoned(self, name: str) -> int:
         """Of those in flight, for how many nobody waits any more."""
-        return self.house.control.registry.serving(name).abandoned
+        return self.house.control.registry.serving(name).usage.abandoned
 
     def counted(self, code: str, method: str = "ModelInfer") -> float | None:
         labels = {"frontend": FRONTEND, "method": method, "code": code}

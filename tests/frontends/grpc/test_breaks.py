@@ -30,7 +30,7 @@ class Listener:
         self.is_ready = True
 
     def in_flight(self, name: str) -> int:
-        return self.house.control.registry.serving(name).in_flight
+        return self.house.control.registry.serving(name).usage.in_flight
 
     def counted(self, method: str, code: str) -> float | None:
         labels = {"frontend": "grpc", "method": method, "code": code}
@@ -126,7 +126,7 @@ async def test_a_failed_request_of_a_stream_counts_as_one_inference():
         call = listener.channel.stream_stream(STREAM)()
         await call.write(infer_request("m", 1.0).SerializeToString())
         await call.read()
-        assert listener.house.control.registry.serving("m").served == 1
+        assert listener.house.control.registry.serving("m").usage.served == 1
         call.cancel()
 
 

@@ -155,7 +155,7 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
     mesh = [("mm-model-id-bin", name.encode())] if is_of_mesh else []
     caplog.set_level(logging.INFO)
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
-        proxy.house.control.registry.serving("m").abandoned = 64 * (why == "abandoned")
+        proxy.house.control.registry.serving("m").usage.abandoned = 64 * (why == "abandoned")
         found, called = [], []
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             caplog.clear()
@@ -174,7 +174,7 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
         assert found[0][3]["trace_id"] == "a" * 32
         assert proxy.counted(found[0][0]) == 1
         assert called == [False, True]
-        proxy.house.control.registry.serving("m").abandoned = 0
+        proxy.house.control.registry.serving("m").usage.abandoned = 0
 
 
 @pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])

@@ -202,7 +202,7 @@ class Listener:
         return self.in_flight() if path == FAST else len(self.bodies)
 
     def in_flight(self) -> int:
-        return sum(record.in_flight for record in self.house.control.registry.records())
+        return sum(record.usage.in_flight for record in self.house.control.registry.records())
 
     def abandoned(self) -> int:
         return self.house.control.leases.abandoned

@@ -301,7 +301,7 @@ async def starting(listener: Listener) -> str:
 
 
 async def abandoned(listener: Listener) -> str:
-    listener.house.control.registry.serving(ModelId("m")).abandoned = 64
+    listener.house.control.registry.serving(ModelId("m")).usage.abandoned = 64
     return "m"
 
 

@@ -258,7 +258,7 @@ async def test_an_answer_that_breaks_off_in_triton_breaks_off_here(closed, call)
         assert reply.status == 200
         with pytest.raises(aiohttp.ClientError):
             await reply.read()
-    assert closed.house.control.registry.records()[0].in_flight == 0
+    assert closed.house.control.registry.records()[0].usage.in_flight == 0
 
 
 async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):

@@ -41,7 +41,7 @@ RESIDENCY = [
         "the next call loads it again",
         eviction.Eviction,
         "evict",
-        "return known.used_at <= unused_since and",
+        "return known.usage.used_at <= unused_since and",
         "return",
     ),
     Fault(

@@ -14,7 +14,7 @@ UNLOADS = [
         "requests in flight lose their model",
         Leases,
         "drained",
-        "if record.in_flight == 0:",
+        "if record.usage.in_flight == 0:",
         "if True:",
     ),
     Fault(

@@ -319,7 +319,7 @@ def test_the_least_recently_used_ready_model_is_the_one_idle_for_longest():
     registry = Registry()
     assert registry.idle_seconds(100.0) is None
     for name, used_at in (("old", 10.0), ("new", 90.0)):
-        ready(registry, name).used_at = used_at
+        ready(registry, name).usage.used_at = used_at
     begun(registry, "loading")
     assert registry.idle_seconds(100.0) == 90.0
 
@@ -327,7 +327,7 @@ def test_the_least_recently_used_ready_model_is_the_one_idle_for_longest():
 def test_a_model_at_work_is_not_idle():
     registry = Registry()
     record = ready(registry, "busy")
-    record.in_flight, record.used_at = 1, 10.0
+    record.usage.in_flight, record.usage.used_at = 1, 10.0
     assert registry.idle_seconds(100.0) == 0.0
 
 

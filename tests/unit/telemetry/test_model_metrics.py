@@ -35,7 +35,7 @@ class World:
         record = self.begin(name, size)
         self.ledger.settle(record.id, None)
         self.registry.apply(record, ModelEvent.LOADED)
-        record.used_at = 990.0
+        record.usage.used_at = 990.0
         return record
 
     def unload(self, record: ModelRecord) -> None:
@@ -59,7 +59,7 @@ def of(name: str) -> Labels:
 def test_a_loaded_model_has_its_bytes_its_age_and_its_requests():
     world = World()
     record = world.load("m", 300)
-    record.served = 7
+    record.usage.served = 7
 
     assert world.series() == {
         "models_without_series": {(): 0},
@@ -89,7 +89,7 @@ def test_a_model_that_is_being_loaded_has_its_reservation_and_was_never_used():
 
 def test_a_model_with_a_request_in_flight_is_in_use_now():
     world = World()
-    world.load("m").in_flight = 1
+    world.load("m").usage.in_flight = 1
     assert world.series()["model_last_used_seconds"] == {of("m"): 0.0}
 
 
