@@ -95,8 +95,10 @@ class RunningAdapter:
         module: str = "adapter",
         own_session: bool = False,
         anew: bool = False,
+        python: str = sys.executable,
     ) -> None:
-        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started.
+        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started, by
+        `python` with the packages of its environment.
         `anew`: in a new interpreter, as with what is said of it above; else forked off another.
         """
         self.lines: list[dict[str, Any]] = []
@@ -107,9 +109,11 @@ class RunningAdapter:
         self._may_read.set()
         given = {**os.environ, **(environ or {})}
         is_special = descriptors is not None or module != "adapter" or own_session
+        is_special |= python != sys.executable
         is_read_at_start = any(name.startswith(_READ_AT_START) for name in environ or ())
         if anew or is_special or is_read_at_start:
-            command = [sys.executable, "-m", module, *SERVE, *flags]
+            here = () if python == sys.executable else ("-P",)  # not the checkout
+            command = [python, *here, "-m", module, *SERVE, *flags]
             if descriptors is not None:
                 command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
             self.process: subprocess.Popen[str] | Forked = subprocess.Popen(

@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -51,10 +52,14 @@ def start(scale: Scale) -> Json:
 
 @contextmanager
 def external(
-    http: str, grpc: str, *flags: str, within: Path | None = None
+    http: str,
+    grpc: str,
+    *flags: str,
+    within: Path | None = None,
+    python: str = sys.executable,
 ) -> Iterator[RunningAdapter]:
     """The adapter before a Triton that runs already; yielded when it listens. The repository is
-    made in `within`, or where temporary files are.
+    made in `within`, or where temporary files are. `python`: of an environment that has it.
     """
     with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=within) as folder:
         repository = Path(folder, "repository")
@@ -66,6 +71,7 @@ def external(
             f"--repository={repository}",
             f"--model-roots={IDENTITY.parent}",
             *flags,
+            python=python,
         )
         try:
             adapter.wait_for("adapter.listening", listener="http")

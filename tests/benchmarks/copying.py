@@ -50,7 +50,8 @@ class _Caller(_Side):
         _, server = await loop.create_connection(_Side, *self._to)
         for one, its in ((self, server.transport), (server, self.transport)):
             one.other = its
-            its.writelines(one.early)
+            if not its.is_closing():
+                its.writelines(one.early)
 
 
 async def _serve(host: str, port: int) -> None:

@@ -101,12 +101,17 @@ CALLERS = ("curl", "boto3")  # of the endpoint
 _CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU by count"}
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 
+FORMS = ("compiled", "pure")
+PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "the copying proxy"}
+_HEADS = {"same": "", "differ": "; `traceparent` differs"}
+
 # figures without a target that the page shows; all others are in benchmarks.json alone
 SUMMARISED = frozenset(
     {
         *("rest.adapter_us", "rest.adapter_rate", "rest.triton_rate"),
         *("grpc.adapter_us", "grpc.adapter_rate", "grpc.triton_rate"),
-        *("proxies.cpu_nginx", "proxies.cpu_envoy", "proxies.adapter_us"),
+        *(f"proxies.{form}_{other}_same" for form in FORMS for other in PROXIES),
+        *(f"proxies.{form}_nginx_differ" for form in FORMS),
         *("endpoint.endpoint_hits", "endpoint.lru_hits"),
         *("endpoint.endpoint_p50", "endpoint.lru_p50"),
         *("builtin.memory", "builtin.memory_builtin", "builtin.memory_adapter"),
@@ -145,16 +150,16 @@ ROWS: Sequence[Row] = (
     Row("memory", "REST", "REST: growth of the adapter's resident memory", "MiB", most=64),
     Row("memory", "gRPC", "gRPC: growth of the adapter's resident memory", "MiB", most=64),
     *(Row("clients", name, name, "%", least=99) for name in CLIENTS),
-    Row("proxies", "cpu_nginx", "CPU a request, over nginx", "x"),
-    Row("proxies", "cpu_envoy", "CPU a request, over Envoy", "x"),
     *(
-        Row("proxies", f"{name}_us", f"{told}: CPU a request", "µs")
-        for name, told in (
-            ("adapter", "the adapter"),
-            ("copying", "the copying proxy"),
-            ("nginx", "nginx"),
-            ("envoy", "Envoy"),
-        )
+        Row("proxies", f"{form}_{other}_{heads}", f"{form}, over {told}{more}", "x")
+        for heads, more in _HEADS.items()
+        for form in FORMS
+        for other, told in PROXIES.items()
+    ),
+    *(
+        Row("proxies", f"{name}_us_{heads}", f"{name}: CPU a request{more}", "µs")
+        for heads, more in _HEADS.items()
+        for name in (*FORMS, *PROXIES)
     ),
     *(
         Row("cold", f"{use}_{size}", f"a model of {size} MiB {told}", "s")

@@ -19,8 +19,8 @@ import uvloop
 from tritonclient.grpc import service_pb2 as messages
 
 _TENSOR = {"name": "IN", "datatype": "FP32", "shape": [-1]}
-_METADATA = {"name": "m", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
-_ANSWER = {
+METADATA = {"name": "m", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
+ANSWER = {
     "model_name": "m",
     "outputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.5]}],
 }
@@ -44,7 +44,7 @@ class _Http(asyncio.Protocol):
         self._url = url
 
     def on_message_complete(self) -> None:
-        body = _ANSWER if self._url.endswith(b"/infer") else _METADATA
+        body = ANSWER if self._url.endswith(b"/infer") else METADATA
         if self._url.startswith(b"/metrics"):
             self._transport.write(_http(b""))
         else:
