@@ -184,9 +184,7 @@ class GrpcMiddleware:
     async def _serve(
         self, method: str, served: Served, work: Awaitable[T], context: Context
     ) -> T | None:
-        """Return None with an error's status set. `abort` would raise an error that refers to
-        itself by the context, and so keeps the request until the garbage collector comes.
-        """
+        """Return the answer; end the call with an error's status and return None instead."""
         request, code, waited = CountedRequest(served), grpc.StatusCode.OK, Waited()
         WAITED.set(waited)
         try:
@@ -201,12 +199,26 @@ class GrpcMiddleware:
             is_of_mesh = self._frontend == _OF_MESH or names_model(metadata_of(context))
             ids = partial(ids_of, context)
             code, text = self.status_of(method, error, ids, is_of_mesh=is_of_mesh)
-            context.set_code(code)
-            context.set_details(text)
-            context.set_trailing_metadata(trailers_of(error))
-            return None
+            trailers = trailers_of(error)
         finally:
             request.count(code.name, waited.seconds)
+        await _aborted(context, code, text, trailers)
+        return None
+
+
+async def _aborted(
+    context: Context, code: grpc.StatusCode, text: str, trailers: RpcMetadata
+) -> None:
+    """End the call with a status. If nothing was sent yet the answer is HEADERS alone, which a
+    proxy can retry; a status that is set goes behind an empty message.
+    """
+    try:
+        await context.abort(code, text, trailers)
+    except grpc.aio.AbortError as error:
+        # the context refers to it, and its frames to the context
+        error.__traceback__ = None
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
 
 
 class CountedRequest:

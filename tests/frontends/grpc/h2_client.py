@@ -18,6 +18,7 @@ class Answer:
     status: int | None = None
     text: str = ""
     reset: int | None = None
+    headers: list[dict[str, str]] = field(default_factory=list)  # one of each HEADERS frame
     is_over: bool = False
 
 
@@ -82,6 +83,7 @@ class H2Client:
                 self.http2.acknowledge_received_data(size, event.stream_id)
             case ResponseReceived() | TrailersReceived():
                 found = dict(event.headers)
+                self.answers[event.stream_id].headers.append(found)
                 if "grpc-status" in found:
                     self.answers[event.stream_id].status = int(found["grpc-status"])
                     self.answers[event.stream_id].text = found.get("grpc-message", "")

@@ -6,20 +6,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
+from adapter.errors import BackendUnavailable
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
 from adapter.telemetry.metrics import Metrics
+from tests.frontends.grpc.h2_client import h2_to
+from tests.frontends.grpc.proxy_listener import INFER
 from tests.frontends.http.listener import until
 
 METHOD = "ModelStreamInfer"
+KINDS = {"unary": GrpcMiddleware.unary, "stream": GrpcMiddleware.stream}
 
 
 @asynccontextmanager
-async def serving(metrics: Metrics, act) -> AsyncIterator[str]:
-    middleware = GrpcMiddleware(metrics, "grpc")
-    handlers = {METHOD: middleware.stream(METHOD, act)}
+async def serving(
+    metrics: Metrics, act, kind: str = "stream", method: str = f"/a.Service/{METHOD}"
+) -> AsyncIterator[str]:
+    service, name = method[1:].split("/")
+    handlers = {name: KINDS[kind](GrpcMiddleware(metrics, "grpc"), name, act)}
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -53,3 +60,21 @@ async def test_a_caller_who_leaves_before_a_write_is_counted_as_cancelled_and_is
         await until(lambda: counted("CANCELLED") + counted("INTERNAL") == callers)
     assert (counted("CANCELLED"), counted("INTERNAL")) == (callers, 0)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
+    """Envoy looks for the header that allows a retry in the first HEADERS, not in trailers."""
+
+    async def act(*_: object) -> bytes:
+        raise BackendUnavailable("stopping", delivered=False)
+
+    async with serving(Metrics(), act, kind, INFER) as address, h2_to(address) as client:
+        client.head(1)
+        client.data(1, b"x")
+        [answer] = (await client.until_all()).values()
+
+    assert answer.is_over
+    assert answer.data == b""
+    [head] = answer.headers
+    assert (head["grpc-status"], head["x-triton-adapter-not-started"]) == ("14", "1")
