@@ -105,8 +105,8 @@ class Loader:
             raise self._final_error(error, package) from error.__cause__
         process = self._server.pid if self._server else None
         await self._memory.loaded(record, package, await self._usage(record))
-        if (refusal := self._excess(record)) is not None:
-            raise refusal
+        if (refusal := await self._excess(record)) is not None:
+            raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
         record.usage.used_at = record.usage.used_at or clock.monotonic()
         self._breaker.succeeded(package.content_key)
@@ -140,10 +140,14 @@ class Loader:
         if undone is not None:
             await self._readings.until_back(undone)
 
-    def _excess(self, record: ModelRecord) -> AdapterError | None:
-        last = self._readings.last
-        refusal = self._memory.limits.excess(record, last, clock.monotonic())
-        return None if refusal is None else self._exceeded(record, refusal)
+    async def _excess(self, record: ModelRecord) -> AdapterError | None:
+        """Return a refusal if what the load took has passed a limit, and no unload makes room."""
+        memory, limits = self._memory, self._memory.limits
+        refusal = limits.excess(record, self._readings.last, clock.monotonic())
+        if refusal is not None and memory.is_to_come:
+            await memory.until_left(0, lambda: memory.is_to_come, self._limits.recovery)
+            refusal = limits.excess(record, await self._readings.read(), clock.monotonic())
+        return refusal
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.name), self._memory.ledger.snapshot()

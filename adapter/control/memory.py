@@ -118,6 +118,11 @@ class Memory:
         return bool(self.accounts.loads or self.accounts.unloads)
 
     @property
+    def is_to_come(self) -> bool:
+        """Return whether an unload, or the undo of a load, is about to free memory."""
+        return bool(self.accounts.unloads or self._undone)
+
+    @property
     def is_audited(self) -> bool:
         """Return whether unaccounted memory was measured after the last load or unload."""
         return self._audited_at >= self.readings.changed_at

@@ -96,6 +96,21 @@ async def test_a_load_that_was_undone_has_failed_and_one_that_was_not_tried_was_
     assert ends == [("model.load_failed", "WARNING"), ("model.load_refused", "INFO")]
 
 
+async def test_a_load_that_took_more_than_there_was_stays_if_an_unload_makes_room(house):
+    house.sizes |= {"m": 600 * MIB, "n": 500 * MIB}
+    await house.load("m")
+    gates = {step: house.steps.hold(step) for step in ("load n", "unload m")}
+    load = house.begin(house.load("n"))
+    await gates["load n"].reached.wait()
+    unload = house.begin(house.unload("m"))
+    await gates["unload m"].reached.wait()
+    gates["load n"].open()
+    await house.turns()
+    gates["unload m"].open()
+    await asyncio.gather(load, unload)
+    house.check("n")
+
+
 async def test_what_passes_the_reserve_and_not_the_limit_stays(house):
     house.sizes |= {"m": 600 * MIB, "n": 390 * MIB}
     await house.load("m")
