@@ -135,7 +135,7 @@ def test_each_row_says_what_it_is_worth_and_its_table_of_which_commit_and_date()
 
 @pytest.mark.parametrize(("how", "said"), [("is_stale", ") |"), ("quick", "): coarse |")])
 def test_figures_of_older_code_or_of_a_quick_run_are_neither_met_nor_missed(how, said):
-    figures = {"cpu": spread([1.0] * 3), "rate": spread([0.1] * 3), "adapter_us": spread([9] * 3)}
+    figures = {"cpu": spread([1.0] * 3), "rate": spread([0.1] * 3), "adapter_rate": spread([9] * 3)}
 
     text = page({"rest": measure(figures, **{how: True})}, {"rest.rate": "a reason"})
 

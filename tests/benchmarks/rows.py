@@ -102,14 +102,13 @@ _CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU b
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 
 FORMS = ("compiled", "pure")
-PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "the copying proxy"}
+PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "copying"}
 _HEADS = {"same": "", "differ": "; `traceparent` differs"}
 
 # figures without a target that the page shows; all others are in benchmarks.json alone
 SUMMARISED = frozenset(
     {
-        *("rest.adapter_us", "rest.adapter_rate", "rest.triton_rate"),
-        *("grpc.adapter_us", "grpc.adapter_rate", "grpc.triton_rate"),
+        *(f"{way}.{name}_rate" for way in ("rest", "grpc") for name in ("adapter", "triton")),
         *(f"proxies.{form}_{other}_same" for form in FORMS for other in PROXIES),
         *(f"proxies.{form}_nginx_differ" for form in FORMS),
         *("endpoint.endpoint_hits", "endpoint.lru_hits"),
@@ -120,12 +119,12 @@ SUMMARISED = frozenset(
     }
 )
 ROWS: Sequence[Row] = (
-    Row("rest", "cpu", "8 connections: CPU a request, over the copying proxy", "x", most=1.6),
+    Row("rest", "cpu", "8 connections: CPU a request, over copying", "x", most=1.6),
     Row("rest", "cpu_differs", "the same, `traceparent` differs each time", "x", most=2.3),
-    Row("rest", "rate", "8 connections: throughput, over the copying proxy", "x", least=0.85),
+    Row("rest", "rate", "8 connections: throughput, over copying", "x", least=0.85),
     Row("rest", "p50_added", "1 connection: p50 added, over what copying adds", "x", most=1.6),
-    Row("grpc", "cpu", "8 streams: CPU a request, over the copying proxy", "x", most=2.2),
-    Row("grpc", "rate", "8 streams: throughput, over the copying proxy", "x"),
+    Row("grpc", "cpu", "8 streams: CPU a request, over copying", "x", most=2.2),
+    Row("grpc", "rate", "8 streams: throughput, over copying", "x"),
     *(
         Row(measure, f"{name}_{figure}", f"{told}: {words}", unit)
         for measure in ("rest", "grpc")
@@ -142,8 +141,8 @@ ROWS: Sequence[Row] = (
         for way, costs, rates in (("REST", 1.3, 0.85), ("gRPC", 1.6, 0.8))
         for size in SIZES
         for figure, words, unit, most, least in (
-            ("cpu", "CPU a request, over the copying proxy", "x", costs, None),
-            ("rate", "throughput, over the copying proxy", "x", None, rates),
+            ("cpu", "CPU a request, over copying", "x", costs, None),
+            ("rate", "throughput, over copying", "x", None, rates),
             ("adapter_us", "CPU of the adapter a request", "µs", None, None),
         )
     ),
@@ -212,7 +211,7 @@ ROWS: Sequence[Row] = (
     *(
         Row("builtin", f"rate_{count}", f"{count} connections: {words}", "x", least=0.9)
         for count in (8, 32)
-        for words in ("throughput, over the copying proxy before the built-in endpoint",)
+        for words in ("throughput, over copying before the built-in endpoint",)
     ),
     *(
         Row("builtin", f"{name}_{count}", f"{count} connections: {told}", "/s")
