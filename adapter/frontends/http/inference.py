@@ -321,7 +321,7 @@ class AwaitedInference:
             back, size = binary.put_name_back(
                 await found.read(), size, record.name, record.asked_for
             )
-        elif length is not None and length <= _WHOLE_BYTES:
+        elif is_one or (length is not None and length <= _WHOLE_BYTES):
             back = await found.read()
         if is_one and back is not None and back.startswith(_SEVERAL_ANSWERS):
             raise InvalidRequest(str(json.loads(back)["error"]))
