@@ -418,8 +418,9 @@ class Downstream(Endpoint[Exchange]):
         elif exchange.direct_call is None:
             return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:
-            text, seconds = "Triton did not answer in time", exchange.call.seconds
-            if seconds is not None and seconds < self.context.timeout_seconds:
+            seconds, most = exchange.call.seconds, self.context.timeout_seconds
+            text = f"no answer from Triton within {most:g} s"
+            if seconds is not None and seconds < most:
                 text = "the caller's deadline has passed"
             self.fail(exchange, RelayError(Reason.LATE, text))
         elif exchange.queue:
