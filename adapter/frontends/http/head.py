@@ -74,13 +74,13 @@ class Operation:
     answer begins where Triton's headers are those it `answered` and its body has that `length`.
     """
 
-    def __init__(self, frontend: str, name: str, served: Served) -> None:
+    def __init__(self, served: Callable[[str, str], Served], frontend: str, name: str) -> None:
         self.answered: RawHeaders | None = None
         self.length: int | None = None
         self.answer = b""
         self.name = name
         self.is_v2 = frontend == "v2"
-        self.served = served
+        self.served = served(frontend, name)
 
 
 class Head:
@@ -145,10 +145,10 @@ class Heads:
         self._max_body = max_body_bytes
         self._sites = sites
         self._host = b""  # the last one that is ours
-        self._invoke = _operation(served, "sagemaker", "invoke")
-        self._infer = _operation(served, "v2", "infer")
-        self._invocations = _operation(served, "sagemaker", "invocations")
-        self._endpoint = _operation(served, INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation)
+        self._invoke = Operation(served, "sagemaker", "invoke")
+        self._infer = Operation(served, "v2", "infer")
+        self._invocations = Operation(served, "sagemaker", "invocations")
+        self._endpoint = Operation(served, INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation)
 
     def read(self, raw: bytes) -> Head:
         """Read a head; it ends with the empty line."""
@@ -271,10 +271,6 @@ class Heads:
         end = b"Content-Length: %d\r\n\r\n" % head.length
         head.upstream_head = b"".join((first, *sent, kind, end))
         return not has_long_line(head.upstream_head)
-
-
-def _operation(served: Callable[[str, str], Served], frontend: str, name: str) -> Operation:
-    return Operation(frontend, name, served(frontend, name))
 
 
 def _is_name(name: bytes) -> bool:
