@@ -120,8 +120,7 @@ class V2:
         """Answer at once, without waiting for a load."""
         lease = self._control.lease(request["model_id"])
         with lease as record:
-            call = _call(request, record, is_probe=True)
-            async with self._dataplane.forward(call, lease) as found:
+            async with self._dataplane.forward(_call(request, record), lease) as found:
                 return await relay(found)
 
     async def _all_statistics(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -175,10 +174,10 @@ def _match(request: web.BaseRequest) -> Match:
     return match
 
 
-def _call(request: web.BaseRequest, record: ModelRecord, *, is_probe: bool = False) -> V2Call:
+def _call(request: web.BaseRequest, record: ModelRecord) -> V2Call:
     headers = call_headers(request.headers, is_rewritten=record.is_renamed)
     path = f"/models/{record.name}{_match(request).below_model()}"
-    return V2Call("GET", path, headers, is_probe=is_probe)
+    return V2Call("GET", path, headers)
 
 
 async def relay(found: V2Answer) -> web.Response:

@@ -118,7 +118,8 @@ def test_a_model_that_is_loaded_is_ready(client, name):
     for version in ("", "/versions/1"):
         assert client.get(f"/v2/models/{quoted(name)}{version}/ready").status == 200
     reply = client.get(f"/v2/models/{quoted(name)}/versions/9/ready")
-    assert (reply.status, reply.json()) == (400, {"error": "Model version not ready"})
+    said = {"error": "Model version not ready", "code": "InvalidRequest", "model_name": name}
+    assert (reply.status, reply.json()) == (400, said)
 
 
 _CALLS = ["", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_stream"]
