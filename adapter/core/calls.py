@@ -184,7 +184,7 @@ class RpcAnswer:
 class RpcStream(Protocol):
     """An open stream. One task may write while another reads."""
 
-    async def write(self, message: bytes) -> None: ...
+    async def write(self, message: bytes, request_id: bytes = b"") -> None: ...
     async def done_writing(self) -> None: ...
     def messages(self) -> AsyncIterator[bytes]: ...
 
@@ -199,6 +199,6 @@ class RpcDataPlane(Protocol):
         """Return the answer. A call that is cancelled or late goes on in Triton, unread."""
 
     def stream(self, call: RpcCall, hold: Hold) -> AbstractAsyncContextManager[RpcStream]:
-        """Open a stream; `hold` is of all its models. If the context is left early, nothing more is
-        written to the stream, and its remaining answers are read and dropped.
+        """Open a stream for inferences of the model that `hold` is of. If the context is left
+        early, nothing more is written to it, and its remaining answers are read and dropped.
         """

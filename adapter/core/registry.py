@@ -41,9 +41,10 @@ class ModelRecord:
     may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
     two versions that are there at once. `can_be_doubled`: another version of it may be loaded
     beside it. `gpu`: the number of the GPU that it was put on, None where Triton or its package
-    decides. `content_types`: those that it opted into, None without any. `warnings`: what is odd
-    but no fault. `outputs`: their names, none where only Triton knows them. `files`: those of a
-    store that a call has had fetched, and None for a model from elsewhere. `is_renamed`: the
+    decides. `content_types`: those that it opted into, None without any. `is_decoupled`: a
+    request may have any number of answers; None until a stream has asked Triton. `warnings`: what
+    is odd but no fault. `outputs`: their names, none where only Triton knows them. `files`: those
+    of a store that a call has had fetched, and None for a model from elsewhere. `is_renamed`: the
     model has another name in Triton than for its callers.
     """
 
@@ -69,6 +70,7 @@ class ModelRecord:
     can_be_doubled: bool = False
     instances: frozenset[str] = frozenset()
     content_types: ContentTypes | None = None
+    is_decoupled: bool | None = None
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     files: StoreFiles | None = None

@@ -4,15 +4,18 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.calls import ChannelOptions, Hold, RpcAnswer, RpcCall, RpcMetadata, keepalive
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
+from adapter.http2.protobuf import encoded_field
 from adapter.runtime import clock
 from adapter.runtime.unread import Answers, Unread
 from adapter.telemetry.traffic import add_waited
@@ -44,10 +47,25 @@ _ANSWER_TOO_LARGE = re.compile(
 # grpcio's error for a write to a stream that has ended; the reason for the end is lost
 _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
+# the field infer_response of ModelStreamInferResponse, and the parameter that marks the last one
+_ANSWER = 2
+_LAST = pb.InferParameter(bool_param=True)
+_IS_LAST = pb.ModelInferResponse(parameters={"triton_final_response": _LAST}).SerializeToString()
+# a parameter of requests whose order matters
+_SEQUENCE = b"sequence_id"
+_NOT_ACCEPTED = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
 T = TypeVar("T")
 _UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 _StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+_InferMethod: TypeAlias = "grpc.aio.StreamUnaryMultiCallable[bytes, bytes]"
+_InferCall: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
+_Fault: TypeAlias = Callable[[grpc.aio.AioRpcError, ModelRecord | None], AdapterError]
 
 
 class GrpcDataPlane:
@@ -148,20 +166,43 @@ class GrpcDataPlane:
         answering.add_done_callback(ended)
 
     @asynccontextmanager
-    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
-        method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
-        opened = method(metadata=_sent(call.metadata))
+    async def stream(
+        self, call: RpcCall, hold: Hold
+    ) -> AsyncIterator["DecoupledStream | InferStream"]:
+        record, metadata = hold.record, _sent(call.metadata)
         answers = self._unread.stream(call.on_cut)
-        stream = GrpcStream(opened, answers, lambda error: self._fault(error, hold.record))
+        stream: DecoupledStream | InferStream
+        if record is not None and not await self._is_decoupled(record):
+            infer: _InferMethod = self._open().stream_unary(f"{SERVICE}/ModelInfer")
+            stream = InferStream(partial(infer, metadata=metadata), answers, self._fault, record)
+        else:
+            method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
+            opened = method(metadata=metadata)
+            stream = DecoupledStream(opened, answers, self._fault, record)
         reading = self._task(stream.read())
         try:
             yield stream
         finally:
             answers.drop()
-            if not opened.done():
+            if not reading.done():
                 hold.abandon()
                 self._task(stream.done_writing())
                 reading.add_done_callback(lambda _: hold.end())
+
+    async def _is_decoupled(self, record: ModelRecord) -> bool:
+        """Ask Triton, once for each load, whether a request may have any number of answers."""
+        if record.is_decoupled is None:
+            message = pb.ModelConfigRequest(name=record.name).SerializeToString()
+            asking = self._task(self._answer(self._method("ModelConfig")(message), record))
+            try:
+                answer = await asyncio.shield(asking)
+            except BackendUnavailable:
+                raise
+            except AdapterError:
+                return False  # an inference will say why
+            config = pb.ModelConfigResponse.FromString(answer.message).config
+            record.is_decoupled = config.model_transaction_policy.decoupled
+        return record.is_decoupled
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
@@ -188,33 +229,24 @@ class GrpcDataPlane:
         return self._faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
 
 
-class GrpcStream:
-    """Reads answers as they come. Writes are shielded: grpc cancels a stream when a read or a write
-    is cancelled.
+class _Answered:
+    """The answers of a stream, which are read as they come. `write` and `done_writing` are those of
+    RpcStream. Writes are shielded: grpc cancels a call when a read or a write of it is cancelled.
     """
 
-    def __init__(
-        self,
-        call: _StreamCall,
-        answers: Answers,
-        fault: Callable[[grpc.aio.AioRpcError], AdapterError],
-    ) -> None:
-        self._call = call
+    def __init__(self, answers: Answers, fault: _Fault, record: ModelRecord | None) -> None:
         self._answers = answers
         self._fault = fault
+        self._record = record
         self._news = asyncio.Event()
         self._is_over = False
         self._failure: BaseException | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: bytes, request_id: bytes = b"") -> None:
         """Write a message, or nothing when the stream has ended; `messages` raises the reason."""
-        self._writing = asyncio.create_task(self._write(message))
+        self._writing = asyncio.create_task(self._write(message, request_id))
         await asyncio.shield(self._writing)
-
-    async def _write(self, message: bytes) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(message)
 
     async def done_writing(self) -> None:
         """Half-close the stream after the current write, without waiting for it."""
@@ -223,16 +255,21 @@ class GrpcStream:
     async def _end_writing(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
-            await self._call.done_writing()  # it may have ended meanwhile
+        await self._end()
+
+    async def _write(self, message: bytes, request_id: bytes) -> None:
+        raise NotImplementedError
+
+    async def _end(self) -> None:
+        raise NotImplementedError
+
+    async def _read(self) -> None:
+        raise NotImplementedError
 
     async def read(self) -> None:
         """Read to the end, whether somebody takes the answers or not."""
         try:
-            message: Any  # bytes, until the end
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._answers.put(message)
-                self._news.set()
+            await self._read()
         except grpc.aio.AioRpcError as error:
             self._failure = error.with_traceback(None)
         except BaseException as error:  # the channel was closed
@@ -241,6 +278,10 @@ class GrpcStream:
         finally:
             self._is_over = True
             self._news.set()
+
+    def _put(self, message: bytes) -> None:
+        self._answers.put(message)
+        self._news.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the answers. Raises NotTaken where they were dropped."""
@@ -256,9 +297,81 @@ class GrpcStream:
             await news.wait()
         failure, self._failure = self._failure, None
         if isinstance(failure, grpc.aio.AioRpcError):
-            raise self._fault(failure) from failure
+            raise self._fault(failure, self._record) from failure
         if failure is not None:
             raise BackendUnavailable("the connection to Triton was closed", delivered=True)
+
+
+class DecoupledStream(_Answered):
+    """A stream of Triton's own. Only decoupled models have one: Triton 2.51 ends by SIGSEGV or
+    SIGABRT where streams of theirs and of others are open at once (docs/design/triton.md).
+    """
+
+    def __init__(self, call: _StreamCall, *args: Any) -> None:
+        super().__init__(*args)
+        self._call = call
+
+    async def _write(self, message: bytes, _: bytes) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(message)
+
+    async def _end(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
+            await self._call.done_writing()  # it may have ended meanwhile
+
+    async def _read(self) -> None:
+        message: Any  # bytes, until the end
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            self._put(message)
+
+
+class InferStream(_Answered):
+    """Inferences of a model that answers each once, as a stream of them: in the order of their
+    requests. Those of sequences, which have an order in Triton too, go one by one.
+    """
+
+    def __init__(self, infer: Callable[[], _InferCall], *args: Any) -> None:
+        super().__init__(*args)
+        self._infer = infer
+        self._last: _InferCall | None = None
+        self._calls: asyncio.Queue[tuple[_InferCall, bytes] | None] = asyncio.Queue()
+
+    async def _write(self, message: bytes, request_id: bytes) -> None:
+        if self._last is not None and _SEQUENCE in message:
+            await self._last.code()
+        call = self._last = self._infer()
+        self._calls.put_nowait((call, request_id))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(message)
+            await call.done_writing()
+
+    async def _end(self) -> None:
+        self._calls.put_nowait(None)
+
+    async def _read(self) -> None:
+        while (found := await self._calls.get()) is not None:
+            call, request_id = found
+            try:
+                self._put(_streamed(await call))
+            except grpc.aio.AioRpcError as error:
+                if type(self._fault(error, self._record)) is BackendUnavailable:
+                    raise
+                self._put(self._refusal(error, request_id))
+
+    def _refusal(self, error: grpc.aio.AioRpcError, request_id: bytes) -> bytes:
+        """Return the failure as Triton's stream has it, which names no model of a request that it
+        did not accept.
+        """
+        answer = pb.ModelInferResponse(id=request_id.decode("utf-8", "replace"))
+        if error.code() not in _NOT_ACCEPTED and self._record is not None:
+            answer.model_name = self._record.name
+        text = pb.ModelStreamInferResponse(error_message=error.details() or "")
+        return bytes(text.SerializeToString() + _streamed(answer.SerializeToString()))
+
+
+def _streamed(answer: bytes) -> bytes:
+    """Return a ModelInferResponse, the only one to its request, as Triton's stream has it."""
+    return encoded_field(_ANSWER, answer + _IS_LAST)
 
 
 def _sent(metadata: RpcMetadata) -> Any:

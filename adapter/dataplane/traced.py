@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from adapter.core.calls import Hold, RpcAnswer, RpcCall, V2Call
-from adapter.dataplane.grpc import SERVICE, GrpcDataPlane, GrpcStream
+from adapter.core.calls import Hold, RpcAnswer, RpcCall, RpcStream, V2Call
+from adapter.dataplane.grpc import SERVICE, GrpcDataPlane
 from adapter.dataplane.http import HttpCall, HttpDataPlane
 from adapter.telemetry.tracing import CONTEXT_HEADERS, Tracing
 
@@ -40,7 +40,7 @@ class TracedRpc:
             return answer
 
     @asynccontextmanager
-    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator[GrpcStream]:
+    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator[RpcStream]:
         with self._tracing.client(*_rpc(call.method), None):
             async with self._plane.stream(self._with_context(call), hold) as stream:
                 yield stream

@@ -187,3 +187,13 @@ def varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte < LONG:
             return value, at + i + 1
     raise Malformed("the message is not protobuf: it has an endless number")
+
+
+def encoded_field(number: int, value: bytes) -> bytes:
+    """Encode a field with a `number` below 16, whose tag is one byte."""
+    size, digits = len(value), bytearray([number << 3 | DELIMITED])
+    while size >= LONG:
+        digits.append(size & 0x7F | LONG)
+        size >>= 7
+    digits.append(size)
+    return bytes(digits) + value

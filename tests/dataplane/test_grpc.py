@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.calls import RpcCall
@@ -262,6 +264,114 @@ async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
         assert [await anext(messages), await anext(messages)] == [b"ab", b"ba"]
         await stream.done_writing()
         assert [message async for message in messages] == []
+
+
+def once_each() -> Lease:
+    """Of a model that answers each request once."""
+    held = lease()
+    held.record.is_decoupled = False
+    return held
+
+
+def infer(request_id: str, **parameters: str) -> tuple[bytes, bytes]:
+    request = pb.ModelInferRequest(model_name="ta.u.team_2fa", id=request_id)
+    for name, value in parameters.items():
+        request.parameters[name].string_param = value
+    return request.SerializeToString(), request_id.encode()
+
+
+class Gates:
+    """Answers each inference when its gate opens."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def act(self, message: bytes, context: Any) -> bytes:
+        request = pb.ModelInferRequest.FromString(message)
+        self.begun.append(request.id)
+        await self.gates[request.id].wait()
+        answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        return answer.SerializeToString()
+
+
+async def test_of_a_model_that_is_not_decoupled_a_stream_is_inferences_answered_in_their_order():
+    triton, held = Gates(), once_each()
+    async with dataplane_to(triton.act) as dataplane, dataplane.stream(STREAM, held) as stream:
+        for name in "abc":
+            await stream.write(*infer(name))
+        await until(lambda: sorted(triton.begun) == ["a", "b", "c"])
+        for name in "cba":
+            triton.gates[name].set()
+        await stream.done_writing()
+        told = [pb.ModelStreamInferResponse.FromString(m) async for m in stream.messages()]
+    assert [each.infer_response.id for each in told] == ["a", "b", "c"]
+    assert all(each.infer_response.parameters["triton_final_response"].bool_param for each in told)
+
+
+async def test_requests_of_a_sequence_go_one_by_one():
+    triton = Gates()
+    async with (
+        dataplane_to(triton.act) as dataplane,
+        dataplane.stream(STREAM, once_each()) as stream,
+    ):
+        await stream.write(*infer("a", sequence_id="s"))
+        writing = asyncio.create_task(stream.write(*infer("b", sequence_id="s")))
+        await until(lambda: triton.begun == ["a"])
+        await asyncio.sleep(0)
+        assert not writing.done()
+        triton.gates["a"].set()
+        await writing
+        await until(lambda: triton.begun == ["a", "b"])
+        triton.gates["b"].set()
+        await stream.done_writing()
+        assert len([message async for message in stream.messages()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(grpc.StatusCode.INTERNAL, "ta.u.team_2fa"), (grpc.StatusCode.INVALID_ARGUMENT, "")],
+)
+async def test_a_failed_inference_of_a_stream_is_an_answer_and_the_stream_goes_on(code, name):
+    async with (
+        dataplane_to(failing(code, "boom")) as dataplane,
+        dataplane.stream(STREAM, once_each()) as stream,
+    ):
+        for request_id in "ab":
+            await stream.write(*infer(request_id))
+        await stream.done_writing()
+        told = [pb.ModelStreamInferResponse.FromString(m) async for m in stream.messages()]
+    assert [(e.error_message, e.infer_response.id) for e in told] == [("boom", "a"), ("boom", "b")]
+    assert {each.infer_response.model_name for each in told} == {name}
+
+
+async def test_inferences_of_a_stream_that_lose_triton_end_it():
+    act = failing(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    async with (
+        dataplane_to(act) as dataplane,
+        dataplane.stream(STREAM, once_each()) as stream,
+    ):
+        await stream.write(*infer("a"))
+        with pytest.raises(BackendUnavailable):
+            _ = [message async for message in stream.messages()]
+
+
+async def test_inferences_of_a_stream_that_is_left_go_on_until_triton_has_answered():
+    triton, held = Gates(), once_each()
+    async with dataplane_to(triton.act) as dataplane:
+        async with dataplane.stream(STREAM, held) as stream:
+            await stream.write(*infer("a"))
+            await until(lambda: triton.begun == ["a"])
+        assert held.state == LeaseState.ABANDONED
+        triton.gates["a"].set()
+        await until(lambda: held.state == LeaseState.ENDED)
+
+
+async def test_a_stream_asks_triton_whether_its_model_is_decoupled():
+    held = lease()
+    async with dataplane_to(relay_twice) as dataplane, dataplane.stream(STREAM, held) as stream:
+        await stream.done_writing()
+    assert held.record.is_decoupled
 
 
 async def test_a_stream_that_breaks_says_why_to_its_reader():

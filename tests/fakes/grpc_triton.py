@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
@@ -14,11 +15,20 @@ from tests.fakes.unread import unread
 Act = Callable[[Any, Any], Any]
 
 
+async def _decoupled(message: bytes, context: Any) -> bytes:
+    """Only a model that is has streams of Triton's."""
+    answer = pb.ModelConfigResponse()
+    answer.config.model_transaction_policy.decoupled = True
+    return bytes(answer.SerializeToString())
+
+
 class _Echo(grpc.GenericRpcHandler):
     def __init__(self, act: Act) -> None:
         self._act = act
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
+        if details.method.endswith("ModelConfig"):
+            return grpc.unary_unary_rpc_method_handler(_decoupled)
         if details.method.endswith("ModelStreamInfer"):
             return grpc.stream_stream_rpc_method_handler(self._act)
         return grpc.unary_unary_rpc_method_handler(self._act)

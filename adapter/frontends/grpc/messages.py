@@ -13,12 +13,12 @@ from adapter.errors import InvalidRequest
 from adapter.http2.protobuf import (
     DELIMITED,
     FIXED,
-    LONG,
     MAX_FIELDS,
     MAX_TAG,
     MIN_TAG,
     VARINT,
     Malformed,
+    encoded_field,
     varint,
 )
 
@@ -99,7 +99,7 @@ def with_field(message: bytes, number: int, value: bytes) -> bytes:
     """Return the message with `value` in place of the occurrence that counts."""
     found = _occurrences(message, number)
     start, _, end = found[-1] if found else (len(message), 0, len(message))
-    return b"".join((message[:start], _encoded(number, value), message[end:]))
+    return b"".join((message[:start], encoded_field(number, value), message[end:]))
 
 
 def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
@@ -137,13 +137,3 @@ def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:
     if kind == VARINT:
         return at, varint(message, at)[1]
     return at, at + FIXED[kind]
-
-
-def _encoded(number: int, value: bytes) -> bytes:
-    """Encode a field with a `number` below 16, whose tag is one byte."""
-    size, digits = len(value), bytearray([number << 3 | DELIMITED])
-    while size >= LONG:
-        digits.append(size & 0x7F | LONG)
-        size >>= 7
-    digits.append(size)
-    return bytes(digits) + value

@@ -1,5 +1,6 @@
 """The gRPC listener when what is behind it fails in ways that a real Triton does not on demand."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -97,8 +98,7 @@ async def test_a_stream_that_breaks_ends_with_our_error_and_lets_go_of_its_model
         assert listener.counted("ModelStreamInfer", "UNAVAILABLE") == 1
 
 
-async def test_a_failure_that_names_no_model_holds_all_until_the_end():
-    """Of several models in the stream any may be meant."""
+async def test_a_failure_that_names_no_model_is_of_the_model_whose_stream_it_came_by():
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
@@ -111,10 +111,56 @@ async def test_a_failure_that_names_no_model_holds_all_until_the_end():
             await call.write(infer_request(name, 1.0, id=text).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
         assert answer.error_message == "InvalidRequest: bad"
-        assert (listener.in_flight("m"), listener.in_flight("team/a")) == (1, 1)
+        assert (listener.in_flight("m"), listener.in_flight("team/a")) == (1, 0)
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert (listener.in_flight("m"), listener.in_flight("team/a")) == (0, 0)
+
+
+async def test_each_model_of_a_stream_has_a_stream_to_triton_until_it_is_idle_and_another_comes():
+    seen: list[list[str]] = []
+    ends: asyncio.Queue[str] = asyncio.Queue()
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        names: list[str] = []
+        seen.append(names)
+        async for message in requests:
+            names.append(pb.ModelInferRequest.FromString(message).model_name)
+            answer = pb.ModelInferResponse(model_name=names[0])
+            answer.parameters["triton_final_response"].bool_param = True
+            yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+        ends.put_nowait(names[0])
+
+    async with listener_before(act) as listener:
+        call = listener.channel.stream_stream(STREAM)()
+
+        async def ask(name: str) -> None:
+            await call.write(infer_request(name, 1.0).SerializeToString())
+            answer = pb.ModelStreamInferResponse.FromString(await call.read()).infer_response
+            assert answer.model_name == name
+
+        for name in ("m", "m", "team/a"):
+            await ask(name)
+        first, second = seen
+        assert await ends.get() == first[0]
+        await ask("m")
+        assert await ends.get() == second[0]
+        assert seen == [["m", "m"], second, ["m"]]
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_triton_ends_by_itself_is_no_success():
+    async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await anext(aiter(requests))
+        return
+        yield b""
+
+    async with listener_before(act) as listener:
+        call = listener.channel.stream_stream(STREAM)()
+        await call.write(infer_request("m", 1.0).SerializeToString())
+        assert (await refusal(call.read()))[0] == "UNAVAILABLE"
+        assert listener.in_flight("m") == 0
 
 
 async def test_a_failed_request_of_a_stream_counts_as_one_inference():

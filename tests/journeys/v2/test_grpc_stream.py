@@ -1,6 +1,7 @@
 """ModelStreamInfer at the gRPC listener, in front of a real Triton."""
 
 import queue
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -129,6 +130,25 @@ def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
     assert {a.model_name for a in answers} == {counting}
 
 
+def test_decoupled_and_other_models_answer_in_one_stream(calls, counting, echo, adapter):
+    """Open at once, streams of both kinds to Triton 2.51 lose answers, and soon end it."""
+
+    def ask(_: int) -> Counter[tuple[str, str]]:
+        names = (echo, counting)
+        requests = [infer_request(names[i % 2], 2.0, id=str(i)) for i in range(40)]
+        for request in requests[1::2]:
+            request.parameters["triton_enable_empty_final_response"].bool_param = True
+        answers = [message.infer_response for message in calls.stream(requests)]
+        return Counter((a.model_name, a.id) for a in answers)
+
+    with ThreadPoolExecutor(8) as pool:
+        for told in pool.map(ask, range(24)):
+            assert told == {(echo, str(i)): 1 for i in range(0, 40, 2)} | {
+                (counting, str(i)): 3 for i in range(1, 40, 2)
+            }
+    assert adapter.events("triton.exited") == []
+
+
 def test_a_mesh_may_name_the_model_of_a_stream(calls, doubling):
     metadata = [("mm-model-id-bin", doubling.encode())]
     (message,) = calls.stream([infer_request("a vmodel", 1.0)], metadata=metadata)
@@ -209,10 +229,13 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
     """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
     helped along.
     """
-    name = load()
+    name = load(write_decoupled_model, answer="send(values)")
     messages = calls.stream(asking)
-    asking.send(infer_request(name, 1.0))
+    request = infer_request(name, 1.0)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    asking.send(request)
     assert values_of(next(messages).infer_response) == [1.0]
+    next(messages)  # the mark of the last one
     wait_until(lambda: in_flight(adapter)[name] == 0, 30, "the answer is written")
     assert client.delete("/models/m").status == 200
     asking.send(infer_request(name, 1.0))
