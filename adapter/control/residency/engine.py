@@ -35,7 +35,7 @@ from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import leave_out
 
-_ADMITTED = {WaitsFor.FILES, WaitsFor.TRITON}
+_ADMITTED = {WaitsFor.FILES, WaitsFor.THREAD, WaitsFor.TRITON}
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 
 
@@ -341,9 +341,10 @@ class Residency:
         if wait.lack is not None and not is_admitted:
             return no_room(wait, wait.lack)
         state = "waiting" if known is None else known.state.value.lower().replace("_", " ")
-        percent = known.files.progress.percent if known is not None and known.files else None
-        shown = state if percent is None else f"{state} {percent} %"
-        why = f"model {model_id!r} is not ready yet ({shown}); that goes on"
+        if known is not None and known.state is ModelState.FETCHING and known.files is not None:
+            percent = known.files.progress.percent
+            state = state if percent is None else f"{state}, {percent} %"
+        why = f"model {model_id!r} is not ready yet ({state}): its load goes on, so try again later"
         return ModelNotReady(why, model_id=model_id)
 
 

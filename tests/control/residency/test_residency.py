@@ -10,7 +10,7 @@ from adapter.control.residency import Options
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
 from adapter.core.residency.waiting import WaitLimits
-from adapter.core.state import ModelState
+from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
     AlreadyLoaded,
     ArtifactNotFound,
@@ -25,6 +25,7 @@ from adapter.errors import (
     was_not_started,
 )
 from adapter.runtime import clock
+from tests.control.test_progress import until_waits
 from tests.fakes.residence import Residence, at_once
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -68,7 +69,7 @@ async def test_a_load_goes_on_when_its_last_caller_has_left(residence):
 async def test_a_model_that_takes_too_long_is_not_ready_and_its_load_goes_on(residence):
     residence.residency.options = Options(model_wait_seconds=0.01)
     gate = residence.steps.hold("load a")
-    with pytest.raises(ModelNotReady, match="loading"):
+    with pytest.raises(ModelNotReady, match=r"\(loading\): its load goes on, so try again"):
         await residence.call("a")
     gate.open()
     await residence.house.until_state("a", ModelState.READY)
@@ -137,6 +138,26 @@ async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is
     for lease in leases:
         lease.end()
     await residence.house.until_state("c", ModelState.READY)
+
+
+async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_room():
+    residence = await Residence(4).open(*"abc")
+    house, leases = residence.house, [await residence.hold(name) for name in "ab"]
+    gates = [residence.steps.hold(f"load {name}") for name in "xy"]
+    loads = [house.begin(residence.load(name)) for name in "xy"]  # all threads that there are
+    await asyncio.gather(*(gate.reached.wait() for gate in gates))
+    first = house.begin(residence.call("c"))
+    await residence.waits_for_room.wait()
+    leases.pop().end()
+    await until_waits(house, "c", WaitsFor.THREAD)
+    residence.residency.options = Options(model_wait_seconds=0.01)
+    with pytest.raises(ModelNotReady, match="its load goes on"):
+        await residence.call("c")
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(first, *loads)
+    leases.pop().end()
+    await residence.close()
 
 
 async def test_a_call_whose_model_a_platform_fails_to_load_for_lack_of_memory_has_others_evicted(
