@@ -65,6 +65,7 @@ class Oracle(Rest):
         self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
+        self._first_end = 0.0  # of Triton in this shift
         self._hangs = Counter[str]()  # of an external Triton, by the models that it was loading
         self._shift_begun = 0.0
         self.settings: Settings | None = None
@@ -81,6 +82,7 @@ class Oracle(Rest):
             self._taken_for_ours = max(self._taken_for_ours, now_there)
         if what == "end":
             self._ends += 1
+            self._first_end = self._now() if self._ends == 1 else self._first_end
             self._lost |= self.serving
             self.serving.clear()
         elif what == "hang" and not self._world.is_embedded:

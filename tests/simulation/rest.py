@@ -100,8 +100,7 @@ class Rest:
         for model_id, spec in self._lost.items():
             if 2 * spec.seconds * len(spec.parts()) > self.settings.load_seconds:
                 continue  # its load may take longer than it may
-            end = self._at["end", ""]
-            if any(self.since(end - RECENT_SECONDS, each) for each in upset):
+            if any(self.since(self._first_end - RECENT_SECONDS, each) for each in upset):
                 continue
             record = control.registry.get(model_id)
             if record is None or record.state is not ModelState.READY:
