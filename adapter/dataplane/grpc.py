@@ -51,6 +51,8 @@ _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 _ANSWER = 2
 _LAST = pb.InferParameter(bool_param=True)
 _IS_LAST = pb.ModelInferResponse(parameters={"triton_final_response": _LAST}).SerializeToString()
+# Calls of one stream that may wait for Triton at once: each takes the adapter some KiB.
+MOST_UNANSWERED = 256
 # a parameter of requests whose order matters
 _SEQUENCE = b"sequence_id"
 _NOT_ACCEPTED = {
@@ -327,7 +329,8 @@ class DecoupledStream(_Answered):
 
 class InferStream(_Answered):
     """Inferences of a model that answers each once, as a stream of them: in the order of their
-    requests. Those of sequences, which have an order in Triton too, go one by one.
+    requests. Those of sequences, which have an order in Triton too, go one by one. A write waits
+    while too many are unanswered.
     """
 
     def __init__(self, infer: Callable[[], _InferCall], *args: Any) -> None:
@@ -335,10 +338,14 @@ class InferStream(_Answered):
         self._infer = infer
         self._last: _InferCall | None = None
         self._calls: asyncio.Queue[tuple[_InferCall, bytes] | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MOST_UNANSWERED)
 
     async def _write(self, message: bytes, request_id: bytes) -> None:
+        await self._room.acquire()
         if self._last is not None and _SEQUENCE in message:
             await self._last.code()
+        if self._is_over:
+            return
         call = self._last = self._infer()
         self._calls.put_nowait((call, request_id))
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -357,6 +364,8 @@ class InferStream(_Answered):
                 if type(self._fault(error, self._record)) is BackendUnavailable:
                     raise
                 self._put(self._refusal(error, request_id))
+            finally:
+                self._room.release()
 
     def _refusal(self, error: grpc.aio.AioRpcError, request_id: bytes) -> bytes:
         """Return the failure as Triton's stream has it, which names no model of a request that it

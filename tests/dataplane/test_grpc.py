@@ -16,7 +16,7 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.oom import Classifier
 from adapter.core.registry import ModelRecord
-from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.dataplane.grpc import MOST_UNANSWERED, GrpcDataPlane
 from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -326,6 +326,25 @@ async def test_requests_of_a_sequence_go_one_by_one():
         triton.gates["b"].set()
         await stream.done_writing()
         assert len([message async for message in stream.messages()]) == 2
+
+
+async def test_a_write_waits_while_too_many_inferences_of_a_stream_are_unanswered():
+    triton = Gates()
+    async with (
+        dataplane_to(triton.act) as dataplane,
+        dataplane.stream(STREAM, once_each()) as stream,
+    ):
+        for number in range(MOST_UNANSWERED):
+            await stream.write(*infer(str(number)))
+        writing = asyncio.create_task(stream.write(*infer("last")))
+        done, _ = await asyncio.wait({writing}, timeout=0.2)
+        assert not done
+        triton.gates["0"].set()
+        await writing
+        for gate in [str(number) for number in range(MOST_UNANSWERED)] + ["last"]:
+            triton.gates[gate].set()
+        await stream.done_writing()
+        assert len([m async for m in stream.messages()]) == MOST_UNANSWERED + 1
 
 
 @pytest.mark.parametrize(
