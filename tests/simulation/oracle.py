@@ -393,7 +393,11 @@ class Oracle(Rest):
     def surely_fits(self, call: Call, spec: Spec) -> bool:
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
         truth, endpoint = self._world.truth, self._world.endpoint
+        # what a load that never ends has reserved stays booked, whoever asked for it
+        stuck = [h.spec for h in self._world.arriving() if h.never_ends and self._lives(h)]
+        known = {each.model_id for each in stuck}
         others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
+        others = [*stuck, *(each for each in others if each.model_id not in known)]
         others = [each for each in others if each.model_id != call.model_id]
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
         moment = call.begun - RECENT_SECONDS
@@ -404,6 +408,9 @@ class Oracle(Rest):
             if max(booked, used) + self.most(spec) + self.settings.reserve < limit:
                 return True
         return False
+
+    def _lives(self, held: Held) -> bool:
+        return not (held.process.is_real and held.process.over.is_set())
 
     def _is_room_to_come(self, call: Call) -> bool:
         """Whether it was refused beside an unload that is under way, be it the undo of a load,
@@ -515,7 +522,7 @@ class Oracle(Rest):
         ]
         others = loads
         if self._world.triton.reports and not spec.is_python:
-            others = [h for h in loads if h.spec.is_python and not self.is_known(h.spec)]
+            others = [h for h in loads if h.spec.is_python and not self.is_known(h.spec.package)]
         self.happened("admitted", model_id)
         if is_known or self._world.reader.last is None or not others:
             return
