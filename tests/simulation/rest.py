@@ -95,6 +95,7 @@ class Rest:
         comes_back = self.settings.loads_again or (
             was_ours and not self.are_long(self.settings.load_seconds)
         )
+        is_full = is_full or self.since(self._first_end, "leak", "strangers")
         if not comes_back or is_full or self._ends > 2:
             return
         for model_id, spec in self._lost.items():
