@@ -76,8 +76,8 @@ class DesiredModel:
     the artifact that `callers` wait for, who are counted by caller; "" is an unknown one.
     `wait_for_room` is awaited with the error if memory is short, and raises once waiting is of no
     use; `lack` is that error meanwhile. `ends`: how many ends of Triton have broken off its load.
-    `coming` is the load that brings it back, in the `life` of Triton. `task` loads it, for all who
-    wait.
+    `coming` is the load that brings it back. `life`: of the Triton that `coming` or `lack` is
+    about. `task` loads it, for all who wait.
     """
 
     model_id: ModelId

@@ -338,7 +338,8 @@ class Residency:
     def _not_ready(self, wait: DesiredModel) -> AdapterError:
         model_id, known = wait.model_id, self._registry.find(wait.model_id)
         is_admitted = known is not None and known.waits_for in _ADMITTED
-        if wait.lack is not None and not is_admitted:
+        is_same_triton = wait.life == self._control.triton_status.now()
+        if wait.lack is not None and is_same_triton and not is_admitted:
             return no_room(wait, wait.lack)
         state = "waiting" if known is None else known.state.value.lower().replace("_", " ")
         if known is not None and known.state is ModelState.FETCHING and known.files is not None:

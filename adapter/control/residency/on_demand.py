@@ -166,7 +166,7 @@ class OnDemandLoader:
             if is_stuck or is_left or patience <= 0 or not may_come:
                 self._metrics.endpoint_no_room.inc()
                 raise no_room(wait, error) from error
-            wait.lack = error
+            wait.lack, wait.life = error, self._control.triton_status.now()
             patience -= await self._waited(wait)
 
         wait.load = partial(self._try, wait.model_id, files, terms)

@@ -160,6 +160,23 @@ async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_ro
     await residence.close()
 
 
+async def test_the_memory_that_was_short_in_a_triton_that_has_ended_is_no_lack_of_room(residence):
+    leases = [await residence.hold(name) for name in "ab"]
+    first = residence.house.begin(residence.call("c"))
+    await residence.waits_for_room.wait()
+    residence.house.triton.models.clear()
+    residence.house.triton.lives += 1
+    residence.house.server.pid = 2
+    residence.residency.options = Options(model_wait_seconds=0.01)
+    with pytest.raises(ModelNotReady, match="its load goes on"):
+        await residence.call("c")
+    for lease in leases:
+        lease.end()
+    await residence.control.triton_restarted()
+    await first
+    residence.check("c")
+
+
 async def test_a_call_whose_model_a_platform_fails_to_load_for_lack_of_memory_has_others_evicted(
     residence,
 ):
