@@ -88,9 +88,9 @@ class Waits:
             self._waits.pop(wait.model_id, None)
 
     def refuse_known(self, model_id: ModelId) -> None:
-        """Raise a failure that was met a moment ago."""
+        """Raise a failure that was met a moment ago, unless another try is under way."""
         error, until = self._refused.get(model_id, (None, 0.0))
-        if error is None:
+        if error is None or model_id in self._waits:
             return
         if clock.monotonic() < until:
             raise error.with_traceback(None)

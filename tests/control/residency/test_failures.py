@@ -78,6 +78,21 @@ async def test_after_a_restart_of_triton_the_next_call_loads_anew(loads_again):
     await residence.close()
 
 
+async def test_a_failure_of_a_moment_ago_refuses_no_call_while_the_model_is_tried_again(residence):
+    residence.steps.fail("load a", LoadFailed("no weights"))
+    with pytest.raises(LoadFailed):
+        await residence.call("a")
+    gate = residence.steps.hold("load a")
+    again = residence.house.begin(residence.residency.bring(ModelId("a"), ArtifactKey("", "a")))
+    await gate.reached.wait()
+    call = residence.house.begin(residence.call("a"))
+    await residence.house.turns()
+    gate.open()
+    await again
+    await call
+    residence.check("a")
+
+
 def end_triton(residence: Residence) -> None:
     """The next one runs, and nobody has looked at its models yet."""
     residence.house.triton.models.clear()
