@@ -143,6 +143,8 @@ class MeshOracle:
         present = {held.spec.model_id: held for held in self._world.all_held()}
         others = {held.spec for held in present.values()} | {spec}
         is_short = any(self.last(each.model_id) < each.takes for each in others)
+        if spec.version > 1 and self.last(spec.model_id) < (spec.declared or 0):
+            return True  # what was told is of the files before these
         return is_short or any(map(self._grown, present.values()))
 
     def _grown(self, held: object) -> int:
