@@ -114,6 +114,7 @@ class Oracle(Rest):
 
     def loaded(self, call: Call, spec: Spec) -> None:
         """A load has been answered well."""
+        self._measured.add(spec.url)
         self._in_time(call, self.settings.load_seconds + RECENT_SECONDS)
         upset = ("unload asked", "stub ended", "end")
         if any(self.since(call.begun, each, model_id=call.model_id) for each in upset[:2]):
@@ -131,7 +132,6 @@ class Oracle(Rest):
         if any(each.process.is_real and each.process.over.is_set() for each in held):
             return  # the next request notices that it has died
         self.serving[call.model_id] = spec
-        self._measured.add(spec.url)
         if not any(each.spec.package == spec for each in held):
             raise Violated("1 right model", f"{call.model_id} was loaded, and Triton has it not")
 
@@ -489,7 +489,9 @@ class Oracle(Rest):
         """A size that is learned by a reader that lags may be of what else was loaded then; one of
         a model that declares none of what stood still until then.
         """
-        if self._world.reader.kind == "nvml" and spec.declared is None:
+        kind = self._world.reader.kind
+        is_apart = kind == "host" and spec.is_python
+        if kind in {"nvml", "host"} and spec.declared is None and not is_apart:
             others = sum(h.spec.takes for h in self._world.arriving() if h.spec != spec)
             self._shared[spec.url] = max(self._shared.get(spec.url, 0), others)
         if self._world.reader.kind != "triton":
