@@ -209,6 +209,7 @@ class Recycling:
         self._unloaded = {r.id for r in records if r.is_on_demand and r.state is ModelState.READY}
         self._lost_memory.restarts(book)
         self._memory.readings.changed()  # it was of this Triton
+        self._memory.limits.oversize.recycled()
         self.restarts += 1
         self._triton_status.is_restarting = self._triton_status.is_recycled = True
         self._to(RecyclePhase.RESTARTING)

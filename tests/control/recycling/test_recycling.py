@@ -10,7 +10,7 @@ from adapter.control.recycling import NotRecycled
 from adapter.control.recycling.lost_memory import RecyclePhase
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.state import ModelState
-from adapter.errors import BackendUnavailable, InsufficientMemory, ModelNotReady
+from adapter.errors import BackendUnavailable, InsufficientMemory, ModelNotReady, ModelTooLarge
 from tests.control.recycling.steps import AWAY_SECONDS, MIB, SECONDS, Leaking, restartable
 
 
@@ -197,6 +197,20 @@ async def test_a_load_that_does_not_fit_either_way_is_refused_at_once(house):
     with pytest.raises(InsufficientMemory):
         await house.load("big")
     assert house.ended_at == []
+
+
+async def test_a_model_that_was_too_large_with_what_triton_lost_is_tried_again_after_a_recycle(house):
+    house.sizes["big"] = 900 * MIB
+    gate = house.steps.hold("load big")
+    load = house.begin(house.load("big"))
+    await gate.reached.wait()
+    house.lost += 150 * MIB
+    gate.open()
+    with pytest.raises(ModelTooLarge):
+        await load
+    await house.control.recycling.ask("an operator")
+    await house.load("big")
+    house.check("big")
 
 
 async def test_a_restart_that_has_not_helped_is_not_repeated(house):
