@@ -168,6 +168,7 @@ class OnDemandLoader:
                 raise no_room(wait, error) from error
             wait.lack, wait.life = error, self._control.triton_status.now()
             patience -= await self._waited(wait)
+            wait.lack = None
 
         wait.load = partial(self._try, wait.model_id, files, terms)
         wait.wait_for_room, wait.ends = wait_for_room, 0

@@ -199,7 +199,9 @@ async def test_a_load_that_does_not_fit_either_way_is_refused_at_once(house):
     assert house.ended_at == []
 
 
-async def test_a_model_that_was_too_large_with_what_triton_lost_is_tried_again_after_a_recycle(house):
+async def test_a_model_that_was_too_large_with_what_triton_lost_is_tried_again_after_a_recycle(
+    house,
+):
     house.sizes["big"] = 900 * MIB
     gate = house.steps.hold("load big")
     load = house.begin(house.load("big"))

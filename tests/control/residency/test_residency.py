@@ -160,6 +160,21 @@ async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_ro
     await residence.close()
 
 
+async def test_a_load_that_is_tried_again_as_room_came_lacks_no_room(residence):
+    leases = [await residence.hold(name) for name in "ab"]
+    first = residence.house.begin(residence.call("c"))
+    await residence.waits_for_room.wait()
+    gate = residence.steps.hold("prepare /c")
+    leases.pop().end()
+    await gate.reached.wait()
+    residence.residency.options = Options(model_wait_seconds=0.01)
+    with pytest.raises(ModelNotReady, match="its load goes on"):
+        await residence.call("c")
+    gate.open()
+    await first
+    leases.pop().end()
+
+
 async def test_the_memory_that_was_short_in_a_triton_that_has_ended_is_no_lack_of_room(residence):
     leases = [await residence.hold(name) for name in "ab"]
     first = residence.house.begin(residence.call("c"))
