@@ -78,8 +78,9 @@ class Oracle(Rest):
         held = self._world.truth.held
         now_there = held.get("strangers", 0) + held.get("lost", 0)
         self._strangers = max(self._strangers, now_there)
-        if self._world.reader.kind != "host":
-            self._taken_for_ours = max(self._taken_for_ours, now_there)
+        is_host = self._world.reader.kind == "host"  # which tells strangers apart
+        theirs = held.get("lost", 0) if is_host else now_there
+        self._taken_for_ours = max(self._taken_for_ours, theirs)
         if what == "end":
             self._ends += 1
             self._first_end = self._now() if self._ends == 1 else self._first_end
@@ -128,6 +129,9 @@ class Oracle(Rest):
         whats = ("unload asked", "caller left")  # such an unload still comes, after the load
         if all(self.since(before, each, model_id=call.model_id) for each in whats):
             return
+        has_failed = self.since(before, "unload failed", model_id=call.model_id)
+        if has_failed and self.since(before - RECENT_SECONDS, "hang"):
+            return  # a Triton that hung unloads it when it goes on
         held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
         if any(each.process.is_real and each.process.over.is_set() for each in held):
             return  # the next request notices that it has died
@@ -171,6 +175,8 @@ class Oracle(Rest):
         took = self._now() - call.begun - call.extra
         if self.since(call.begun, "unload asked", model_id=call.model_id):
             took -= RECENT_SECONDS  # a load of others goes on until then
+        if self.since(call.begun, "lost"):  # ModelMesh's loads are repeated, one at a time
+            took -= self.settings.load_seconds
         if took > seconds:
             said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
             raise Violated("2 in time", said)

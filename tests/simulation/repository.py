@@ -76,6 +76,8 @@ class V2Callers(Callers):
             oracle.loading[name] -= 1
             self._reloads[name] -= 1
         if failure is not None:
+            if may_reload:  # its unload may come yet
+                oracle.happened("unload failed", name)
             oracle.failed(call, failure, spec)
             raise failure
         if not self._reloads[name]:
