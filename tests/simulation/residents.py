@@ -255,8 +255,6 @@ class Residents:
         """An adapter that lives has written this line."""
         if event == "model.unloaded":
             self._freed_at = self._world.now
-        if event == "model.unload_failed":
-            self._of_models.happened("unload failed", str(fields["model_id"]))
         if event == "model.loading":
             self._load_begun[str(fields["model_id"])] = self._world.now
             self._arriving.add(str(fields["model_id"]))

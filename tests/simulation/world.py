@@ -83,8 +83,8 @@ class World(Outages):
         if self._site is not None:
             self.disk.cached = self.judged(self._site.spec_at)
             self.disk.read = self.judged(self._site.read_by_triton)
-            self.story.heard = self.judged(self._site.oracle.heard)
             self.story.hidden = str(self._site.root)
+        self.story.heard = self.judged(self._heard)
         self.violation: Violated | None = None
         self._violated = asyncio.Event()
         self.control: ModelControl | None = None
@@ -93,6 +93,13 @@ class World(Outages):
         self._served_by: Life | None = None
         self._loop.set_exception_handler(self._unseen)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def _heard(self, event: str, fields: dict[str, object]) -> None:
+        """An adapter that lives has written this line."""
+        if event == "model.unload_failed":  # for a caller, or for one who has left
+            self.oracle.happened("unload failed", str(fields["model_id"]))
+        if self._site is not None:
+            self._site.oracle.heard(event, fields)
 
     # -- what the oracle asks ---------------------------------------------------------------
 
