@@ -78,9 +78,7 @@ class Oracle(Rest):
         held = self._world.truth.held
         now_there = held.get("strangers", 0) + held.get("lost", 0)
         self._strangers = max(self._strangers, now_there)
-        is_host = self._world.reader.kind == "host"  # which tells strangers apart
-        theirs = held.get("lost", 0) if is_host else now_there
-        self._taken_for_ours = max(self._taken_for_ours, theirs)
+        self._taken_for_ours = max(self._taken_for_ours, now_there)
         if what == "end":
             self._ends += 1
             self._first_end = self._now() if self._ends == 1 else self._first_end
