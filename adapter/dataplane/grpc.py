@@ -232,8 +232,8 @@ class GrpcDataPlane:
 
 
 class _Answered:
-    """The answers of a stream, which are read as they come. `write` and `done_writing` are those of
-    RpcStream. Writes are shielded: grpc cancels a call when a read or a write of it is cancelled.
+    """Reads the answers of a stream as they come; the base of both kinds of RpcStream. Writes are
+    shielded: grpc cancels a call when a read or a write of it is cancelled.
     """
 
     def __init__(self, answers: Answers, fault: _Fault, record: ModelRecord | None) -> None:

@@ -267,7 +267,7 @@ async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
 
 
 def once_each() -> Lease:
-    """Of a model that answers each request once."""
+    """Lease a model that answers each request once."""
     held = lease()
     held.record.is_decoupled = False
     return held

@@ -206,7 +206,7 @@ class Callers:
         ]
 
     def _has_suspects(self, begun: float) -> bool:
-        """What was loaded when a Triton ended twice within a minute waits for its turn."""
+        """Return whether models may be on trial: a Triton has ended twice within a minute."""
         return sum(begun - _TRIAL_SECONDS < at < begun for at in self.triton_ends) > 1
 
 

@@ -308,9 +308,9 @@ class AwaitedInference:
         is_binary: bool = False,
         is_one: bool = False,
     ) -> web.StreamResponse:
-        """Triton's answer under the caller's name of the model. `is_v2`: with all of its headers.
-        `is_binary`: it is told as SageMaker's media type, even where all of it is JSON. `is_one`:
-        a model that gave several answers, or none, is refused.
+        """Return Triton's answer under the caller's name of the model. `is_v2`: keep all headers.
+        `is_binary`: use SageMaker's binary media type, even if the whole body is JSON. `is_one`:
+        raise InvalidRequest if the model gave several answers, or none.
         """
         record, size, length = self._record, found.json_header_bytes, found.content_length
         back: bytes | None = None

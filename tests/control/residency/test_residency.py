@@ -144,7 +144,7 @@ async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_ro
     residence = await Residence(4).open(*"abc")
     house, leases = residence.house, [await residence.hold(name) for name in "ab"]
     gates = [residence.steps.hold(f"load {name}") for name in "xy"]
-    loads = [house.begin(residence.load(name)) for name in "xy"]  # all threads that there are
+    loads = [house.begin(residence.load(name)) for name in "xy"]  # on every load thread
     await asyncio.gather(*(gate.reached.wait() for gate in gates))
     first = house.begin(residence.call("c"))
     await residence.waits_for_room.wait()

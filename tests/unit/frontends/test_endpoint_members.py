@@ -1,4 +1,4 @@
-"""What the members of a call of the endpoint may be, and how a fault of one is worded."""
+"""Which members of an endpoint call are accepted, and the errors for the others."""
 
 import pytest
 from multidict import CIMultiDict

@@ -87,7 +87,7 @@ class EndpointCall:
         except ArtifactNotFound as error:
             if not caller:
                 raise
-            # as it is told of a model that the caller may not ask for
+            # the same answer as for a model that the caller may not invoke
             raise ArtifactNotFound(missing(self._key), model_id=model_id) from error
         except InvalidRequest as error:
             raise InvalidCall(str(error), model_id=model_id) from error
