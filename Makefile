@@ -58,6 +58,7 @@ test: setup  ## what every change must pass, against a real Triton; TRITON=/path
 	  $(if $(TRITON),tests/contract tests/journeys)
 
 unit: setup  ## the quick tests, before no Triton
+	@.venv/bin/triton-adapter --version
 	@$(MAKE) --silent --keep-going --jobs=5 --output-sync $(addprefix quick-,$(QUICK_PARTS))
 
 quick-%:
