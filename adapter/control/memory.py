@@ -54,7 +54,7 @@ from adapter.core.measuring import GpuBytes, Measured
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.placement import Placer, choose
+from adapter.core.residency.placement import Placer, choose_place
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
 from adapter.core.state import WaitsFor

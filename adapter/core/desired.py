@@ -22,8 +22,8 @@ _AT_ONCE = 4  # as many loads as Triton runs by default
 _PAUSE_SECONDS = 2.0
 # How long calls do not load a model of a store that was given up.
 CALLS_REFUSED_SECONDS = 600.0
-# Of a model in a store: nothing but another version fixes it.
-_DEFINITE = (ArtifactNotFound, InvalidModel, InvalidRequest, LoadFailed, ModelTooLarge)
+# Errors of the files themselves: nothing but another version fixes them.
+OF_THE_FILES = (InvalidModel, LoadFailed, ModelTooLarge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Reason:
 
 
 START = Reason("load_at_start", _AT_ONCE)
-PRELOAD = Reason("preload", _AT_ONCE, refused_by=_DEFINITE)
+PRELOAD = Reason("preload", _AT_ONCE, refused_by=(ArtifactNotFound, InvalidRequest, *OF_THE_FILES))
 
 
 class Want(Enum):

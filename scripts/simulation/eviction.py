@@ -18,7 +18,7 @@ from typing import Any
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId
 from adapter.core.residency.policies import POLICIES, Candidate, Policy
-from adapter.core.residency.victims import choose
+from adapter.core.residency.victims import choose_victims
 from adapter.errors import MemoryFigures
 from scripts.simulation.traffic import KINDS, Kind, Trace
 
@@ -90,7 +90,7 @@ def _evict(
         replace(each, is_spared=True) if now - since[each.model_id] < _MIN_SECONDS else each
         for each in known.values()
     ]
-    chosen = choose(candidates, figures, policy)
+    chosen = choose_victims(candidates, figures, policy)
     for each, worth in [(each, policy.worth(each)) for each in chosen]:
         policy.evicted(worth, now)
         del known[each.model_id]

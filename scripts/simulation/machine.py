@@ -14,7 +14,7 @@ from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import Candidate, LeastRecentlyUsed
-from adapter.core.residency.victims import choose, retention_reason
+from adapter.core.residency.victims import choose_victims, retention_reason
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
 from adapter.packages.unpacking import Free
@@ -256,7 +256,7 @@ class Machine:
 
     def _evict(self, figures: MemoryFigures) -> int:
         """Return how many models have gone."""
-        chosen = choose(self._candidates(), figures, self._policy)
+        chosen = choose_victims(self._candidates(), figures, self._policy)
         for each in chosen:
             resident = self._residents.pop(each.model_id)
             self._held -= resident.model.size_bytes

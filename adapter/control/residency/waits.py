@@ -5,16 +5,12 @@ from collections.abc import Iterator
 
 from adapter.control.desired import DesiredModel
 from adapter.core.artifacts import ArtifactKey
-from adapter.core.desired import Reason
+from adapter.core.desired import OF_THE_FILES, Reason
 from adapter.core.model import ModelId
 from adapter.core.residency.waiting import WaitLimits
-from adapter.errors import AdapterError, InvalidModel, LoadFailed, ModelTooLarge
 from adapter.runtime import clock
 
-# Errors of the archive itself, which the next try would meet as well; and for how long it is not
-# tried.
-_DEFINITE = (InvalidModel, LoadFailed, ModelTooLarge)
-_REFUSED_SECONDS = 5.0
+_REFUSED_SECONDS = 5.0  # after an error that the next try would meet as well
 _MOST_REFUSED = 1024
 
 
@@ -25,7 +21,7 @@ class Waits:
         self.callers: Counter[str] = Counter()  # of all models
         self._limits, self._reason = limits, reason
         self._waits: dict[ModelId, DesiredModel] = {}  # they begin before the model's record
-        self._refused: dict[ModelId, tuple[AdapterError, float]] = {}  # and these outlive it
+        self._refused: dict[ModelId, tuple[Exception, float]] = {}  # and these outlive it
 
     def __iter__(self) -> Iterator[DesiredModel]:
         return iter([*self._waits.values()])
@@ -77,7 +73,7 @@ class Waits:
     def task_ended(self, wait: DesiredModel, error: BaseException | None) -> None:
         """Remember an error that the next try would meet as well."""
         wait.task = None
-        if isinstance(error, _DEFINITE):
+        if isinstance(error, OF_THE_FILES):
             while len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._refused[wait.model_id] = (error, clock.monotonic() + _REFUSED_SECONDS)

@@ -85,7 +85,9 @@ class Placer:
         return [(e, replace(inputs, proven=proven(*about, e.gpu))) for e in left]
 
 
-def choose(model_id: ModelId, options: Sequence[Option], terms: Terms) -> tuple[Answer, Estimate]:
+def choose_place(
+    model_id: ModelId, options: Sequence[Option], terms: Terms
+) -> tuple[Answer, Estimate]:
     """Admit the first option that can be admitted now, else wait for one, else raise a refusal,
     which has the figures of all: nothing is evicted before each was tried. Where the load has run
     out of memory elsewhere, that is why it is refused.

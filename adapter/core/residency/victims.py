@@ -67,14 +67,14 @@ def choose_where(
     """Return whom to evict for a model that may be put in several places: in the first where enough
     can go, else in the first where any can.
     """
-    found = [(choose(candidates, figures, policy), figures) for figures in places]
+    found = [(choose_victims(candidates, figures, policy), figures) for figures in places]
     for chosen, figures in found:
         if chosen and sum(_on(e.held, figures.device) for e in chosen) >= _missing(figures):
             return chosen
     return next((chosen for chosen, _ in found if chosen), [])
 
 
-def choose(
+def choose_victims(
     candidates: Sequence[Candidate], figures: MemoryFigures, policy: Policy
 ) -> list[Candidate]:
     """Return whom to evict together: at least one, while there is one, and as many as are needed

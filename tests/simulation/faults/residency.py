@@ -16,7 +16,7 @@ RESIDENCY = [
         "a model that seems to take nothing is never evicted",
         "what was measured beside others keeps all memory, and every load is refused",
         victims,
-        "choose",
+        "choose_victims",
         "return fewest(might_free or seem_empty, _missing(figures))",
         "return fewest(might_free, _missing(figures))",
     ),

@@ -5,7 +5,7 @@ import pytest
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId
 from adapter.core.residency.policies import POLICIES, Candidate, Cost, LeastRecentlyUsed
-from adapter.core.residency.victims import choose
+from adapter.core.residency.victims import choose_victims
 from adapter.errors import MemoryFigures
 
 GIB = 2**30
@@ -17,7 +17,7 @@ def model(name="m", used_at=0.0, size=GIB, **known):
 
 def first(policy, *candidates):
     """Who goes first; two models of the same worth by their last call."""
-    return choose(candidates, MemoryFigures(), policy)[0].model_id
+    return choose_victims(candidates, MemoryFigures(), policy)[0].model_id
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_model_that_was_just_loaded_goes_only_if_nothing_else_helps(name):
     old = [model("a", 2, seconds=60, calls=9), model("b", 3, seconds=60, calls=9)]
 
     def gone(needed):
-        found = choose([young, *old], MemoryFigures(needed, 0, 99 * GIB, HOST), policy)
+        found = choose_victims([young, *old], MemoryFigures(needed, 0, 99 * GIB, HOST), policy)
         return "".join(each.model_id for each in found)
 
     assert gone(2 * GIB) == "ab"

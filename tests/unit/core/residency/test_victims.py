@@ -6,7 +6,7 @@ from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId
 from adapter.core.residency.policies import Candidate, LeastRecentlyUsed
-from adapter.core.residency.victims import choose
+from adapter.core.residency.victims import choose_victims
 from adapter.errors import MemoryFigures
 
 GPU = Device("GPU-1")
@@ -20,7 +20,7 @@ def models(**held: dict[Device, int]) -> list[Candidate]:
 
 
 def chosen(figures: MemoryFigures, **held: dict[Device, int]) -> str:
-    return "".join(each.model_id for each in choose(models(**held), figures, LRU))
+    return "".join(each.model_id for each in choose_victims(models(**held), figures, LRU))
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_one_that_seems_to_take_nothing_goes_where_no_other_can():
 
 
 def test_where_nobody_can_go_nobody_does():
-    assert choose([], MemoryFigures(10, 0, 100, HOST), LRU) == []
+    assert choose_victims([], MemoryFigures(10, 0, 100, HOST), LRU) == []
