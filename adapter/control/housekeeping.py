@@ -42,8 +42,6 @@ class Housekeeping:
         self._packages, self._store = ports.packages, ports.store
         self._reconciler, self._recycling = reconciler, recycling
         self._operations = operations
-        self._unnoted: set[ModelRecord] = set()
-        self._were_active: set[TritonName] = set()
         self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()
 
     async def run(self) -> NoReturn:
@@ -62,16 +60,15 @@ class Housekeeping:
 
     async def save(self) -> None:
         """Save the learned sizes for the next run, and update the notes of the models concerned."""
-        memory = self._memory
-        learned, memory.relearned = memory.relearned, set()
-        self._unnoted |= learned
-        if learned and self._store is not None:
+        sizes = self._memory.sizes
+        if sizes.is_changed and self._store is not None:
+            sizes.is_changed = False
             try:
-                await self._store.save(memory.sizes.as_dict())
+                await self._store.save(sizes.as_dict())
             except AdapterError:
-                memory.relearned |= learned
+                sizes.is_changed = True
                 raise
-        for record in [*self._unnoted]:
+        for record in [*self._memory.relearned]:
             await self._note(record)
 
     async def _note(self, record: ModelRecord) -> None:
@@ -82,7 +79,7 @@ class Housekeeping:
         lock = self._operations.lock(record.id)
         if lock.locked():
             return
-        self._unnoted.discard(record)
+        self._memory.relearned.discard(record)
         async with lock:
             is_here = self._registry.get(record.id) is record
             if not is_here or record.state is not ModelState.READY or not record.package_key:
@@ -91,7 +88,7 @@ class Housekeeping:
             try:
                 await self._packages.confirm(record.name, record.source, record.package_key, held)
             except AdapterError:
-                self._unnoted.add(record)
+                self._memory.relearned.add(record)
                 raise
 
     async def _poll_memory(self) -> None:
@@ -101,18 +98,18 @@ class Housekeeping:
             await self._memory.tick(())
         elif now - self._peaks_at >= max(_PEAK_SECONDS, lag):
             self._peaks_at = now
-            before, self._were_active = self._were_active, self._active()
             # a sensor that lags shows only now what the models active before have taken
-            await self._memory.tick(self._were_active | before if lag else self._were_active)
+            await self._memory.tick(self._active(and_before=lag > 0))
 
-    def _active(self) -> set[TritonName]:
-        """Return the names of the models that had requests since the last call."""
+    def _active(self, *, and_before: bool) -> set[TritonName]:
+        """Return the names of the models that had requests since the last call, or `and_before`."""
         active = set()
         for record in self._registry.records():
             ended = record.usage.served - record.usage.in_flight
-            if record.usage.in_flight or ended != record.ended_before:
+            is_active = record.usage.in_flight > 0 or ended != record.ended_before
+            if is_active or (and_before and record.was_active):
                 active.add(record.name)
-                record.ended_before = ended
+            record.ended_before, record.was_active = ended, is_active
         return active
 
     async def _poll_triton(self) -> None:

@@ -124,8 +124,7 @@ class Loader:
 
     def tell_what_was_undone(self, record: ModelRecord, error: BaseException | None) -> None:
         """Add to the error of a load that was ended what became of it."""
-        done = ENDED if record in self._unloader.ended else "what there was of it was taken down"
-        self._unloader.ended.discard(record)
+        done = ENDED if record.was_ended else "what there was of it was taken down"
         if record.state is ModelState.STUCK:
             done = "Triton still works on it, which keeps one of its load threads"
         if isinstance(error, BackendTimeout | UnloadedMeanwhile):

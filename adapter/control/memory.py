@@ -78,7 +78,7 @@ class Memory:
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
     a process runs below Triton that belongs to no model.
-    `relearned`: models with new figures; its reader clears it. `is_paused`: no load is admitted.
+    `relearned`: models whose notes lack their latest figures. `is_paused`: no load is admitted.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Memory:
                 )
                 options = self.placer.options(record, package, terms, inputs, reading, now=now)
                 try:
-                    answer, estimate = choose(record.id, options, terms)
+                    answer, estimate = choose_place(record.id, options, terms)
                     if answer is Answer.ADMIT:
                         break
                 except InsufficientMemory as error:
@@ -483,10 +483,8 @@ class Memory:
         self.ledger.release(record.name)
         self.relearned.discard(record)
         account = self.accounts.forget(record.name)
-        if account is None or account.most is None:
-            return
-        if self.sizes.lived(account.package_key, account.most, account.estimate.gpu):
-            self.relearned.add(record)
+        if account is not None and account.most is not None:
+            self.sizes.lived(account.package_key, account.most, account.estimate.gpu)
 
 
 async def goes_on(error: AboutMemory, terms: Terms, evictor: Evictor | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from adapter.control.ports import Server
-from adapter.core.model import ModelId, ProcessId, TritonName
+from adapter.core.model import ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.errors import AdapterError
 from adapter.telemetry.metrics import Metrics
@@ -23,14 +23,14 @@ class OrphanProcesses:
         self._registry = registry
         self._server = server
         self._metrics = metrics
-        self._unended: set[ModelId] = set()
+        self._unended = 0  # unloads that wait for processes to end
         self._ownerless: frozenset[TritonName] = frozenset()
         self._abandoned: frozenset[ProcessId] = frozenset()
 
     async def are_there(self) -> bool:
         """Return whether an ownerless process runs below Triton; True if that cannot be seen."""
         if self._server is None:
-            return bool(self._unended)
+            return self._unended > 0
         with self._registry.disowned() as unloaded:
             try:
                 found = await self._server.running_models()
@@ -39,7 +39,7 @@ class OrphanProcesses:
         # a model that was loaded or unloaded meanwhile owns its processes
         left = (name for name in found - unloaded if not self._registry.is_owned(name))
         self._found(frozenset(left))
-        return bool(self._ownerless or self._unended)
+        return bool(self._ownerless) or self._unended > 0
 
     async def end_abandoned(self) -> None:
         """End daemons of models that are gone without an unload, or have lost their process.
@@ -64,7 +64,7 @@ class OrphanProcesses:
     @contextmanager
     def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:
         """Report the model as left running while its unload waits for processes to end."""
-        self._unended.add(record.id)
+        self._unended += 1
         self._count()
         pids = sorted(process.pid for process in processes)
         fields = {"model_id": record.id, "processes": pids, "in_flight": record.usage.in_flight}
@@ -72,7 +72,7 @@ class OrphanProcesses:
         try:
             yield
         finally:
-            self._unended.discard(record.id)
+            self._unended -= 1
             self._count()
 
     def _found(self, names: frozenset[TritonName]) -> None:
@@ -82,4 +82,4 @@ class OrphanProcesses:
             log.warning("model.left_running", extra={"triton_names": sorted(new)})
 
     def _count(self) -> None:
-        self._metrics.left_running.set(len(self._ownerless) + len(self._unended))
+        self._metrics.left_running.set(len(self._ownerless) + self._unended)

@@ -56,7 +56,6 @@ class Unloader:
         self._limits = limits
         self._orphans = orphans
         self._lose_requests = lose_requests
-        self.ended: set[ModelRecord] = set()  # loads whose processes were killed, until undone
 
     def give_up(self, record: ModelRecord) -> None:
         """Mark a model as stuck: Triton never ends its load, and an unload would wait for that.
@@ -145,7 +144,7 @@ class Unloader:
                 raise still_loading(record)
             is_due = is_loading and now - begun > _GRACE_SECONDS
             if is_due and await self.end_loading(record):
-                self.ended.add(record)
+                record.was_ended = True
                 is_slow = versions.has(versions.SLOW_POLLS, self._triton.version)
                 end = min(end, now + (_ENDED_SLOWLY_SECONDS if is_slow else _ENDED_SECONDS))
                 log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
@@ -236,7 +235,6 @@ class Unloader:
             await load
         finally:
             load.cancel()
-            self.ended.discard(record)
 
     # -- processes that outlive the unload ----------------------------------------------------
 

@@ -29,7 +29,8 @@ class ModelRecord:
     """One model. The registry sets `id`, `state`, `state_since` and, of a model in it, `placement`,
     and clears `waits_for` and `awaits` with each change of `state`; control sets the rest.
 
-    `ended_before`: inferences that had ended at the last tick of housekeeping.
+    `ended_before`: inferences that had ended at the last tick of housekeeping; `was_active`: it had
+    requests since the tick before that.
     `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
     that had a python process of their own when the load ended, by their names in Triton.
@@ -45,7 +46,8 @@ class ModelRecord:
     request may have any number of answers; None until a stream has asked Triton. `warnings`: what
     is odd but no fault. `outputs`: their names, none where only Triton knows them. `files`: those
     of a store that a call has had fetched, and None for a model from elsewhere. `is_renamed`: the
-    model has another name in Triton than for its callers.
+    model has another name in Triton than for its callers. `was_ended`: the processes of its load
+    were killed.
     """
 
     id: ModelId
@@ -56,6 +58,7 @@ class ModelRecord:
     waits_for: WaitsFor | None = None
     awaits: tuple[ModelId, ...] = ()
     ended_before: int = 0
+    was_active: bool = False
     placement: Placement = field(default_factory=lambda: Placement(()))
     gpu: int | None = None
     package_key: str = ""
@@ -74,6 +77,7 @@ class ModelRecord:
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     files: StoreFiles | None = None
+    was_ended: bool = False
     is_renamed: bool = field(init=False)
     usage: Usage = field(init=False, default_factory=Usage)
 

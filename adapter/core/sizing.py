@@ -109,7 +109,8 @@ class Sizes:
     estimates that of others.
 
     `size_factor` makes memory of bytes on disk; `default_bytes` is for a package whose files say
-    nothing. `version` returns that of Triton, empty while it is unknown.
+    nothing. `version` returns that of Triton, empty while it is unknown. `is_changed`: since they
+    were last saved.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Sizes:
         self._size_factor = size_factor
         self.default_bytes = default_bytes
         self._version = version
+        self.is_changed = False
         # all have the latest at the end
         self._learned: dict[_LearnedKey, _Learned] = {}
         self._key_at: dict[str, str] = {}
@@ -170,6 +172,7 @@ class Sizes:
                 return
             figures = dict(most_of(figures, known.figures))
         remember(self._learned, self._key(package_key), _Learned(figures, exact, is_reported))
+        self.is_changed = True
 
     def _key(self, package_key: str) -> _LearnedKey:
         return package_key, self._version()
@@ -184,20 +187,19 @@ class Sizes:
         """Whatever was learned of it is wrong."""
         self._learned.pop(self._key(package_key), None)
 
-    def lived(self, package_key: str, most: Bytes, gpu: Gpu | None = None) -> bool:
+    def lived(self, package_key: str, most: Bytes, gpu: Gpu | None = None) -> None:
         """`most` is all that it took from a load to its unload: a larger figure of before comes
-        nearer to it, and True is returned. Not at once: models grow by what they are asked. `gpu`:
-        as of `learn`.
+        nearer to it. Not at once: models grow by what they are asked. `gpu`: as of `learn`.
         """
         known = self._of(package_key, gpu)
         if known is None or not known.exact:
-            return False
+            return
         figures = {
             device: count - max(0, count - most.get(device, 0)) // _DECAY
             for device, count in known.figures.items()
         }
         self._learned[self._key(package_key)] = replace(known, figures=figures)
-        return figures != known.figures
+        self.is_changed |= figures != known.figures
 
     def learned(self, package_key: str) -> Bytes | None:
         """The figures that count for the package; None when it was never measured."""
