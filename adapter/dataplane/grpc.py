@@ -21,6 +21,7 @@ from adapter.runtime.unread import Answers, Unread
 from adapter.telemetry.traffic import add_waited
 
 SERVICE = "/inference.GRPCInferenceService"
+_INFER = f"{SERVICE}/ModelInfer"
 
 _MAX_METADATA_BYTES = 4 * 2**20
 _CHANNEL = (
@@ -51,8 +52,10 @@ _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 _ANSWER = 2
 _LAST = pb.InferParameter(bool_param=True)
 _IS_LAST = pb.ModelInferResponse(parameters={"triton_final_response": _LAST}).SerializeToString()
-# Calls of one stream that may wait for Triton at once: each takes the adapter some KiB.
-MOST_UNANSWERED = 256
+# Calls of one stream that may wait for Triton at once: each takes the adapter some KiB, and its
+# message if that has at most so many bytes. A larger one is written like a stream: that takes twice
+# the CPU, and keeps no message that Triton has.
+MOST_UNANSWERED, _KEPT_BYTES = 256, 2**16
 # a parameter of requests whose order matters
 _SEQUENCE = b"sequence_id"
 _NOT_ACCEPTED = {
@@ -65,9 +68,11 @@ T = TypeVar("T")
 _UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 _StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
-_InferMethod: TypeAlias = "grpc.aio.StreamUnaryMultiCallable[bytes, bytes]"
-_InferCall: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
-_Fault: TypeAlias = Callable[[grpc.aio.AioRpcError, ModelRecord | None], AdapterError]
+_LargeMethod: TypeAlias = "grpc.aio.StreamUnaryMultiCallable[bytes, bytes]"
+_InferCall: TypeAlias = (
+    "grpc.aio.UnaryUnaryCall[bytes, bytes] | grpc.aio.StreamUnaryCall[bytes, bytes]"
+)
+_Fault: TypeAlias = Callable[[grpc.aio.AioRpcError], AdapterError]
 
 
 class GrpcDataPlane:
@@ -147,7 +152,7 @@ class GrpcDataPlane:
                 _metadata(await rpc.trailing_metadata()),
             )
         except grpc.aio.AioRpcError as error:
-            raise self._fault(error, record) from error
+            raise self._fault(record, error) from error
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Start a task that is not cancelled with whoever waits for it."""
@@ -168,19 +173,16 @@ class GrpcDataPlane:
         answering.add_done_callback(ended)
 
     @asynccontextmanager
-    async def stream(
-        self, call: RpcCall, hold: Hold
-    ) -> AsyncIterator["DecoupledStream | InferStream"]:
+    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
         record, metadata = hold.record, _sent(call.metadata)
-        answers = self._unread.stream(call.on_cut)
-        stream: DecoupledStream | InferStream
+        fault, answers = partial(self._fault, record), self._unread.stream(call.on_cut)
         if record is not None and not await self._is_decoupled(record):
-            infer: _InferMethod = self._open().stream_unary(f"{SERVICE}/ModelInfer")
-            stream = InferStream(partial(infer, metadata=metadata), answers, self._fault, record)
+            calls = _Inferences(self._open(), metadata, record, fault)
+            stream = GrpcStream(calls, calls.write, answers, fault)
         else:
             method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
             opened = method(metadata=metadata)
-            stream = DecoupledStream(opened, answers, self._fault, record)
+            stream = GrpcStream(opened, lambda message, _: opened.write(message), answers, fault)
         reading = self._task(stream.read())
         try:
             yield stream
@@ -188,7 +190,7 @@ class GrpcDataPlane:
             answers.drop()
             if not reading.done():
                 hold.abandon()
-                self._task(stream.done_writing())
+                await stream.done_writing()
                 reading.add_done_callback(lambda _: hold.end())
 
     async def _is_decoupled(self, record: ModelRecord) -> bool:
@@ -216,7 +218,7 @@ class GrpcDataPlane:
             raise BackendUnavailable("Triton is not up yet", delivered=False)
         return self._channel
 
-    def _fault(self, error: grpc.aio.AioRpcError, record: ModelRecord | None) -> AdapterError:
+    def _fault(self, record: ModelRecord | None, error: grpc.aio.AioRpcError) -> AdapterError:
         text, model_id = error.details() or "", record.asked_for if record else ModelId("")
         is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if is_exhausted and _ANSWER_TOO_LARGE.search(text):
@@ -231,15 +233,19 @@ class GrpcDataPlane:
         return self._faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
 
 
-class _Answered:
-    """Reads the answers of a stream as they come; the base of both kinds of RpcStream. Writes are
-    shielded: grpc cancels a call when a read or a write of it is cancelled.
+class GrpcStream:
+    """One stream of a caller: `call` is grpc's own, or has the same methods. Its answers are read
+    as they come. Writes are shielded: grpc cancels a call when a read or write of it is cancelled.
     """
 
-    def __init__(self, answers: Answers, fault: _Fault, record: ModelRecord | None) -> None:
-        self._answers = answers
-        self._fault = fault
-        self._record = record
+    def __init__(
+        self,
+        call: "_StreamCall | _Inferences",
+        write: Callable[[bytes, bytes], Coroutine[Any, Any, None]],
+        answers: Answers,
+        fault: _Fault,
+    ) -> None:
+        self._call, self._write, self._answers, self._fault = call, write, answers, fault
         self._news = asyncio.Event()
         self._is_over = False
         self._failure: BaseException | None = None
@@ -247,31 +253,22 @@ class _Answered:
 
     async def write(self, message: bytes, request_id: bytes = b"") -> None:
         """Write a message, or nothing when the stream has ended; `messages` raises the reason."""
-        self._writing = asyncio.create_task(self._write(message, request_id))
-        await asyncio.shield(self._writing)
+        await asyncio.shield(self._begin(self._write(message, request_id)))
 
     async def done_writing(self) -> None:
         """Half-close the stream after the current write, without waiting for it."""
-        self._writing = asyncio.create_task(self._end_writing(self._writing))
+        self._begin(self._call.done_writing())
 
-    async def _end_writing(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        await self._end()
-
-    async def _write(self, message: bytes, request_id: bytes) -> None:
-        raise NotImplementedError
-
-    async def _end(self) -> None:
-        raise NotImplementedError
-
-    async def _read(self) -> None:
-        raise NotImplementedError
+    def _begin(self, act: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        self._writing = asyncio.create_task(_in_turn(self._writing, act))
+        return self._writing
 
     async def read(self) -> None:
         """Read to the end, whether somebody takes the answers or not."""
         try:
-            await self._read()
+            async for message in self._call:
+                self._answers.put(message)
+                self._news.set()
         except grpc.aio.AioRpcError as error:
             self._failure = error.with_traceback(None)
         except BaseException as error:  # the channel was closed
@@ -280,10 +277,6 @@ class _Answered:
         finally:
             self._is_over = True
             self._news.set()
-
-    def _put(self, message: bytes) -> None:
-        self._answers.put(message)
-        self._news.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the answers. Raises NotTaken where they were dropped."""
@@ -299,80 +292,76 @@ class _Answered:
             await news.wait()
         failure, self._failure = self._failure, None
         if isinstance(failure, grpc.aio.AioRpcError):
-            raise self._fault(failure, self._record) from failure
+            raise self._fault(failure) from failure
         if failure is not None:
             raise BackendUnavailable("the connection to Triton was closed", delivered=True)
 
 
-class DecoupledStream(_Answered):
-    """A stream of Triton's own. Only decoupled models have one: Triton 2.51 ends by SIGSEGV or
-    SIGABRT where streams of theirs and of others are open at once (docs/design/triton.md).
+async def _in_turn(before: "asyncio.Task[None] | None", act: Coroutine[Any, Any, None]) -> None:
+    """Write to a stream, which may have ended meanwhile, behind what is being written."""
+    if before is not None:
+        await asyncio.wait({before})
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
+        await act
+
+
+class _Inferences:
+    """Inferences of a model that answers each once, with the methods of a stream: Triton 2.51 ends
+    by SIGSEGV or SIGABRT where streams of decoupled models and of others are open at once
+    (docs/design/triton.md). Answers come in the order of the requests. Those of sequences, which
+    have an order in Triton too, go one by one. A write waits while too many are unanswered.
     """
 
-    def __init__(self, call: _StreamCall, *args: Any) -> None:
-        super().__init__(*args)
-        self._call = call
-
-    async def _write(self, message: bytes, _: bytes) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(message)
-
-    async def _end(self) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
-            await self._call.done_writing()  # it may have ended meanwhile
-
-    async def _read(self) -> None:
-        message: Any  # bytes, until the end
-        while (message := await self._call.read()) is not grpc.aio.EOF:
-            self._put(message)
-
-
-class InferStream(_Answered):
-    """Inferences of a model that answers each once, as a stream of them: in the order of their
-    requests. Those of sequences, which have an order in Triton too, go one by one. A write waits
-    while too many are unanswered.
-    """
-
-    def __init__(self, infer: Callable[[], _InferCall], *args: Any) -> None:
-        super().__init__(*args)
-        self._infer = infer
+    def __init__(
+        self, channel: grpc.aio.Channel, metadata: Any, record: ModelRecord, fault: _Fault
+    ) -> None:
+        self._record, self._fault = record, fault
+        whole: _UnaryMethod = channel.unary_unary(_INFER)
+        large: _LargeMethod = channel.stream_unary(_INFER)
+        self._begin = partial(whole, metadata=metadata)
+        self._begin_large = partial(large, metadata=metadata)
         self._last: _InferCall | None = None
-        self._calls: asyncio.Queue[tuple[_InferCall, bytes] | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MOST_UNANSWERED)
+        # one more is unanswered, the one that is waited for
+        self._calls: asyncio.Queue[tuple[_InferCall, bytes] | None]
+        self._calls = asyncio.Queue(MOST_UNANSWERED - 1)
+        self._is_over = False
 
-    async def _write(self, message: bytes, request_id: bytes) -> None:
-        await self._room.acquire()
+    async def write(self, message: bytes, request_id: bytes) -> None:
         if self._last is not None and _SEQUENCE in message:
             await self._last.code()
         if self._is_over:
             return
-        call = self._last = self._infer()
-        self._calls.put_nowait((call, request_id))
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(message)
-            await call.done_writing()
+        large = self._begin_large() if len(message) > _KEPT_BYTES else None
+        self._last = large or self._begin(message)
+        await self._calls.put((self._last, request_id))
+        if large is not None:
+            await large.write(message)
+            await large.done_writing()
 
-    async def _end(self) -> None:
-        self._calls.put_nowait(None)
+    async def done_writing(self) -> None:
+        await self._calls.put(None)
 
-    async def _read(self) -> None:
-        while (found := await self._calls.get()) is not None:
-            call, request_id = found
-            try:
-                self._put(_streamed(await call))
-            except grpc.aio.AioRpcError as error:
-                if type(self._fault(error, self._record)) is BackendUnavailable:
-                    raise
-                self._put(self._refusal(error, request_id))
-            finally:
-                self._room.release()
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            while (found := await self._calls.get()) is not None:
+                call, request_id = found
+                try:
+                    yield _streamed(await call)
+                except grpc.aio.AioRpcError as error:
+                    yield self._refusal(error, request_id)
+        finally:
+            self._is_over = True
+            if self._calls.full():
+                self._calls.get_nowait()  # a write waits for room
 
     def _refusal(self, error: grpc.aio.AioRpcError, request_id: bytes) -> bytes:
         """Return the failure as Triton's stream has it, which names no model of a request that it
-        did not accept.
+        did not accept. Raise that of a Triton which cannot be reached, the end of the stream.
         """
+        if type(self._fault(error)) is BackendUnavailable:
+            raise error
         answer = pb.ModelInferResponse(id=request_id.decode("utf-8", "replace"))
-        if error.code() not in _NOT_ACCEPTED and self._record is not None:
+        if error.code() not in _NOT_ACCEPTED:
             answer.model_name = self._record.name
         text = pb.ModelStreamInferResponse(error_message=error.details() or "")
         return bytes(text.SerializeToString() + _streamed(answer.SerializeToString()))

@@ -298,8 +298,8 @@ class Gates:
 async def test_of_a_model_that_is_not_decoupled_a_stream_is_inferences_answered_in_their_order():
     triton, held = Gates(), once_each()
     async with dataplane_to(triton.act) as dataplane, dataplane.stream(STREAM, held) as stream:
-        for name in "abc":
-            await stream.write(*infer(name))
+        for name, text in {"a": "", "b": "a message too large to be kept" * 2**12, "c": ""}.items():
+            await stream.write(*infer(name, text=text))
         await until(lambda: sorted(triton.begun) == ["a", "b", "c"])
         for name in "cba":
             triton.gates[name].set()
