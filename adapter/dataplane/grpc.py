@@ -339,7 +339,8 @@ class _Inferences:
             await large.done_writing()
 
     async def done_writing(self) -> None:
-        await self._calls.put(None)
+        if not self._is_over:  # nobody makes room any more
+            await self._calls.put(None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:

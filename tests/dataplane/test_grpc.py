@@ -375,6 +375,29 @@ async def test_inferences_of_a_stream_that_lose_triton_end_it():
             _ = [message async for message in stream.messages()]
 
 
+async def test_a_full_stream_that_loses_triton_leaves_no_task_behind():
+    lost = asyncio.Event()
+
+    async def act(_: bytes, context: Any) -> bytes:
+        await lost.wait()
+        return await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    before = asyncio.all_tasks()
+    async with (
+        dataplane_to(act) as dataplane,
+        dataplane.stream(STREAM, once_each()) as stream,
+    ):
+        for number in range(MOST_UNANSWERED):
+            await stream.write(*infer(str(number)))
+        writing = asyncio.create_task(stream.write(*infer("last")))
+        lost.set()
+        with pytest.raises(BackendUnavailable):
+            _ = [message async for message in stream.messages()]
+        await writing
+        await stream.done_writing()
+    await until(lambda: asyncio.all_tasks() <= before)
+
+
 async def test_inferences_of_a_stream_that_is_left_go_on_until_triton_has_answered():
     triton, held = Gates(), once_each()
     async with dataplane_to(triton.act) as dataplane:
