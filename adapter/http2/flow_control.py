@@ -7,6 +7,7 @@ sent when most of a window has been used, or a part of it and there is something
 
 from abc import abstractmethod
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from adapter.http2 import frames
@@ -30,38 +31,27 @@ _TURN_BYTES = 2**16  # of one stream, before the next stream's turn
 _ITEMS_A_FLUSH = 32
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
-    """A stream of one connection, with both of its windows. `number` is its id as four bytes.
+    """A stream of one connection, with both of its windows."""
 
-    `is_ended`: the peer has sent END_STREAM. `queue` holds DATA beyond `send_window`, `tail` the
-    frames that end the stream after it. `unannounced` is receive credit that no WINDOW_UPDATE has
-    carried yet; while `is_held_back`, none will, nor the connection's for `held_back` bytes of it.
-    """
+    id: int
+    send_window: int
+    number: bytes = field(init=False)  # the id in four bytes
+    queue: deque[Piece] | None = None  # DATA beyond `send_window`, in all `queued` bytes
+    queued: int = 0
+    tail: bytes = b""  # the frames that end the stream after it
+    receive_window: int = STREAM_WINDOW
+    # receive credit that no WINDOW_UPDATE has carried yet; while `is_held_back`, none will, nor the
+    # connection's for `held_back` bytes of it
+    unannounced: int = 0
+    held_back: int = 0
+    is_held_back: bool = False
+    is_ended: bool = False  # the peer has sent END_STREAM
+    is_counted: bool = False
 
-    __slots__ = (
-        "held_back",
-        "id",
-        "is_counted",
-        "is_ended",
-        "is_held_back",
-        "number",
-        "queue",
-        "queued",
-        "receive_window",
-        "send_window",
-        "tail",
-        "unannounced",
-    )
-
-    def __init__(self, stream_id: int, send_window: int) -> None:
-        self.id = stream_id
-        self.number = frames.number(stream_id)
-        self.send_window = send_window
-        self.queue: deque[Piece] | None = None
-        self.tail = b""
-        self.receive_window = STREAM_WINDOW
-        self.queued = self.unannounced = self.held_back = 0
-        self.is_ended = self.is_held_back = self.is_counted = False
+    def __post_init__(self) -> None:
+        self.number = frames.number(self.id)
 
 
 AnyStream = TypeVar("AnyStream", bound=Stream)

@@ -158,8 +158,9 @@ class RelaySession(Downstream):
         seconds = self.context.timeout_seconds
         if call.seconds is not None and call.seconds < seconds:
             seconds = call.seconds
-        exchange = Exchange(stream_id, self.initial_window, call, self._clock() + seconds)
-        self.streams[stream_id] = exchange
+        exchange = self.streams[stream_id] = Exchange(
+            stream_id, self.initial_window, call=call, deadline=self._clock() + seconds
+        )
         if end or call.max_bytes is None:
             self._begin_at_once(exchange, end=end)
 

@@ -1,6 +1,7 @@
 """One relayed request: its two streams, how far it has come, and its place in the byte budget."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -50,76 +51,45 @@ for _stage in Stage:
     _stage.is_answered = _stage in {_ABANDONED, _OVER}
 
 
+@dataclass(slots=True, eq=False)
 class Outbound(Stream):
     """The stream of an upstream connection that a request was forwarded to."""
 
-    __slots__ = ("exchange", "upstream")
-
-    # set by the connection: a call of another __init__ takes longer
-    exchange: "Exchange"
-    upstream: Endpoint["Outbound"]
+    # set by the connection
+    exchange: "Exchange" = field(init=False)
+    upstream: Endpoint["Outbound"] = field(init=False)
 
 
+@dataclass(slots=True, eq=False)
 class Exchange(Stream):
-    """One relayed request: the stream of the client's connection. `outbound` is that of `upstream`.
+    """One relayed request: the stream of the client's connection."""
 
-    `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
-
-    `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
-    it there is nothing to decide. `wait` waits for the model. `body` counts a large message in the
-    byte budget. Once it is forwarded `remaining_bytes` of its message are still to come.
-    `last_byte` goes together with END_STREAM, so that Triton never executes a request whose end was
-    not received. `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the
-    response were sent. `unread_mark` and `hurry_mark` are a time and the `taken_bytes` of that
-    time: of the last progress, and of when the model or the adapter began to wait for this
-    response.
-    """
-
-    __slots__ = (
-        "body",
-        "buffered",
-        "call",
-        "deadline",
-        "direct_call",
-        "has_data",
-        "has_headers",
-        "hurry_mark",
-        "is_answered",
-        "last_byte",
-        "needed_bytes",
-        "outbound",
-        "received_bytes",
-        "remaining_bytes",
-        "scanner",
-        "stage",
-        "taken_bytes",
-        "unread_mark",
-        "upstream",
-        "wait",
-        "waited_seconds",
-    )
-
-    def __init__(self, stream_id: int, send_window: int, call: Call, deadline: float) -> None:
-        super().__init__(stream_id, send_window)
-        self.call = call
-        self.deadline = deadline
-        self.stage = _ARRIVING
-        self.is_answered = False
-        self.outbound: Outbound | None = None
-        self.upstream: Endpoint[Outbound] | None = None
-        self.direct_call: DirectCall | None = None
-        self.scanner: NameScanner | None = None
-        self.body: LargeBody | None = None
-        self.wait: asyncio.Task[None] | None = None
-        self.buffered: bytearray | bytes = b""
-        self.needed_bytes = PREFIX_BYTES + 2
-        self.remaining_bytes = 0
-        self.last_byte: bytes | memoryview = b""
-        self.received_bytes = self.taken_bytes = 0
-        self.waited_seconds = 0.0
-        self.unread_mark: tuple[float, int] | None = None
-        self.hurry_mark: tuple[float, int] | None = None
-        self.has_headers = self.has_data = False  # of the response, forwarded to the client
+    call: Call = field(kw_only=True)
+    deadline: float = field(kw_only=True)  # by the event loop's clock
+    stage: Stage = _ARRIVING
+    is_answered: bool = False
+    outbound: Outbound | None = None  # of `upstream`
+    upstream: Endpoint[Outbound] | None = None
+    direct_call: DirectCall | None = None  # set when the upstream is Triton
+    scanner: NameScanner | None = None
+    body: "LargeBody | None" = None  # counts a large message in the byte budget
+    wait: "asyncio.Task[None] | None" = None  # waits for the model
+    # received while ARRIVING or WAITING; with less than so many bytes there is nothing to decide
+    buffered: bytearray | bytes = b""
+    needed_bytes: int = PREFIX_BYTES + 2
+    remaining_bytes: int = 0  # of the message, still to come once it is forwarded
+    # goes together with END_STREAM, so that Triton never executes a request whose end was not
+    # received
+    last_byte: bytes | memoryview = b""
+    received_bytes: int = 0  # of the request, in `waited_seconds`
+    waited_seconds: float = 0.0
+    has_headers: bool = False  # of the response, forwarded to the client
+    has_data: bool = False
+    taken_bytes: int = 0  # of the response, sent
+    # a time and the `taken_bytes` of that time: of the last progress, and of when the model or the
+    # adapter began to wait for this response
+    unread_mark: tuple[float, int] | None = None
+    hurry_mark: tuple[float, int] | None = None
 
     @property
     def is_arriving(self) -> bool:
