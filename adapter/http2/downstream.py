@@ -66,7 +66,7 @@ class Downstream(Endpoint[Exchange]):
     """
 
     __slots__ = (
-        "_last_accepted", "_last_id", "_reset", "_shutdown", "_shutdown_timer",
+        "_last_id", "_reset", "_shutdown", "_shutdown_timer",
         "context", "small_frames",
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ class Downstream(Endpoint[Exchange]):
         self._shutdown = Shutdown.NOT_BEGUN
         self.preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
-        self._last_id = self._last_accepted = self.small_frames = 0
+        self._last_id = self.small_frames = 0
         # the latest streams that we closed before the peer did
         self._reset: dict[int, None] = {}
         limits = {frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
@@ -97,16 +97,10 @@ class Downstream(Endpoint[Exchange]):
             self.forget(exchange)
             self.client_cancelled(exchange)
 
-    def goaway_received(self, last_stream_id: int) -> None:
-        """A client opens no streams after GOAWAY; open ones continue."""
-
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         if code == Code.ENHANCE_YOUR_CALM:
             self.context.on_shed("flood")
         super().close(code, why)
-
-    def last_stream(self) -> int:
-        return self._last_accepted
 
     # -- shutdown ---------------------------------------------------------------------------
 
@@ -162,7 +156,7 @@ class Downstream(Endpoint[Exchange]):
             else:
                 self.reset_faulty(stream_id, fault.code, is_ended=end)
             return
-        self._last_accepted = stream_id
+        self.last_accepted = stream_id
         self.begin(stream_id, call, end=end)
 
     @abstractmethod

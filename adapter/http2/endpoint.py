@@ -48,7 +48,7 @@ class Endpoint(FlowControl[AnyStream]):
     __slots__ = (
         "_acts", "_block", "_continuations", "_data", "_data_left", "_few", "_has_settings",
         "_is_strict", "_is_within", "_max_block", "_padding_left", "_rest",
-        "is_acknowledged", "max_streams", "preface", "reader",
+        "is_acknowledged", "last_accepted", "max_streams", "preface", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class Endpoint(FlowControl[AnyStream]):
     ) -> None:
         super().__init__(turns, budget)
         self.reader = reader
+        self.last_accepted = 0  # the largest id of the peer's streams
         self.is_acknowledged = False
         self.preface = b""  # what the peer has to send first
         self._is_within = True  # the preface or a frame has begun, and is not complete
@@ -97,7 +98,7 @@ class Endpoint(FlowControl[AnyStream]):
         self.out.append(frames.ping(b"adapter?"))
 
     def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
-        self.out.append(frames.goaway(self.last_stream(), code, why))
+        self.out.append(frames.goaway(self.last_accepted, code, why))
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         if self.state is State.OPEN:
@@ -109,10 +110,6 @@ class Endpoint(FlowControl[AnyStream]):
 
     def connected(self) -> None:
         self.flush()
-
-    @abstractmethod
-    def last_stream(self) -> int:
-        """Return the largest id of the peer's streams that was seen."""
 
     @abstractmethod
     def data(self, stream: AnyStream, piece: Piece, end: bool) -> None:
@@ -134,9 +131,8 @@ class Endpoint(FlowControl[AnyStream]):
     def reset(self, stream: AnyStream, code: int) -> None:
         """Send RST_STREAM, and forget the stream."""
 
-    @abstractmethod
     def goaway_received(self, last_stream_id: int) -> None:
-        """Handle GOAWAY."""
+        """Handle GOAWAY. A client opens no streams after it; open ones continue."""
 
     @abstractmethod
     def stream_fault(self, stream: AnyStream, code: Code) -> None:

@@ -172,8 +172,10 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             out, self.out = self.out, []
             self.write(out)
 
-    def resumed(self) -> None:
+    def resume_writing(self) -> None:
+        self.is_paused = False
         self.send_queued()
+        self.flush_all()
 
     def send(self, stream: AnyStream, piece: Piece, *, end: bool = False) -> None:
         """Send DATA, or queue it where a window is too small; `end` ends the stream."""

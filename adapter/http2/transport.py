@@ -80,10 +80,6 @@ class FrameTransport(asyncio.Protocol, ABC):
         """Handle `data` from `at` on, until it is later than `until`; return how far that is."""
 
     @abstractmethod
-    def resumed(self) -> None:
-        """Handle that the peer reads again."""
-
-    @abstractmethod
     def flush_all(self) -> None:
         """Flush every connection to which received data may have been forwarded."""
 
@@ -120,11 +116,6 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_paused = False
-        self.resumed()
-        self.flush_all()
 
     def data_received(self, data: bytes) -> None:
         if self.state is not _OPEN:

@@ -58,9 +58,6 @@ class Upstream(Endpoint[Outbound]):
     def gone(self) -> None:
         self._downstream.gone()
 
-    def last_stream(self) -> int:
-        return 0
-
     def goaway_received(self, last_stream_id: int) -> None:
         """Fail the streams that the server did not process; the others continue."""
         self.has_goaway = self.is_ending = True

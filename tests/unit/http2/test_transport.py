@@ -61,9 +61,6 @@ class RecordingEnd(FrameTransport):
     def connected(self) -> None:
         self.told.append("connected")
 
-    def resumed(self) -> None:
-        self.told.append("resumed")
-
     def flush_all(self) -> None:
         pass
 
