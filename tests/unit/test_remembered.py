@@ -6,13 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from adapter.dataplane.json_limits import Shapes
-from adapter.frontends.http.inference import target_of
+from adapter.frontends.http.instrumentation import path_segments
+from adapter.frontends.routes import find
 
 KIB = 2**10
 
 
 def ask_for_a_long_path(i: int) -> None:
-    target_of(b"/models/m/invoke?%d%b" % (i, bytes(4 * KIB)))
+    find(path_segments(f"/models/m/invoke?{i}{'x' * 4 * KIB}"))
 
 
 def send_a_long_shape(i: int) -> None:

@@ -5,7 +5,6 @@ answer. Plain ones never come here (http/fast_path.py).
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
-from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import HttpVersion11, web
@@ -13,9 +12,9 @@ from aiohttp import HttpVersion11, web
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
-from adapter.core.model import ModelId, parse_model_id
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest, NotJson
+from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.content_types import (
@@ -29,9 +28,8 @@ from adapter.frontends.http.content_types import (
     refuse_unlisted,
 )
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on, path_segments
+from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on
 from adapter.frontends.http.middleware import chunks_of, error_format_of, held_body, whole_body
-from adapter.frontends.routes import INFERENCE, Match, Route, bare, find
 from adapter.protocols.codecs.base import Source
 from adapter.protocols.tensors import ContentTypes
 from adapter.runtime.byte_budget import ByteBudget
@@ -45,42 +43,6 @@ _INFER, _GENERATE_STREAM = "infer", "generate_stream"
 _SEVERAL_ANSWERS = b'{"error":"generate expects'
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target of an inference. `model_id` is None for the one model of single-model mode. `path`
-    is what stands behind the model's name in V2. `media_type`: of the platform that a call of V2
-    came through, in which it says where raw tensors begin.
-    """
-
-    frontend: str
-    operation: str
-    model_id: ModelId | None
-    path: str = ""
-    media_type: str = ""
-
-
-def target_of(raw: bytes) -> Target | None:
-    """Return the inference that a POST of this path is, but for those of the endpoint; None for
-    what is none, or is one of no model that there can be.
-    """
-    try:
-        match = find(bare(path_segments(raw.decode())))
-        route = None if match is None else match.methods.get("POST")
-        if match is None or route is None or route.scope is not INFERENCE:
-            return None
-        return None if route.contract == "endpoint" else of_match(match, route)
-    except (AdapterError, UnicodeDecodeError):
-        return None
-
-
-def of_match(match: Match, route: Route) -> Target:
-    """Raise InvalidRequest for a name that no model can have."""
-    name = match.names.get("model_name")
-    path = match.below_model() if route.contract == "v2" else ""
-    model_id = None if name is None else parse_model_id(name)
-    return Target(route.contract, route.operation, model_id, path)
 
 
 class SlowPath:
@@ -105,23 +67,25 @@ class SlowPath:
         self._control = control
         self._default_model = default_model
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        match: Match = request["match"]
-        return await self.serve(of_match(match, match.methods["POST"]), request)
-
-    async def serve(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
-        """Whatever is no good answer of Triton's is raised as one of our errors."""
-        request["frontend"], request["operation"] = target.frontend, target.operation
-        model_id = request["model_id"] = target.model_id or self._default_model
+    async def invoke(self, request: web.BaseRequest) -> web.StreamResponse:
+        """An inference of SageMaker's container contract."""
+        model_id = request["model_id"] = request.get("model_id", self._default_model)
         if model_id is None:
             raise InvalidRequest(
                 "many models are served here: POST /models/{model_name}/invoke, "
                 "or start with --single-model"
             )
-        contract, send = self.contracts.sagemaker, AwaitedInference.invoke
-        if target.frontend == "v2":
-            contract, send = self.contracts.v2, partial(AwaitedInference.infer, target=target)
-        return await self.attempt(contract, model_id, request, send)
+        contract = self.contracts.sagemaker
+        return await self.attempt(contract, model_id, request, AwaitedInference.invoke)
+
+    async def infer(
+        self, request: web.BaseRequest, path: str, media_type: str = ""
+    ) -> web.StreamResponse:
+        """An inference of V2; `path` stands behind the model's name. `media_type`: of the platform
+        that it came through, in which it says where raw tensors begin.
+        """
+        send = partial(AwaitedInference.infer, path=path, media_type=media_type)
+        return await self.attempt(self.contracts.v2, request["model_id"], request, send)
 
     async def attempt(
         self,
@@ -131,7 +95,9 @@ class SlowPath:
         send: "Callable[[AwaitedInference], Awaitable[web.StreamResponse]]",
         body: bytes | None = None,
     ) -> web.StreamResponse:
-        """Lease the model as its contract says, and have `send` answer with it."""
+        """Lease the model as its contract says, and have `send` answer with it. Whatever is no good
+        answer of Triton's is raised as one of our errors.
+        """
         lease = await contract.wait(model_id, request)
         try:
             with lease, ExitStack() as held:
@@ -223,13 +189,13 @@ class AwaitedInference:
 
     # -- V2 ---------------------------------------------------------------------------------
 
-    async def infer(self, target: Target) -> web.StreamResponse:
+    async def infer(self, path: str, media_type: str) -> web.StreamResponse:
         given = self.request.headers
         if len(given.getall(_HEADER_LENGTH, ())) > 1:
             raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
         headers = call_headers(given, is_rewritten=self._record.is_renamed)
-        self._put_lengths(headers, target.media_type)
-        async with self.forward(target.path, headers, await self._read_body()) as found:
+        self._put_lengths(headers, media_type)
+        async with self.forward(path, headers, await self._read_body()) as found:
             return await self._respond(found, is_v2=True)
 
     # -- the request ------------------------------------------------------------------------

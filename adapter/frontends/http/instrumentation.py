@@ -92,7 +92,7 @@ def path_segments(target: str) -> list[str]:
     raw = _without_host(target).partition("?")[0]
     try:
         return [unquote_to_bytes(part).decode() for part in raw.removeprefix("/").split("/")]
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:  # a header may have what no UTF-8 has
         raise InvalidRequest(f"the path is not percent-encoded UTF-8: {raw[:200]!r}") from error
 
 

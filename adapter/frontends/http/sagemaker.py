@@ -45,8 +45,8 @@ class SageMaker:
             "load": self._load,
             "get": self._get,
             "unload": self._unload,
-            "invoke": slow_path.answer,
-            "invocations": slow_path.answer,
+            "invoke": slow_path.invoke,
+            "invocations": slow_path.invoke,
         }
 
     async def _ping(self, _: web.BaseRequest) -> web.Response:

@@ -52,7 +52,7 @@ class V2:
     ) -> None:
         self._control, self._registry = control, control.registry
         self._dataplane, self._budget = slow_path.dataplane, slow_path.budget
-        self._contract = slow_path.contracts.v2
+        self._contract, self._slow_path = slow_path.contracts.v2, slow_path
         self._extensions = extensions
         self._repository = repository
         self._max_body = max_body_bytes
@@ -65,7 +65,7 @@ class V2:
             "config": partial(self._about, _rename),
             "statistics": partial(self._about, _rename_statistics),
             "ready": self._ready,
-            **dict.fromkeys(("infer", "generate", "generate_stream"), slow_path.answer),
+            **dict.fromkeys(("infer", "generate", "generate_stream"), self._infer),
             **dict.fromkeys(("shared_memory", "trace", "logging"), self._pass),
             "repository_index": self._index,
             "repository_load": self._load,
@@ -107,6 +107,9 @@ class V2:
                 return await relay(found)
 
     # -- about one model --------------------------------------------------------------------
+
+    async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._slow_path.infer(request, _match(request).below_model())
 
     async def _about(self, rename: Rename, request: web.BaseRequest) -> web.StreamResponse:
         lease = await self._contract.wait(request["model_id"], request)

@@ -4,7 +4,6 @@ A prediction is an inference of the default model, or what its header says of V2
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -12,7 +11,7 @@ from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.http import binary
-from adapter.frontends.http.inference import SlowPath, Target, target_of
+from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.instrumentation import path_segments
 from adapter.frontends.http.middleware import Calls, method_not_allowed, note_model
 from adapter.frontends.routes import CONTRACTS, CONTROL, INFERENCE, bare, find
@@ -55,34 +54,34 @@ class Vertex:
         if request.method != "POST":
             raise method_not_allowed(request, ["POST"])
         redirect = request.headers.get(REDIRECT)
-        if redirect is None:
-            return await self._infer(request, self._default())
-        return await self._redirected(request, f"/{redirect.strip().lstrip('/')}")
-
-    def _default(self) -> Target:
+        if redirect is not None:
+            return await self._redirected(request, f"/{redirect.strip().lstrip('/')}")
         if self._model_id is None:
             raise InvalidRequest(
                 f"no model is named: send {REDIRECT}: v2/models/NAME/infer, or start with "
                 "--vertex-model or --single-model"
             )
-        return Target("v2", "infer", self._model_id, "/infer")
+        return await self._infer(request, self._model_id, "infer", "/infer")
 
-    async def _infer(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+    async def _infer(
+        self, request: web.BaseRequest, model_id: ModelId, operation: str, path: str
+    ) -> web.StreamResponse:
         self._access.check(INFERENCE, request.headers.getall("Authorization", ()))
-        return await self._slow_path.serve(replace(target, media_type=binary.VERTEX), request)
+        request["frontend"], request["operation"], request["model_id"] = "v2", operation, model_id
+        return await self._slow_path.infer(request, path, binary.VERTEX)
 
     async def _redirected(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """As if this had been asked for, by the method that it has: an inference, or what changes
         nothing.
         """
-        target = target_of(path.encode("utf-8", "surrogateescape"))
-        if target is not None and target.frontend == "v2":
-            return await self._infer(request, target)
         match = find(bare(path_segments(path)))
         route = None if match is None else next(iter(match.methods.values()))
         if match is None or route is None or route.contract != "v2":
             raise InvalidRequest(f"{REDIRECT}: unknown path {path[:200]!r}")
         note_model(request, match)
+        if route.scope is INFERENCE:
+            where = (route.operation, match.below_model())
+            return await self._infer(request, request["model_id"], *where)
         if route.scope is CONTROL or route.passthrough is not None:
             raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}")
         return await self._calls.answer(request, match, route)

@@ -11,17 +11,19 @@ from typing import Any
 from aiohttp import web
 
 from adapter.core.model import ModelId
-from adapter.frontends.access import SitePolicy
+from adapter.errors import InvalidRequest
+from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import SlowPath, target_of
-from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
+from adapter.frontends.http.inference import SlowPath
+from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
+from adapter.frontends.http.middleware import Calls, HttpMiddleware, answer, whole_body
 from adapter.frontends.http.server import Connections, HttpListener
+from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
@@ -216,6 +218,15 @@ class Listener:
         await until(lambda: not self.server._connections)
 
 
+def is_inference(path: str) -> bool:
+    try:
+        match = find(bare(path_segments(path)))
+    except InvalidRequest:
+        return False
+    route = None if match is None else match.methods.get("POST")
+    return route is not None and route.scope is INFERENCE and route.contract != "endpoint"
+
+
 @asynccontextmanager
 async def opened(
     script: Script | None = None,
@@ -244,11 +255,16 @@ async def opened(
         server: HttpListener
         listener: Listener
 
+        async def infer(asked: web.BaseRequest) -> web.StreamResponse:
+            return await slow.infer(asked, asked["match"].below_model())
+
+        invoke = dict.fromkeys(("invoke", "invocations"), slow.invoke)
+        generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
+        calls = Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
+
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
-            target = target_of(asked.raw_path.encode()) if asked.method == "POST" else None
-            if target is not None:
-                return await slow.serve(target, asked)
-            return await listener.application(asked)
+            is_ours = asked.method == "POST" and is_inference(asked.raw_path)
+            return await (calls.serve if is_ours else listener.application)(asked)
 
         observer = Instrumentation(house.metrics)
         heads = Heads(

@@ -145,7 +145,10 @@ def test_the_header_loads_and_changes_nothing(client, path):
     assert client.get("/v2/models/other/ready").status == 200
 
 
-@pytest.mark.parametrize("path", ["", "v2/nothing", "models/other/invoke", "metrics", "ping", "v3"])
+@pytest.mark.parametrize(
+    "path",
+    ["", "v2/nothing", "models/other/invoke", "metrics", "ping", "v3", "v2/models/\xff/infer"],
+)
 def test_the_header_leads_nowhere_else(client, path):
     assert refusal(redirected(client, path))[0] == 400
 
