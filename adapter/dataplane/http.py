@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from multidict import CIMultiDict
@@ -23,7 +22,7 @@ from adapter.dataplane.checked_bodies import (
 from adapter.dataplane.http_connection import PLAIN, CallOptions, Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import Limits, check_whole
-from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
@@ -61,28 +60,19 @@ class HttpDataPlane:
         turns: Turns | None = None,
     ) -> None:
         self.host = ""
-        self.idle: Callable[[], Connection | None] = _none
-        self._faults = faults
         self.check = partial(check_whole, max_unpacked_bytes)
         self.max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check
-        self._timeout = timeout_seconds
-        self._answered_nothing = answered_nothing
-        self._pool: Pool | None = None
+        self._pool = Pool(faults, timeout_seconds, answered_nothing=answered_nothing)
+        self.idle = self._pool.idle
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
-        self.host = address
-        self._pool = Pool(
-            address, self._faults, self._timeout, answered_nothing=self._answered_nothing
-        )
-        self.idle = self._pool.idle
+        self.host = self._pool.address = address
 
     async def close(self) -> None:
-        pool, self._pool, self.idle = self._pool, None, _none
-        if pool is not None:
-            await pool.close()
+        await self._pool.close()
 
     def forward(self, call: V2Call, hold: Hold | None) -> "HttpCall":
         body = call.body
@@ -99,15 +89,10 @@ class HttpDataPlane:
 
     async def connected(self, model_id: ModelId | None) -> Connection:
         """One that is idle, or a new one."""
-        if self._pool is None:
-            raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         return self._pool.idle() or await self._pool.connect(model_id)
 
     def checking(self, json_bytes: int | None, length: int) -> Check:
         return Limits(json_bytes, max(length, self.max_unpacked))
-
-
-def _none() -> None: ...
 
 
 async def _in_one(body: bytes) -> AsyncIterator[bytes]:
@@ -159,12 +144,7 @@ class HttpCall:
                 add_waited(clock.monotonic() - begun)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end()
 
     # -- V2Answer ---------------------------------------------------------------------------

@@ -15,7 +15,8 @@ _KEEP_SECONDS = 300
 
 
 class Pool:
-    """Keeps a connection for each concurrent call; `address` is host:port, `seconds` limits a call.
+    """Keeps a connection for each concurrent call; `seconds` limits a call. There are none before
+    `address` is set, host:port of Triton.
 
     The one used last is used next, so that those too many grow old and are closed. `connections`
     are all that are open, `unused` those without a call.
@@ -23,15 +24,13 @@ class Pool:
 
     def __init__(
         self,
-        address: str,
         faults: Faults,
         seconds: float,
         *,
-        answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
+        answered_nothing: Callable[[ModelRecord], None],
         keep_seconds: float = _KEEP_SECONDS,
     ) -> None:
-        host, _, port = address.rpartition(":")
-        self._host, self._port = host.strip("[]"), int(port)
+        self.address = ""
         self._faults = faults
         self._seconds = seconds
         self._keep_seconds = keep_seconds
@@ -73,10 +72,13 @@ class Pool:
             await self._all_lost
 
     async def connect(self, model_id: ModelId | None) -> Connection:
+        if not self.address:
+            raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         loop = asyncio.get_running_loop()
+        host, _, port = self.address.rpartition(":")
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                _, protocol = await loop.create_connection(self._new, self._host, self._port)
+                _, protocol = await loop.create_connection(self._new, host.strip("[]"), int(port))
                 connection = cast("Connection", protocol)
         except (OSError, TimeoutError) as error:
             raise _unreachable(str(error) or "it does not answer", model_id) from error

@@ -406,9 +406,7 @@ class Downstream(Endpoint[Exchange]):
         is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
         is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
-            self._detach(exchange)
-            late = RelayError(Reason.LATE, "the request did not come in time")
-            self._end_with(exchange, *self.context.policy.worded(late))
+            self.fail(exchange, RelayError(Reason.LATE, "the request did not come in time"))
         elif exchange.direct_call is None:
             return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:

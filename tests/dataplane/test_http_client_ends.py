@@ -7,6 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
+from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import BackendError, BackendTimeout, BackendUnavailable
 from tests.cases import rows
 from tests.fakes.http_triton import (
@@ -19,6 +22,7 @@ from tests.fakes.http_triton import (
     says,
     served,
 )
+from tests.fakes.unread import unread
 from tests.frontends.http.listener import until
 
 pytestmark = pytest.mark.both_loops
@@ -90,7 +94,6 @@ async def test_an_answer_that_breaks_off_on_its_way_to_the_caller_can_only_be_cu
 
 async def test_what_cannot_be_connected_was_not_delivered():
     async with served() as (plane, _):
-        await plane._pool.close()
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # and listens to nobody
             plane.connect(f"127.0.0.1:{taken.getsockname()[1]}")
@@ -100,13 +103,10 @@ async def test_what_cannot_be_connected_was_not_delivered():
 
 
 async def test_before_there_is_a_triton_nothing_is_delivered():
-    async with served() as (plane, _):
-        pool = plane._pool
-        await plane.close()
-        with pytest.raises(BackendUnavailable, match="not up yet") as caught:
-            await ask(plane)
-        assert not caught.value.delivered
-        plane._pool = pool
+    plane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10, unread=unread())
+    with pytest.raises(BackendUnavailable, match="not up yet") as caught:
+        await ask(plane)
+    assert not caught.value.delivered
 
 
 # -- late ---------------------------------------------------------------------------------------

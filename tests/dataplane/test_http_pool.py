@@ -5,6 +5,8 @@ import socket
 
 import pytest
 
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
 from adapter.dataplane.http_pool import Pool
 from tests.cases import rows
 from tests.fakes.http_triton import OK, ask, connections, pieces_of, post, says, served
@@ -86,8 +88,10 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys():
 
 async def test_what_is_idle_for_long_is_closed_and_what_is_used_is_not():
     async with served() as (plane, upstream):
-        await plane._pool.close()
-        plane._pool = Pool(plane.host, plane._faults, 10, keep_seconds=0.3)
+        plane._pool = Pool(
+            Faults(Classifier(())), 10, answered_nothing=lambda _: None, keep_seconds=0.3
+        )
+        plane.connect(plane.host)
         await asyncio.gather(ask(plane), ask(plane))
         while not any(talk.ended.is_set() for talk in upstream.talks):
             await ask(plane)

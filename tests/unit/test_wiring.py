@@ -39,7 +39,7 @@ HELD = {
     "load_timeout_seconds": ("1234.5", {"load", "_load_timeout", "load_seconds", "_seconds"}),
     "unload_timeout_seconds": ("1235.5", {"unload", "unload_seconds"}),
     "unload_stall_seconds": ("7.25", {"stall"}),
-    "infer_timeout_seconds": ("1236.5", {"_timeout"}),
+    "infer_timeout_seconds": ("1236.5", {"_timeout", "_seconds"}),
     "load_wait_seconds": ("1237.5", {"_load_wait_seconds", "_load_wait"}),
     "memory_recovery_seconds": ("1239.5", {"recovery"}),
     "drain_min_seconds": ("6.75", {"_min_seconds"}),

@@ -58,6 +58,9 @@ class _Range:
         return 2 - self.media_type.count("*")
 
 
+_NOT_NAMED = _Range("", 0.0, 0)
+
+
 def is_typed(content_type: str, accept: str) -> bool:
     """Return whether Content-Type or Accept asks for anything but V2's JSON."""
     return not _is_v2(content_type) or accept.strip().lower() not in {"", "*/*", JSON}
@@ -133,17 +136,14 @@ def answer_type(accept: str, types: ContentTypes, *, is_choosing: bool) -> str:
         return JSON
     ranges = list(_ranges(accept))
     offered = _offered(types, is_choosing=is_choosing)
-    best: tuple[float, int] | None = None
-    chosen = None
-    for media_type in offered:
+
+    def rank(media_type: str) -> tuple[float, int]:
         fitting = [each for each in ranges if each.matches(media_type)]
-        if not fitting:
-            continue
-        named = max(fitting, key=lambda each: (each.precision, -each.order))
-        rank = (named.quality, -named.order)
-        if named.quality > 0 and (best is None or rank > best):
-            best, chosen = rank, media_type
-    if chosen is None:
+        named = max(fitting, key=lambda each: (each.precision, -each.order), default=_NOT_NAMED)
+        return named.quality, -named.order
+
+    chosen = max(offered, key=rank)
+    if rank(chosen)[0] == 0:
         asked, made = accept[:_MAX_QUOTED], ", ".join(offered)
         raise NotAcceptable(f"Accept {asked!r} has none of the types that an answer can be: {made}")
     return chosen

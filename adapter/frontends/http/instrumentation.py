@@ -254,32 +254,34 @@ class Instrumentation:
         """
         level = level_of(error)
         if log.isEnabledFor(level) and self._lines.admits(error, level):
-            self._write(level, error, asked(), error.model_id or model_id, more or {})
+            method, target, headers = asked()
+            about = {**ids_of_headers(headers), "method": method, "path": target[:500]}
+            if name := error.model_id or model_id:
+                about["model_id"] = name
+            self._write(level, error, about, more or {})
         if isinstance(error, OutOfMemory) and operation in INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
         drop_tracebacks(error)
+
+    def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
+        """Note what is no HTTP at all. `more`: as for `refused`."""
+        if self._lines.admits(error, logging.INFO):
+            self._write(logging.INFO, error, {}, more)
 
     def _write(
         self,
         level: int,
         error: AdapterError,
-        asked: tuple[str, str, Mapping[str, str]],
-        model_id: str | None,
+        about: Mapping[str, str],
         more: Mapping[str, object],
     ) -> None:
-        method, target, headers = asked
-        fields = ids_of_headers(headers) | {
+        fields = {
             "listener": self.listener,
-            "method": method,
-            "path": target[:500],
             "status": error_status(error),
             "reason": str(error)[:2000],
             "error": type(error).__name__,
-            **more,
         }
-        if model_id:
-            fields["model_id"] = model_id
-        log.log(level, "request.failed", extra=fields)
+        log.log(level, "request.failed", extra={**fields, **about, **more})
 
     def bug(
         self, error: Exception, request: tuple[str, str], model_id: ModelId | None = None
@@ -294,16 +296,3 @@ class Instrumentation:
         }
         log.error("request.failed", exc_info=error, extra=fields)
         drop_tracebacks(error)
-
-    def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
-        """Note what is no HTTP at all. `more`: as for `refused`."""
-        if not self._lines.admits(error, logging.INFO):
-            return
-        fields = {
-            "listener": self.listener,
-            "status": error_status(error),
-            "reason": str(error)[:500],
-            "error": type(error).__name__,
-            **more,
-        }
-        log.info("request.failed", extra=fields)

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from aiohttp import ClientError, web
 
@@ -38,9 +38,6 @@ from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.tracing import MODEL, Tracing
 from adapter.telemetry.traffic import WAITED, Waited
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
 
 log = logging.getLogger(__name__)
 
@@ -276,24 +273,20 @@ async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]
 
 def traced(serve: Serve, tracing: Tracing) -> Serve:
     async def with_span(request: web.BaseRequest) -> web.StreamResponse:
-        with tracing.server(request.method, request.headers) as span:
+        method = request.method
+        with tracing.server(method, request.headers) as span:
             response = await serve(request)
-            _describe(tracing, span, request.method, request.raw_path, response.status)
+            span.set_attribute("http.request.method", method)
+            span.set_attribute("url.scheme", "http")
+            span.set_attribute("url.path", request.raw_path.partition("?")[0])
+            span.set_attribute("http.response.status_code", response.status)
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                tracing.failed(span, str(response.status))
             if (route := request.get("route")) is not None:
-                span.update_name(f"{request.method} {route}")
+                span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             if "model_id" in request:
                 span.set_attribute(MODEL, request["model_id"])
             return response
 
     return with_span
-
-
-def _describe(tracing: Tracing, span: "Span", method: str, target: str, status: int) -> None:
-    span.set_attribute("http.request.method", method)
-    span.set_attribute("url.scheme", "http")
-    span.set_attribute("url.path", target.partition("?")[0])
-    if status:
-        span.set_attribute("http.response.status_code", status)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        tracing.failed(span, str(status))
