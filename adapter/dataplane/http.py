@@ -19,7 +19,7 @@ from adapter.dataplane.checked_bodies import (
     is_packed,
     json_bytes,
 )
-from adapter.dataplane.http_connection import PLAIN, CallOptions, Connection
+from adapter.dataplane.http_connection import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import Limits, check_whole
 from adapter.errors import AdapterError, InvalidRequest
@@ -175,10 +175,7 @@ class HttpCall:
 
     def _begin(self) -> None:
         call = self._call
-        options = PLAIN
-        if call.is_stream or call.is_probe or call.method == "HEAD":
-            options = CallOptions(call.method == "HEAD", call.is_stream, call.is_probe)
-        self._connection.begin(self, self._record, options)
+        self._connection.begin(self, self._record, call.is_stream, call.is_probe)
         if call.body is None or isinstance(call.body, bytes):
             self._connection.send(self._head, call.body or b"")
             return

@@ -12,7 +12,6 @@ import math
 import select
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Protocol, cast
 
@@ -79,20 +78,6 @@ NEXT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """Of a call. `is_head`: its answer has no body. `is_stream`: it may never end. `is_probe`: any
-    status is an answer; else one but 200 becomes what `failed` is told.
-    """
-
-    is_head: bool = False
-    is_stream: bool = False
-    is_probe: bool = False
-
-
-PLAIN = CallOptions()
-
-
 class Owner(Protocol):
     """The pool of a connection. `lost` is called once for each of them."""
 
@@ -139,12 +124,16 @@ class Connection:
         self,
         receiver: Receiver,
         record: ModelRecord | None,
-        options: CallOptions = PLAIN,
+        is_stream: bool = False,
+        is_probe: bool = False,
     ) -> None:
+        """Begin with a call. `is_stream`: its answer may never end. `is_probe`: any status is an
+        answer; else one but 200 becomes what `failed` is told.
+        """
         self.state = NEXT[self.state][_BEGUN]
         self._receiver = receiver
         self._record = record
-        self._options = options
+        self._is_stream, self._is_probe = is_stream, is_probe
         self._is_sent = False
         self.heard = now = self._loop.time()
         self._due = now + self.seconds
@@ -269,7 +258,7 @@ class Connection:
         receiver, now = self._receiver, self._loop.time()
         if receiver is None or self._due == math.inf:
             return
-        if self._options.is_stream:
+        if self._is_stream:
             self._due = (now if self._is_held else self.heard) + self.seconds
         if self._due > now:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
@@ -295,7 +284,6 @@ class Connection:
             len(data) == self._last_bytes
             and data.startswith(self._last_head)
             and self.state == _AWAITING_HEAD
-            and self._options is PLAIN
         ):
             self._end_as_before(data)
             return
@@ -383,8 +371,8 @@ class Connection:
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state == _AWAITING_HEAD
         self.state = NEXT[self.state][_HEAD]
-        self._left = 0 if self._options.is_head or self.status in _NO_BODY else self.length
-        is_good = self.status == _OK or self._options.is_probe
+        self._left = 0 if self.status in _NO_BODY else self.length
+        is_good = self.status == _OK or self._is_probe
         if is_good and self._is_kept and self._left == len(rest):
             self._end(rest)
             return

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http_connection import NEXT, PLAIN, CallOptions, Connection, Event, State
+from adapter.dataplane.http_connection import NEXT, Connection, Event, State
 from adapter.errors import BackendTimeout, BackendUnavailable
 
 
@@ -252,23 +252,14 @@ def test_answers_that_come_again_are_told_to_each_call_as_the_first_time(several
 ONE_BYTE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
 
 
-@pytest.mark.parametrize(
-    ("before", "manner"),
-    [
-        (b"", CallOptions(is_head=True)),  # to which there is no body
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1", PLAIN),  # it is no part of another head
-    ],
-)
-def test_the_bytes_of_the_last_answer_are_not_always_an_answer(before, manner):
+def test_the_bytes_of_the_last_answer_are_no_answer_within_another_head():
     async def play(connection, wire, first):
         connection.data_received(ONE_BYTE)
         again = begun(connection)
         connection.data_received(ONE_BYTE)
         assert first.body == again.body == b"a"
-        third = Taken()
-        connection.begin(third, None, manner)
-        connection.send(b"a request", b"")
-        feed(connection, [piece for piece in (before, ONE_BYTE) if piece])
+        third = begun(connection)
+        feed(connection, [b"HTTP/1.1 200 OK\r\nContent-Length: 1", ONE_BYTE])
         assert wire.is_aborted
         assert b"".join(third.pieces) == b""
 
