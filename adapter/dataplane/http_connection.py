@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import select
-import socket
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import Protocol, cast
@@ -22,18 +21,11 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+from adapter.runtime import sockets
 
 # Received in a row without a byte of any body: a head, trailers or chunk extensions without end.
 _QUIET_BYTES = 256 * 2**10
 _MAX_ERROR_BYTES = 4 * 2**20
-
-# A Triton whose host is gone is noticed within a minute, also by a call that has no time limit.
-_KEEPALIVE = (
-    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 30),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
-)
 
 # On uvloop writes are gathered, elsewhere one write is one packet: small bodies go with the head.
 _JOINED_BYTES = 2**14
@@ -274,10 +266,8 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        own = transport.get_extra_info("socket")
-        for name, value in _KEEPALIVE:
-            own.setsockopt(*name, value)
-        self._readable.register(own.fileno(), select.POLLIN)
+        sockets.keep_alive(transport)
+        self._readable.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         if (

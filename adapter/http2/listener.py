@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from adapter.runtime.threads import REPOSITORY
 
 _TICK_SECONDS, _TICKS_A_SECOND = 0.1, 10
 _BACKLOG = 1024  # as at the HTTP listener
-_IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3  # of TCP's keep-alive
 
 log = logging.getLogger(__name__)
 
@@ -136,16 +134,6 @@ def connect_to(address: Callable[[], str | None]) -> Connect:
         else:
             host, _, port = found.rpartition(":")
             made, _ = await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
-            _keep_alive(made)
+            sockets.keep_alive(made)
 
     return connect
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Detect a host that is gone, which would keep its requests waiting for ever."""
-    own = transport.get_extra_info("socket")
-    if own is not None:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

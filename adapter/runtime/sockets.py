@@ -1,4 +1,7 @@
-"""Listens at an address; `::` stands for all addresses of the machine, of both IP families."""
+"""Listens at an address, and notices hosts that are gone.
+
+`::` stands for all addresses of the machine, of both IP families.
+"""
 
 import asyncio
 import socket
@@ -30,3 +33,12 @@ def both_families(port: int) -> socket.socket:
     return socket.create_server(
         (EVERY_ADDRESS, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1
     )
+
+
+def keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Notice within a minute that the host of the other end is gone, also while nothing is sent."""
+    own = transport.get_extra_info("socket")
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
