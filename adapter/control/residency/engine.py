@@ -21,7 +21,7 @@ from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import POLICIES
 from adapter.core.residency.waiting import WaitLimits, room_seconds
-from adapter.core.state import ModelState, WaitsFor
+from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
@@ -35,7 +35,6 @@ from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import leave_out
 
-_ADMITTED = {WaitsFor.FILES, WaitsFor.THREAD, WaitsFor.TRITON}
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 
 
@@ -337,9 +336,7 @@ class Residency:
 
     def _not_ready(self, wait: DesiredModel) -> AdapterError:
         model_id, known = wait.model_id, self._registry.find(wait.model_id)
-        is_admitted = known is not None and known.waits_for in _ADMITTED
-        is_same_triton = wait.life == self._control.triton_status.now()
-        if wait.lack is not None and is_same_triton and not is_admitted:
+        if wait.lack is not None and wait.life == self._control.triton_status.now():
             return no_room(wait, wait.lack)
         state = "waiting" if known is None else known.state.value.lower().replace("_", " ")
         if known is not None and known.state is ModelState.FETCHING and known.files is not None:

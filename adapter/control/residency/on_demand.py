@@ -64,7 +64,6 @@ class OnDemandLoader:
                 if await self._load(wait, files):
                     return use
             finally:
-                wait.lack = None
                 self._registry.give_up(wait.model_id, files)
         return CacheUse.HIT
 

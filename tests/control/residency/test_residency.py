@@ -132,12 +132,14 @@ async def test_a_model_with_a_request_in_flight_stays(residence):
 
 async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is_no_room(residence):
     leases = [await residence.hold(name) for name in "ab"]
-    residence.residency.options = Options(model_wait_seconds=0.2)  # the load waits for longer
+    first = residence.house.begin(residence.call("c"))
+    await residence.waits_for_room.wait()
+    residence.residency.options = Options(model_wait_seconds=0.01)  # the load waits for longer
     with pytest.raises(NoRoom, match="all other models are in use"):
         await residence.call("c")
     for lease in leases:
         lease.end()
-    await residence.house.until_state("c", ModelState.READY)
+    await first
 
 
 async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_room():
