@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from adapter import errors
 from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS
 from adapter.core import versions
-from adapter.core.accounts import FOLLOWS as KNOWN
+from adapter.core.account import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.desired import TRANSITIONS as WANTED
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
@@ -533,7 +533,7 @@ def states_page() -> str:
         "From `adapter/core/desired.py`. Desired are the models of `load_at_start` and `preload`, "
         "those that calls wait for, and those that come back after a restart of Triton. An event "
         "without an arrow changes nothing.\n\n" + drawing(wanted) + "## The memory of a model\n\n"
-        "From `adapter/core/accounts.py`: how well the size of a model is known. A model of an "
+        "From `adapter/core/account.py`: how well the size of a model is known. A model of an "
         "earlier run begins as SETTLED, with its learned size.\n\n"
         + drawing(memory)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])

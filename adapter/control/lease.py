@@ -48,7 +48,8 @@ class Leases:
         self.failed = failed
         self.became_idle = asyncio.Event()  # set when a model has no lease any more
         self._max_abandoned = max_abandoned
-        self._drained: dict[ModelRecord, asyncio.Event] = {}
+        self._drained: dict[ModelRecord, asyncio.Event] = {}  # of unloads that wait for leases
+        # empty but for slow callers: each end of a lease asks
         self.arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":

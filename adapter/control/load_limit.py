@@ -108,14 +108,11 @@ class LoadLimit:
             raise error
         return await asyncio.shield(load.task)
 
-    def end(self, model_id: ModelId) -> bool:
-        """End the load of this model, for its unload; return whether there is one."""
-        load = self.in_progress.get(model_id)
-        if load is None:
-            return False
-        load.is_unloaded = load.is_unloaded or not self._is_over(load)
-        load.end()
-        return True
+    def end(self, model_id: ModelId) -> None:
+        """End the load of this model, if there is one, for its unload."""
+        if (load := self.in_progress.get(model_id)) is not None:
+            load.is_unloaded = load.is_unloaded or not self._is_over(load)
+            load.end()
 
     def end_hanging(self, model_id: ModelId) -> None:
         """End the load of this model, which hangs, for others that wait for a load thread."""
@@ -165,7 +162,8 @@ class LoadThreads:
         self._limit = limit
         self._registry = registry
         self._memory = memory
-        self._inside: dict[ModelRecord, asyncio.Future[None] | None] = {}  # what Triton answers
+        # what Triton answers; a few, whatever the number of models
+        self._inside: dict[ModelRecord, asyncio.Future[None] | None] = {}
         self._queue = asyncio.Lock()
         self._changed = asyncio.Event()
 

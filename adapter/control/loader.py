@@ -10,9 +10,9 @@ from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Ports, Server, TimeLimits
 from adapter.control.progress import step
-from adapter.control.readings import Unloaded
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
+from adapter.core.account import Unloaded
 from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelSource, Package, TritonName
@@ -64,7 +64,6 @@ class Loader:
         self._limits = limits
         self._threads = threads
         self._breaker = EvictionLoopBreaker()
-        self._undone: dict[ModelRecord, Unloaded] = {}  # loads that passed a limit
 
     async def prepared(
         self, record: ModelRecord, source: ModelSource, packages: Packages
@@ -132,12 +131,12 @@ class Loader:
 
     async def load_undone(self, record: ModelRecord) -> None:
         """Account for a load undone in Triton; wait for the memory of one that passed the limit."""
-        undone = self._undone.pop(record, None)
+        exceeded = self._memory.accounts.models[record.name].exceeded
         is_stuck = record.state is ModelState.STUCK
         keeps = is_stuck and await self._unloader.may_hold_memory(record)
         await self._memory.not_loaded(record, is_stuck=keeps)
-        if undone is not None:
-            await self._readings.until_back(undone)
+        if exceeded is not None:
+            await self._readings.until_back(exceeded)
 
     async def _excess(self, record: ModelRecord) -> AdapterError | None:
         """Return a refusal if what the load took has passed a limit, and no unload makes room."""
@@ -150,8 +149,9 @@ class Loader:
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.name), self._memory.ledger.snapshot()
-        apart = self._memory.accounts.apart(record.name)
-        self._undone[record] = Unloaded(held, held, self._readings.last, booked, apart)
+        last, accounts = self._readings.last, self._memory.accounts
+        exceeded = Unloaded(held, held, last, booked, accounts.apart(record.name))
+        accounts.models[record.name].exceeded = exceeded
         return refusal
 
     async def _usage(self, record: ModelRecord) -> list[GpuBytes]:

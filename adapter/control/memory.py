@@ -24,7 +24,7 @@ An unload runs within `unloading`: `begin_unload`, then Triton's unload, then `u
 A model is measured by its own processes, or by what Triton reports of it. Otherwise it is measured
 by the growth of its device between two quiet moments (core/measuring.py). A moment is quiet if no
 load or unload is under way, and the reading is newer than the last change. The account of the model
-(core/accounts.py) says how far that has come: Stage is its state machine. Later growth counts if
+(core/account.py) says how far that has come: Stage is its state machine. Later growth counts if
 one model alone had requests. The ledger holds the most that a package was ever measured to take.
 
 A refusal makes a platform unload other models. So there is one only if the need is known, nothing
@@ -46,7 +46,8 @@ from contextlib import asynccontextmanager, suppress
 from adapter.control.ports import Evictor, Options, Ports
 from adapter.control.progress import Admission
 from adapter.control.readings import Readings
-from adapter.core.accounts import Account, Accounts, Reports, Stage
+from adapter.core.account import Account, Stage
+from adapter.core.accounts import Accounts, Reports
 from adapter.core.admission import AdmissionInput, Answer, MeshBooks, waits_its_turn
 from adapter.core.ledger import Ledger
 from adapter.core.limits import Limits
@@ -98,7 +99,8 @@ class Memory:
         reader, server = ports.memory, ports.server
         self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
         self.is_paused = False
-        self._undone: set[ModelRecord] = set()  # failed loads that Triton still has
+        # failed loads that Triton still has: a few, whatever the number of models
+        self._undone: set[ModelRecord] = set()
         self.relearned: set[ModelRecord] = set()
         self._admitting = asyncio.Lock()
         self._first: tuple[ModelId, ...] = ()  # the load that has the lock
@@ -273,13 +275,11 @@ class Memory:
             self.accounts.ended_unloads += 1
             self._changed.set()
 
-    async def begin_unload(self) -> MemoryReading | None:
+    async def begin_unload(self, record: ModelRecord) -> MemoryReading | None:
         """Note that Triton is about to be asked. To be called within `unloading`."""
         reading = await self.readings.read()
         self._begin(reading, unloads=1)
-        # an unload that still drains asks later: too early a time only clears a reader too soon
-        unloads, now = self.accounts.unloads, clock.monotonic()
-        unloads.update({record: at or now for record, at in unloads.items()})
+        self.accounts.models[record.name].asked_at = clock.monotonic()
         return reading
 
     def unloaded(self, record: ModelRecord) -> Bytes:
@@ -287,10 +287,9 @@ class Memory:
         held, account = self.ledger.of(record.name), self.accounts.models.get(record.name)
         self.accounts.released(record.name, held)
         self.readings.changed()
-        # None when the model vanished at an unknown time
-        since = self.accounts.unloads.get(record)
-        if since is not None and account is not None and not account.is_guessed:
-            self.readings.must_show(held, since)
+        is_asked = record in self.accounts.unloads  # else it vanished at an unknown time
+        if is_asked and account is not None and account.asked_at and not account.is_guessed:
+            self.readings.must_show(held, account.asked_at)
         self._forget(record)
         self._changed.set()
         return held

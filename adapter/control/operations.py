@@ -30,6 +30,7 @@ class Operations:
         self._metrics = metrics
         self.history = metrics.history
         self._tasks: set[asyncio.Task[Any]] = set()
+        # an operation has its lock before the model has a record, or beyond it
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, model_id: ModelId) -> asyncio.Lock:

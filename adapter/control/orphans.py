@@ -24,7 +24,7 @@ class OrphanProcesses:
         self._server = server
         self._metrics = metrics
         self._unended = 0  # unloads that wait for processes to end
-        self._ownerless: frozenset[TritonName] = frozenset()
+        self._ownerless: frozenset[TritonName] = frozenset()  # no record has these names
         self._abandoned: frozenset[ProcessId] = frozenset()
 
     async def are_there(self) -> bool:

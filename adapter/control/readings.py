@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from adapter.control.ports import MemoryReader, Server, TimeLimits
+from adapter.core.account import Unloaded
 from adapter.core.accounts import Accounts, MemorySplit
 from adapter.core.evidence import (
     NO_GPU,
@@ -21,7 +21,7 @@ from adapter.core.evidence import (
     view_of,
     view_of_shm,
 )
-from adapter.core.ledger import DeviceBook, Ledger, LedgerSnapshot
+from adapter.core.ledger import DeviceBook, Ledger
 from adapter.core.measuring import Measured
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
 from adapter.core.model import TritonName
@@ -49,23 +49,6 @@ _POLL_SECONDS = 0.1
 _WORTH_WAITING_BYTES = 16 * 2**20
 # Share of the footprint that must be free again (Ollama's figure; docs/memory.md).
 _BACK_SHARE = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """A model that Triton was told to unload: the bytes that it held, and the reading and the
-    ledger from before the unload.
-
-    `taken`: what of `held` it had at the end, as far as is known: the ledger keeps its peak, and
-    the memory of a process that died was back before. `apart` are its names in Triton where all
-    that it held is in processes of its own.
-    """
-
-    held: Bytes
-    taken: Bytes
-    before: MemoryReading | None
-    booked: LedgerSnapshot
-    apart: frozenset[str]
 
 
 class Readings:

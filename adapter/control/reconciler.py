@@ -14,7 +14,7 @@ from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.names import triton_name
 from adapter.core.registry import LostModel, ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState
+from adapter.core.state import LOADED, ModelEvent, ModelState
 from adapter.errors import (
     AdapterError,
     BackendTimeout,
@@ -29,7 +29,6 @@ from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
-_SETTLED = (ModelState.READY, ModelState.DEAD)
 _MOST_NAMED = 5
 _LOST = "Triton has ended, or unloaded it"
 
@@ -59,7 +58,7 @@ class Reconciler:
         self._desired, self._trials = desired, desired.trials
         self._triton_status = triton_status
         self._load_threads = load_threads
-        self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
+        self._checks: dict[ModelRecord, asyncio.Task[None]] = {}  # under way, of processes
         self._reconciling: asyncio.Task[None] | None = None
 
     async def take_stock(self) -> None:
@@ -81,9 +80,8 @@ class Reconciler:
         if are_left:  # else their memory counts as Triton's own
             await self._memory.readings.until_shown()
         await self._memory.rebase()
-        self._triton_status.follows_an_end(
-            incarnation
-        )  # whatever it was, it has ended none of our models
+        # whatever it was, it has ended none of our models
+        self._triton_status.follows_an_end(incarnation)
         self._triton_status.confirm(incarnation)
 
     async def _unload_staged(self, model: StagedModel) -> None:
@@ -109,13 +107,13 @@ class Reconciler:
     async def reconcile(self) -> None:
         """Forget the models that Triton no longer has: it was restarted, or unloaded them."""
         # taken before Triton is asked: a model that becomes ready later must not count as lost
-        before = [r for r in self._registry.records() if r.state in _SETTLED]
+        before = [r for r in self._registry.records() if r.state in LOADED]
         incarnation = self._triton_status.now()
         ready = await self._triton.ready()
         gone = [
             r
             for r in before
-            if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
+            if r.name not in ready and self._registry.get(r.id) is r and r.state in LOADED
         ]
         given_up = None
         if not self._triton_status.is_recycled:
@@ -197,7 +195,7 @@ class Reconciler:
         record = self._registry.get(model_id)
         if isinstance(error, StubDied) and record is not None:
             self._suspect(record)
-            if (check := self._suspects.get(record)) is not None:
+            if (check := self._checks.get(record)) is not None:
                 await asyncio.shield(check)
 
     def call_failed(self, record: ModelRecord, error: BaseException) -> BaseException:
@@ -241,16 +239,16 @@ class Reconciler:
         """
         if self._server is None:
             self._registry.died(record)
-        elif record not in self._suspects and record.state is ModelState.READY:
+        elif record not in self._checks and record.state is ModelState.READY:
             check = self._check_processes(record, self._server)
-            self._suspects[record] = self._start("look for death", record.id, check)
+            self._checks[record] = self._start("look for death", record.id, check)
 
     async def _check_processes(self, record: ModelRecord, server: Server) -> None:
         try:
             if await PROCESSES.run(_has_lost_a_process, record, server):
                 self._registry.died(record)
         finally:
-            del self._suspects[record]
+            del self._checks[record]
 
     async def triton_restarted(self) -> None:
         """Handle a restart of Triton, which has lost all models."""

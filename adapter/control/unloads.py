@@ -9,17 +9,15 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import Packages
 from adapter.control.progress import step
-from adapter.control.readings import Unloaded
 from adapter.control.recycling import Recycling
 from adapter.control.unloader import Unloader
+from adapter.core.account import Unloaded
 from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState, WaitsFor
+from adapter.core.state import LOADED, ModelEvent, ModelState, WaitsFor
 
 log = logging.getLogger(__name__)
-
-_LOADED = (ModelState.READY, ModelState.DEAD)
 
 
 class Unloads:
@@ -61,7 +59,7 @@ class Unloads:
         await self._recycling.up()
         async with self._operations.lock(model_id):
             known = self.registry.get(model_id)
-            is_idle = known is not None and known.state in _LOADED and known.usage.in_flight == 0
+            is_idle = known is not None and known.state in LOADED and known.usage.in_flight == 0
             if self._recycling.is_closing or known is None or not is_idle or not may_go(known):
                 return False
             # its requests are refused before anything is awaited
@@ -80,7 +78,10 @@ class Unloads:
                 if not await self.leases.drained(record, self._drain_seconds):
                     log.warning("model.drain_timed_out", extra={"model_id": record.id})
                 step(record, WaitsFor.TRITON)
-                before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
+                before, booked = (
+                    await self.memory.begin_unload(record),
+                    self.memory.ledger.snapshot(),
+                )
                 await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
                 await self._failed(record, is_dead=is_dead)

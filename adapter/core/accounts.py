@@ -6,9 +6,9 @@ attributed by what happened between two readings (core/measuring.py).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
+from adapter.core.account import FOLLOWS, Account, Level, Stage
 from adapter.core.ledger import UNSEEN, Ledger
 from adapter.core.measuring import GpuBytes, Growth, Measured, Window, differs, on_devices
 from adapter.core.memory import (
@@ -17,6 +17,7 @@ from adapter.core.memory import (
     Bytes,
     Device,
     MemoryReading,
+    at_least_zero,
     minus,
     most_of,
     plus,
@@ -24,48 +25,11 @@ from adapter.core.memory import (
 )
 from adapter.core.model import Package, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes, remember
+from adapter.core.sizing import Sizes, remember
 from adapter.core.state import IllegalTransition
 
 # Growth below this is noise.
 _NOISE_BYTES = 2**20
-# Growth below this is noise of what all processes share, such as Triton's buffers for traffic.
-_STILL_BYTES = 4 * 2**20
-
-
-@dataclass(slots=True)
-class _Level:
-    """Bytes that are read again and again. `since`: when they last grew."""
-
-    least: int = 0
-    since: float = 0.0
-
-    def read(self, count: int, now: float) -> bool:
-        """Return whether the bytes have grown."""
-        has_grown = count > self.least + _STILL_BYTES
-        if has_grown:
-            self.since = now
-        if has_grown or count < self.least:
-            self.least = count
-        return has_grown
-
-
-@dataclass(slots=True)
-class _Peaks:
-    """The most that a load's processes, and all the others, have held since it began, and since
-    when that is. What only comes back after a dip is none: the share of a process in pages of
-    files falls and rises as others map them.
-    """
-
-    own: int = 0
-    shared: int = 0
-    since: float = 0.0
-
-    def read(self, own: int, shared: int, now: float, *, is_theirs: bool) -> None:
-        if own > self.own + _STILL_BYTES:
-            self.own, self.since = own, now
-        if shared > self.shared + _STILL_BYTES:
-            self.shared, self.since = shared, now if is_theirs else self.since
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,85 +43,17 @@ class MemorySplit:
         return sum(self.of_models.get(name, 0) for name in names)
 
 
-class Stage(Enum):
-    """How far the memory of a model is known. docs/states.md is drawn from it."""
-
-    LOADING = "Triton loads it, and an estimate is reserved"
-    LOADED = "the estimate is held, and is being measured"
-    DUE = "the estimate is held, and measured at the next quiet moment"
-    SETTLED = "it was measured, or will not be any more"
-    GONE = "it was unloaded, or its load has failed"
-
-
-FOLLOWS = {
-    Stage.LOADING: (Stage.LOADED, Stage.GONE),
-    Stage.LOADED: (Stage.DUE, Stage.SETTLED, Stage.GONE),
-    Stage.DUE: (Stage.SETTLED, Stage.GONE),
-    Stage.SETTLED: (Stage.GONE,),
-    Stage.GONE: (),
-}
-
-
-@dataclass(slots=True, eq=False)
-class Account:
-    """Holds what is known of a model's memory, from its admission until it is gone.
-
-    `begun` is when its load got to Triton (time.monotonic). `basis` says what the figure in the
-    ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
-    helpers and steps. `taken`: the last measurement, `most`: the highest since the load; None
-    before the first. `is_apart`: all that the model takes is in processes of its own.
-    `is_planned`: as in Terms. `still_since`: since when its load has taken nothing, None while it
-    may; `quiet_since`: since when it holds no more than before, which it may have given back
-    meanwhile. `is_passed`: others are measured during its load, so that it cannot be. `is_told`:
-    Triton is expected to report what it takes, `reported` is what it did, and `is_first`: with a
-    CUDA context beside it, which is Triton's.
-    """
-
-    record: ModelRecord
-    package_key: str
-    estimate: Estimate
-    begun: float = 0.0
-    stage: Stage = Stage.LOADING
-    basis: Basis = field(init=False)
-    names: frozenset[str] = frozenset()
-    taken: Bytes | None = None
-    most: Bytes | None = None
-    is_apart: bool = False
-    is_planned: bool = False
-    still_since: float | None = None
-    is_passed: bool = False
-    quiet_since: float | None = None
-    is_told: bool = False
-    reported: Bytes | None = None
-    is_first: bool = False
-    level: _Level = field(default_factory=_Level)
-    peaks: _Peaks = field(default_factory=_Peaks)
-
-    def __post_init__(self) -> None:
-        self.basis = self.estimate.basis
-
-    @property
-    def name(self) -> TritonName:
-        return self.record.name
-
-    @property
-    def is_guessed(self) -> bool:
-        """Whether the ledger has a guess, whose removal need not show in a reading."""
-        return self.basis not in KNOWN
-
-
 class Accounts:
     def __init__(self) -> None:
-        self.models: dict[TritonName, Account] = {}
-        # those of `models` that are not SETTLED: a few, whatever the number of models
-        self._unsettled: dict[Account, None] = {}
+        self.models: dict[TritonName, Account] = {}  # registry.py, which knows no memory, is below
+        # indexes: a load and an unload look at no other model
+        self._unsettled: dict[Account, None] = {}  # those of `models` that are not SETTLED
         self._together: set[Account] = set()  # those that are not apart
         self._unread: dict[Account, None] = {}  # no reading has shown yet which of both they are
-        self._window, self._growth = Window(), Growth()
+        self.unloads = dict[ModelRecord, None]()  # under way, until their memory is back
+        self._window, self._growth = Window(), Growth(self.models)
         self._requests_before = 0
-        self._level = _Level()  # of what readings do not tell apart
-        # when Triton was asked for each unload under way; None while requests are waited for
-        self.unloads: dict[ModelRecord, float | None] = {}
+        self._level = Level()  # of what readings do not tell apart
         self.ended_unloads = 0
 
     def add(self, account: Account) -> None:
@@ -169,7 +65,6 @@ class Accounts:
 
     def forget(self, name: TritonName) -> Account | None:
         """Remove the model, and return its account."""
-        self._growth.forget(name)
         self._window.forget(name)
         account = self.models.pop(name, None)
         if account is not None:
@@ -363,12 +258,11 @@ class Accounts:
             own = self.in_processes(name, reading) if account.is_apart else 0
             if own:
                 account.taken = {HOST: own}
-                found += self._grown(name, account, account.taken)
+                found += self._grown(account, account.taken)
         if settled is None or settled.of_models is None:
             grown = self._growth.tick(settled, active, baseline)
-            if grown is not None:
-                name, taken = grown
-                found += self._grown(name, self.models[name], taken)
+            if grown is not None and grown.least is not None:
+                found += self._grown(grown, grown.least)
         return found
 
     def _read_late(self, reading: MemoryReading | None) -> list[Measured]:
@@ -402,10 +296,10 @@ class Accounts:
         if stage in {Stage.SETTLED, Stage.GONE}:
             self._unsettled.pop(account, None)
 
-    def _grown(self, name: TritonName, account: Account, taken: Bytes) -> list[Measured]:
+    def _grown(self, account: Account, taken: Bytes) -> list[Measured]:
         if total(minus(taken, account.most or NO_BYTES)) < _NOISE_BYTES:
             return []
-        return [self.measured(name, taken)]
+        return [self.measured(account.name, taken)]
 
     def measured(self, name: TritonName, taken: Bytes, *, exact: bool = True) -> Measured:
         """Note what the model takes; `exact`: by itself."""
@@ -415,7 +309,7 @@ class Accounts:
             account.taken = taken
             account.most = most_of(most, taken)
             if not account.is_apart:
-                self._growth.measured(name, taken)
+                account.least = at_least_zero(taken)
         return Measured(name, account.package_key, taken, exact)
 
 

@@ -134,9 +134,6 @@ class Ledger:
         # kept up to date: a look costs the same for 10 and 10,000
         self._reserved, self._held = _Sum(), _Sum()
 
-    def __repr__(self) -> str:
-        return f"<Ledger [{self.snapshot()}]>"
-
     def open(self, reading: MemoryReading | None) -> None:
         """Add the devices of `reading` that are not known yet; those that are stay as they are.
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from adapter.core.accounts import Accounts, Stage
+from adapter.core.account import Stage
+from adapter.core.accounts import Accounts
 from adapter.core.admission import SEE_REFUSED, MeshBooks
 from adapter.core.ledger import Ledger, LedgerSnapshot
 from adapter.core.memory import HOST, Bytes, Device, Gpu, MemoryReading, total

@@ -2,10 +2,12 @@
 it with what Triton reports of the GPU memory that its models take.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 
+from adapter.core.account import Account
 from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import TritonName
@@ -45,20 +47,20 @@ class Window:
 
     def __init__(self) -> None:
         self._opening: MemoryReading | None = None
-        self.loads: dict[TritonName, _Load] = {}
+        self._loads: dict[TritonName, _Load] = {}  # of this window alone
         self._beside: dict[TritonName, _Load] = {}
         self._released: Bytes = NO_BYTES
         self._is_disturbed = False
 
     def open(self, reading: MemoryReading | None) -> None:
         self._opening = reading
-        self.loads, self._beside = {}, {}
+        self._loads, self._beside = {}, {}
         self._released = NO_BYTES
         self._is_disturbed = False
 
     def loaded(self, name: TritonName, package_key: str, expected: Bytes, *, known: bool) -> None:
         """A load ended well. `known` when `expected` was learned, and exact."""
-        self.loads[name] = _Load(package_key, expected, known)
+        self._loads[name] = _Load(package_key, expected, known)
 
     def loaded_beside(self, name: TritonName, expected: Bytes) -> None:
         """Note a load that had begun before the window: an unknown part of what it took is in it,
@@ -71,13 +73,13 @@ class Window:
         """A model left. One that had been loaded in the window gives back only what it took in
         it, any other what it took before.
         """
-        if self.loads.pop(name, None) is None:
+        if self._loads.pop(name, None) is None:
             self._released = plus(self._released, held)
         self.disturbed()
 
     def forget(self, name: TritonName) -> None:
         """Its load was undone after all."""
-        self.loads.pop(name, None)
+        self._loads.pop(name, None)
 
     def disturbed(self) -> None:
         """Something came or went that nobody can put a figure to: no load was alone."""
@@ -87,7 +89,7 @@ class Window:
         """Return what the loads took, by model id. Loads among others whose size is known already
         are not reported: theirs is the better figure. Nor are those of `loaded_beside`.
         """
-        opening, self._opening, loads = self._opening, None, self.loads
+        opening, self._opening, loads = self._opening, None, self._loads
         if opening is None or reading is None or not _alike(opening, reading):
             return []
         taken = _only(opening.devices, plus(minus(reading.used, opening.used), self._released))
@@ -113,15 +115,9 @@ class Growth:
     requests does not seem to grow (docs/memory.md has why models grow after their loads).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, accounts: Mapping[TritonName, Account]) -> None:
+        self._accounts = accounts
         self._before: MemoryReading | None = None
-        self.least: dict[TritonName, Bytes] = {}
-
-    def measured(self, name: TritonName, taken: Bytes) -> None:
-        self.least[name] = at_least_zero(taken)
-
-    def forget(self, name: TritonName) -> None:
-        self.least.pop(name, None)
 
     def begin(self, reading: MemoryReading | None) -> None:
         """No operation is under way any more: what changes from here is traffic alone."""
@@ -137,9 +133,9 @@ class Growth:
 
     def tick(
         self, reading: MemoryReading | None, active: Collection[TritonName], baseline: Bytes
-    ) -> tuple[TritonName, Bytes] | None:
-        """Return what the only model in `active`, those with requests since the last tick, takes at
-        least, if it has grown. `baseline` is what no model takes.
+    ) -> Account | None:
+        """Return the only model in `active`, those with requests since the last tick, if it has
+        grown. `baseline` is what no model takes.
         """
         before, self._before = self._before, reading
         if before is None or reading is None or not _alike(before, reading):
@@ -147,19 +143,21 @@ class Growth:
         change = minus(reading.used, before.used)
         self._lower({device: -count for device, count in change.items()})
         grown = at_least_zero(change)
-        found = None
-        if len(active) == 1 and (name := next(iter(active))) in self.least:
-            self.least[name] = plus(self.least[name], grown)
-            found = name if any(grown.values()) else None
+        found = self._accounts.get(next(iter(active))) if len(active) == 1 else None
+        if found is not None and found.least is not None:
+            found.least = plus(found.least, grown)
         in_all = at_least_zero(minus(reading.used, baseline))
-        self._lower(minus(_sum(self.least.values()), in_all))
-        return None if found is None else (found, self.least[found])
+        least = (each.least or NO_BYTES for each in self._accounts.values())
+        self._lower(minus(reduce(plus, least, NO_BYTES), in_all))
+        return found if any(grown.values()) else None
 
     def _lower(self, amounts: Bytes) -> None:
         """Lower what each takes by the amounts above zero."""
         if any(count > 0 for count in amounts.values()):
             less = at_least_zero(amounts)
-            self.least = {m: at_least_zero(minus(t, less)) for m, t in self.least.items()}
+            for account in self._accounts.values():
+                if account.least is not None:
+                    account.least = at_least_zero(minus(account.least, less))
 
 
 def on_devices(models: Collection[GpuBytes], books: Mapping[Device, DeviceBook]) -> Bytes | None:
@@ -224,13 +222,6 @@ def _split(count: int, weights: list[int]) -> list[int]:
         weights = [1] * len(weights)
     ends = [count * upto // sum(weights) for upto in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _sum(amounts: Iterable[Bytes]) -> Bytes:
-    found: Bytes = NO_BYTES
-    for each in amounts:
-        found = plus(found, each)
-    return found
 
 
 def _only(devices: Collection[Device], amounts: Bytes) -> Bytes:

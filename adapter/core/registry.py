@@ -120,12 +120,8 @@ class Registry:
         self._ready: list[ModelId] = []
         self._counts = dict.fromkeys(ModelState, 0)
         self._names: dict[TritonName, ModelRecord] = {}  # of each record; stuck ones are apart
-        self._owners: dict[TritonName, ModelRecord] = {}
+        self._owners: dict[TritonName, ModelRecord] = {}  # of each name of a package in Triton
         self._watches: list[set[TritonName]] = []
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {state.value.lower()}" for state, n in self.counts().items())
-        return f"<Registry [{counts}]>"
 
     def __contains__(self, model_id: ModelId) -> bool:
         return model_id in self._records

@@ -18,6 +18,9 @@ class ModelState(Enum):
     STUCK = "STUCK"  # Triton has not ended its load; another load of the model takes another name
 
 
+LOADED = (ModelState.READY, ModelState.DEAD)  # Triton has it
+
+
 class WaitsFor(Enum):
     """What a load or an unload that is under way spends its time on.
 

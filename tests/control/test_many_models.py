@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from adapter.backend.triton import TritonControl
-from adapter.core.accounts import Account, Stage
+from adapter.core.account import Account, Stage
 from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, NO_BYTES, DeviceReading, MemoryReading

@@ -70,7 +70,7 @@ class Recycling:
         self._reason = ""
         self._asked: str | None = None  # why, until it begins
         self.deadline = 0.0  # of the requests in flight
-        self._unloaded: set[ModelId] = set()  # that calls had loaded, and load again
+        self._unloaded: set[ModelId] = set()  # calls load them again; their records are gone
         self._changed = asyncio.Event()
 
     # -- what calls and loads ask -----------------------------------------------------------

@@ -23,7 +23,7 @@ from adapter.core.residency.victims import (
     is_of_others,
     retention_reason,
 )
-from adapter.core.state import ModelState
+from adapter.core.state import LOADED, ModelState
 from adapter.errors import AdapterError, CapacityError, OutOfMemory
 from adapter.runtime import background, clock
 from adapter.telemetry.metrics import Metrics
@@ -35,7 +35,6 @@ _LOOK_SECONDS = 0.25
 _SECONDS = 0.5
 
 _FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
-_LOADED = (ModelState.READY, ModelState.DEAD)
 _BUSY = (ModelState.LOADING, ModelState.UNLOADING)
 # states in which a model's files are kept that may leave once it was loaded, used, and is idle
 _PASSING = (ModelState.ON_DISK, *_BUSY)
@@ -102,7 +101,7 @@ class Eviction:
         wait, known = self._waits.get(model_id), self._registry.find(model_id)
         candidates = self._candidates(wait.callers if wait else ())
         if isinstance(error, OutOfMemory):
-            comes = known is not None and known.files is not None and known.state not in _LOADED
+            comes = known is not None and known.files is not None and known.state not in LOADED
             if comes and not self._waits.is_awaited(model_id):
                 return False
             candidates = [each for each in candidates if not each.is_of_others]
@@ -244,7 +243,7 @@ class Eviction:
 
     def loaded(self) -> list[ModelRecord]:
         """Return the models of stores that are loaded."""
-        return [each for each in self._registry.of_stores() if each.state in _LOADED]
+        return [each for each in self._registry.of_stores() if each.state in LOADED]
 
     def may_come(self, model_id: ModelId) -> bool:
         """Return whether what keeps other models keeps them for now only."""

@@ -57,7 +57,7 @@ class Updater:
         self._seconds = seconds
         self._questions = asyncio.Semaphore(_AT_ONCE)
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self.under_way: dict[ModelRecord, asyncio.Task[None]] = {}
+        self.under_way: dict[ModelRecord, asyncio.Task[None]] = {}  # renewals, a few at a time
 
     async def run(self) -> NoReturn:
         steps = (self.check, self.begin)

@@ -6,7 +6,7 @@ from adapter.control.recycling import Recycling
 from adapter.control.triton_status import TritonStatus
 from tests.simulation.faults.fault import Fault
 
-_GONE = "if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED"
+_GONE = "if r.name not in ready and self._registry.get(r.id) is r and r.state in LOADED"
 
 RESTARTS = [
     Fault(
@@ -32,7 +32,7 @@ RESTARTS = [
         "reconcile",
         "ready = await self._triton.ready()",
         "ready = await self._triton.ready()\n"
-        "    before = [r for r in self._registry.records() if r.state in _SETTLED]",
+        "    before = [r for r in self._registry.records() if r.state in LOADED]",
     ),
     Fault(
         "models are taken for what they were before a look",

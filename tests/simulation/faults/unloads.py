@@ -86,7 +86,7 @@ UNLOADS = [
         "a model without a process is given one request after the other",
         Reconciler,
         "_suspect",
-        "elif record not in self._suspects and record.state is ModelState.READY:",
+        "elif record not in self._checks and record.state is ModelState.READY:",
         "elif False:",
     ),
     Fault(

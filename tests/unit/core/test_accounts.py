@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adapter.core.accounts import Account, Accounts, MemorySplit, Stage
+from adapter.core.account import Account, Stage
+from adapter.core.accounts import Accounts, MemorySplit
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, DeviceReading, MemoryReading, total
 from adapter.core.model import ModelId, ModelSource, TritonName

@@ -264,10 +264,6 @@ def test_the_tightest_device_depends_on_what_is_seen():
     assert opened().snapshot().tightest({ONE: 10, TWO: 10}, seen(one=0, two=1990)) == TWO
 
 
-def test_its_picture_says_what_it_holds():
-    assert "limit_bytes=1000" in repr(opened())
-
-
 BOOKS = st.builds(DeviceBook, SIZES, SIZES, SIZES, SIZES, SIZES)
 
 

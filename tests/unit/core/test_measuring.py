@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.core.account import Account
 from adapter.core.measuring import Growth, Measured, Window
-from adapter.core.memory import Device, DeviceReading, MemoryReading
-from adapter.core.model import ModelId
+from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.registry import ModelRecord
+from adapter.core.sizing import Basis, Estimate
 
 A, B, C, D = (ModelId(name) for name in "abcd")
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
@@ -277,41 +280,50 @@ def test_no_more_is_attributed_than_went_and_all_of_it_when_there_are_unknown_lo
 
 def grown(**least: int) -> Growth:
     """Models of which so much was measured on ONE, and a look at as much in all."""
-    growth = Growth()
-    for model_id, count in least.items():
-        growth.measured(ModelId(model_id), {ONE: count})
+    accounts = {TritonName(name): account(name, count) for name, count in least.items()}
+    growth = Growth(accounts)
     growth.tick(seen(sum(least.values())), [], {})
     return growth
 
 
+def account(name: str, least: int) -> Account:
+    record = ModelRecord(ModelId(name), TritonName(name), ModelSource(""))
+    return Account(record, name, Estimate({}, Basis.DEFAULT), least={ONE: least})
+
+
+def took(account: Account | None) -> tuple[str, Bytes | None]:
+    assert account is not None
+    return account.name, account.least
+
+
 def test_growth_is_that_of_the_only_model_with_traffic():
-    assert grown(a=5, b=7).tick(seen(15), [A], {}) == (A, {ONE: 8, TWO: 0})
+    assert took(grown(a=5, b=7).tick(seen(15), [A], {})) == (A, {ONE: 8, TWO: 0})
 
 
 @pytest.mark.parametrize("active", [[], [A, B]])
 def test_growth_is_no_ones_when_none_or_several_had_traffic(active):
     growth = grown(a=5, b=7)
     assert growth.tick(seen(20), active, {}) is None
-    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
+    assert took(growth.tick(seen(23), [A], {})) == (A, {ONE: 8, TWO: 0})
 
 
 @pytest.mark.parametrize("active", [[], [A], [B], [A, B]])
 def test_what_is_given_back_may_be_any_ones(active):
     growth = grown(a=50, b=70)
     assert growth.tick(seen(100), active, {}) is None
-    assert growth.tick(seen(120), [A], {}) == (A, {ONE: 50, TWO: 0})
+    assert took(growth.tick(seen(120), [A], {})) == (A, {ONE: 50, TWO: 0})
 
 
 def test_what_one_takes_alone_and_gives_back_beside_others_never_adds_up():
     growth = grown(a=20, b=20)
     for _ in range(10):
-        assert growth.tick(seen(140), [A], {}) == (A, {ONE: 120, TWO: 0})
+        assert took(growth.tick(seen(140), [A], {})) == (A, {ONE: 120, TWO: 0})
         assert growth.tick(seen(40), [B], {}) is None
 
 
 def test_nobody_takes_more_than_is_used_beyond_the_baseline():
     growth = grown(a=50)
-    assert growth.tick(seen(60), [A], {ONE: 25}) == (A, {ONE: 35, TWO: 0})
+    assert took(growth.tick(seen(60), [A], {ONE: 25})) == (A, {ONE: 35, TWO: 0})
 
 
 def test_of_a_model_that_was_not_measured_no_growth_is_told():
@@ -322,7 +334,7 @@ def test_growth_over_an_operation_is_no_ones():
     growth = grown(a=5)
     growth.end(seen(5))
     assert growth.tick(seen(20), [A], {}) is None
-    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
+    assert took(growth.tick(seen(23), [A], {})) == (A, {ONE: 8, TWO: 0})
 
 
 @pytest.mark.parametrize("between", [None, seen(5, source="triton"), MemoryReading({}, "nvml")])
@@ -330,11 +342,11 @@ def test_growth_is_told_only_between_readings_that_can_be_compared(between):
     growth = grown(a=5)
     assert growth.tick(between, [A], {}) is None
     assert growth.tick(seen(20), [A], {}) is None
-    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
+    assert took(growth.tick(seen(23), [A], {})) == (A, {ONE: 8, TWO: 0})
 
 
 def test_what_was_given_back_before_an_operation_seems_to_be_taken_by_nobody_after_it():
     growth = grown(a=50, b=70)
     growth.end(seen(100))
     growth.begin(seen(200))
-    assert growth.tick(seen(220), [A], {}) == (A, {ONE: 50, TWO: 0})
+    assert took(growth.tick(seen(220), [A], {})) == (A, {ONE: 50, TWO: 0})

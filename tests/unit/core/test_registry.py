@@ -221,10 +221,6 @@ def test_only_ready_models_are_listed():
     registry.put_on_disk(ModelId("on disk"), StoreFiles(ArtifactKey("", "m")))
     assert walk(registry, 10) == [["ready"]]
     assert registry.counts() == dict.fromkeys(ModelState, 1)
-    assert repr(registry) == (
-        "<Registry [1 fetching, 1 on_disk, 1 loading, 1 ready, 1 dead, 1 unloading, 1 returning, "
-        "1 stuck]>"
-    )
 
 
 def test_a_second_notice_of_the_same_death_is_harmless():

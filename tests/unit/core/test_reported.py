@@ -2,7 +2,8 @@
 
 import pytest
 
-from adapter.core.accounts import Account, Reports
+from adapter.core.account import Account
+from adapter.core.accounts import Reports
 from adapter.core.ledger import UNSEEN, DeviceBook, Ledger
 from adapter.core.measuring import GpuBytes, differs, on_devices
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
