@@ -299,7 +299,7 @@ class GrpcStream:
 
 async def _in_turn(before: "asyncio.Task[None] | None", act: Coroutine[Any, Any, None]) -> None:
     """Write to a stream, which may have ended meanwhile, behind what is being written."""
-    if before is not None:
+    if before is not None and not before.done():
         await asyncio.wait({before})
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
         await act
