@@ -7,6 +7,7 @@ error of the stream ends it with a status.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
+from math import inf
 from typing import Any
 
 from adapter.control.lease import Lease
@@ -42,6 +43,7 @@ _METHOD = "ModelStreamInfer"
 # A client must read a response within _TAKE_SECONDS, and within _HURRY_SECONDS when its model is
 # unloaded or the adapter stops.
 _TAKE_SECONDS, _HURRY_SECONDS, _TICK_SECONDS = 60.0, 1.0, 0.25
+_NONE_TAKEN = f"none was taken within {_TAKE_SECONDS:g} s"
 
 # fields of ModelStreamInferResponse
 _ERROR, _ANSWER = 1, 2
@@ -124,6 +126,10 @@ class _StreamProxy:
         self._ids = partial(ids_of_metadata, self._metadata)
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
         self._is_cut = False
+        # of the write that waits for the client: when it is too late, and which limit that is
+        self._due, self._why = inf, ""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         forwarding = self._begin(self._forward_requests(requests))
@@ -134,6 +140,8 @@ class _StreamProxy:
                 if ended is not forwarding:
                     ended.result()
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -250,43 +258,29 @@ class _StreamProxy:
     async def _write(self, message: bytes) -> None:
         """Write one message; NotTaken when the client does not read it in time."""
         async with self._writing:
-            timeout = _WriteTimeout(self.reason_to_hurry)
-            try:
-                async with asyncio.timeout(None) as limit:
-                    timeout.begin(limit)
-                    await self._context.write(message)
-            except TimeoutError as error:
-                raise NotTaken(f"the answers are not read: {timeout.why}") from error
-            finally:
-                timeout.end()
-
-
-class _WriteTimeout:
-    """Ends a write that takes too long; `why` says which limit that was."""
-
-    __slots__ = ("_deadline", "_limit", "_loop", "_next", "_reason_to_hurry", "why")
-
-    def __init__(self, reason_to_hurry: Callable[[], str | None]) -> None:
-        self.why = f"none was taken within {_TAKE_SECONDS:g} s"
-        self._reason_to_hurry = reason_to_hurry
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + _TAKE_SECONDS
-
-    def begin(self, limit: asyncio.Timeout) -> None:
-        self._limit = limit
-        self._next = self._loop.call_later(_TICK_SECONDS, self._tick)
-
-    def end(self) -> None:
-        self._next.cancel()
+            self._due, self._why = self._loop.time() + _TAKE_SECONDS, _NONE_TAKEN
+            if self._timer is None:
+                self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+            await self._context.write(message)
+            self._due = inf
 
     def _tick(self) -> None:
-        now = self._loop.time()
-        if (why := self._reason_to_hurry()) is not None:
-            self.why, self._deadline = why, min(self._deadline, now + _HURRY_SECONDS)
-        if now >= self._deadline:
-            self._limit.reschedule(now)
+        """End the stream if a write takes too long. The timer goes on from write to write: to set
+        one for each would cost more than to look.
+        """
+        self._timer, now = None, self._loop.time()
+        if self._due == inf:
+            return
+        if (why := self.reason_to_hurry()) is not None:
+            self._why, self._due = why, min(self._due, now + _HURRY_SECONDS)
+        if now < self._due:
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         else:
-            self._next = self._loop.call_later(_TICK_SECONDS, self._tick)
+            self._begin(_not_taken(self._why))
+
+
+async def _not_taken(why: str) -> None:
+    raise NotTaken(f"the answers are not read: {why}")
 
 
 def _is_last(answer: bytes) -> bool:
