@@ -286,9 +286,12 @@ class ModelTooLarge(CallerError, AboutMemory):
 
 
 class CapacityError(AboutMemory):
-    """`elsewhere`: the figures of the other GPUs that would do as well."""
+    """`elsewhere`: the figures of the other GPUs that would do as well. `is_known`: the need is
+    learned or declared.
+    """
 
     elsewhere: tuple[MemoryFigures, ...] = ()
+    is_known = False
 
 
 class InsufficientMemory(CapacityError):

@@ -175,6 +175,8 @@ class Lease:
         usage.in_flight += 1
         usage.served += 1
         self._begun = usage.used_at = clock.monotonic() if now is None else now
+        if usage.in_flight == 1:
+            usage.busy_since = usage.used_at
 
     def arrives(self, refuse: Callable[[], None]) -> None:
         """Mark the lease as waiting for its caller, to send the request or to take the answer.

@@ -84,12 +84,14 @@ def decide(model_id: ModelId, estimate: Estimate, inputs: AdmissionInput) -> Ans
     if not inputs.can_evict and (book.models == 0 or not refusal.is_sure):
         return Answer.ADMIT
     free, limit = book.free(reading)[refusal.device], book.devices[refusal.device].limit_bytes
-    raise InsufficientMemory(
+    error = InsufficientMemory(
         f"model {model_id!r} {refusal.needs}; "
         f"{format_size(free)} of {format_size(limit)} are free{_where(refusal.device)}",
         model_id=model_id,
         figures=MemoryFigures(refusal.needed, free, limit, refusal.device),
     )
+    error.is_known = estimate.basis in KNOWN
+    raise error
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from adapter.core.residency.victims import (
     choose_where,
     fewest,
     is_of_others,
+    may_suffice,
     retention_reason,
 )
 from adapter.core.state import LOADED, ModelState
-from adapter.errors import AdapterError, CapacityError, OutOfMemory
+from adapter.errors import AdapterError, CapacityError, MemoryFigures, OutOfMemory
 from adapter.runtime import background, clock
 from adapter.telemetry.metrics import Metrics
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 # What is not told by the end of a request: an unload by somebody else, a caller who gives up.
 _LOOK_SECONDS = 0.25
 _SECONDS = 0.5
+# A model without a request in flight at some time of these is expected to be idle again.
+_IDLE_AGAIN_SECONDS = 10.0
 
 _FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
 _BUSY = (ModelState.LOADING, ModelState.UNLOADING)
@@ -89,8 +92,9 @@ class Eviction:
 
     async def evict_for(self, error: CapacityError) -> bool:
         """Evict what `error` needs, at least one model; return False when nothing could go, or
-        need go: for more than the device has, for a load that nobody waits for any more, and of
-        others' models in use for what is a model's own words alone.
+        need go: for more than the device has, for a load that nobody waits for any more, for one
+        that waits and will not fit, and of others' models in use for what is a model's own words
+        alone.
         """
         model_id = ModelId(error.model_id or "")
         places = [
@@ -99,6 +103,8 @@ class Eviction:
             if (each.needed_bytes or 0) <= (each.limit_bytes or math.inf)
         ]
         wait, known = self._waits.get(model_id), self._registry.find(model_id)
+        if wait is not None and error.is_known and not self._may_suffice(places):
+            return False
         candidates = self._candidates(wait.callers if wait else ())
         if isinstance(error, OutOfMemory):
             comes = known is not None and known.files is not None and known.state not in LOADED
@@ -107,6 +113,19 @@ class Eviction:
             candidates = [each for each in candidates if not each.is_of_others]
         chosen = choose_where(candidates, places, self._policy)
         return any(await asyncio.gather(*(self._make_room(each, model_id) for each in chosen)))
+
+    def _may_suffice(self, places: Sequence[MemoryFigures]) -> bool:
+        """Return whether enough would go if each model went that stays for now only. What is in use
+        all the time never does: then others would go for nothing, come back, and go again.
+        """
+        since = clock.monotonic() - _IDLE_AGAIN_SECONDS
+        held = [
+            self._unloads.memory.ledger.of(record.name)
+            for record in self.loaded()
+            if self.retention_reason(record) not in _FOR_GOOD
+            and (not record.usage.in_flight or record.usage.busy_since > since)
+        ]
+        return may_suffice(held, places)
 
     async def _make_room(self, victim: Candidate, asked_for: str) -> bool:
         worth = self._policy.worth(victim)

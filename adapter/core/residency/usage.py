@@ -12,14 +12,15 @@ class Usage:
     `latencies` are the seconds of the latest ones that went well, the wait for their callers
     included; of a stream they are those of the whole stream; `answered_at` is when the last of them
     ended. `used_at` is when the last inference began (time.monotonic), or the load ended; it
-    outlives the end of Triton.
+    outlives the end of Triton. `busy_since` is when a request last began with no other in flight.
     """
 
     __slots__ = (
-        *("abandoned", "answered_at", "in_flight", "latencies", "lost", "served", "used_at"),
+        *("abandoned", "answered_at", "busy_since"),
+        *("in_flight", "latencies", "lost", "served", "used_at"),
     )
 
     def __init__(self) -> None:
         self.in_flight = self.abandoned = self.lost = self.served = 0
-        self.answered_at = self.used_at = 0.0
+        self.answered_at = self.busy_since = self.used_at = 0.0
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)

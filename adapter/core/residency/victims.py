@@ -61,6 +61,15 @@ def retention_reason(
     return RetentionReason.AWAITED if is_awaited else None
 
 
+def may_suffice(held: Sequence[Bytes], places: Iterable[MemoryFigures]) -> bool:
+    """Return whether models that hold so much would free enough in one of the places together. One
+    of which nothing is known may.
+    """
+    return not all(held) or any(
+        sum(_on(each, figures.device) for each in held) >= _missing(figures) for figures in places
+    )
+
+
 def choose_where(
     candidates: Sequence[Candidate], places: Iterable[MemoryFigures], policy: Policy
 ) -> list[Candidate]:

@@ -116,3 +116,32 @@ async def test_a_model_that_has_just_come_is_not_evicted_before_its_caller_has_i
     assert "unload a" not in residence.steps.seen
     (await call).end()
     await residence.close()
+
+
+async def test_nothing_is_evicted_for_a_model_that_fits_only_without_one_in_use_all_the_time():
+    residence = await Residence(3).open("busy", "a", "b")
+    residence.have("large", 300 * 2**20)
+    lease = await residence.hold("busy")
+    lease.record.usage.busy_since -= 60
+    for name in "ab":
+        await residence.call(name)
+    large = asyncio.create_task(residence.call("large"))
+    await asyncio.wait_for(residence.waits_for_room.wait(), 5)
+    assert not {"unload a", "unload b"} & {*residence.steps.seen}
+    lease.end()
+    await asyncio.wait_for(large, 5)
+    await residence.close()
+
+
+async def test_models_that_are_idle_at_different_times_make_room_one_by_one():
+    residence = await Residence(2).open("a", "b")
+    residence.have("large", 200 * 2**20)
+    first, second = await residence.hold("a"), await residence.hold("b")
+    large = asyncio.create_task(residence.call("large"))
+    await asyncio.wait_for(residence.waits_for_room.wait(), 5)
+    first.end()
+    await residence.house.until_state("a", None)
+    second.end()
+    await asyncio.wait_for(large, 5)
+    residence.check("large")
+    await residence.close()
