@@ -46,6 +46,7 @@ class SimFolder(CacheFolder):
     def __init__(self, path: Path, room: Room, fault: Callable[[str, str], str | None]) -> None:
         super().__init__(path, lock_seconds=0.0)
         self._room, self._fault = room, fault
+        self.kept: Callable[[Path], object] = lambda _: None  # a package, from now on
 
     def free(self) -> Free:
         return self._room.free(self.path)
@@ -56,6 +57,8 @@ class SimFolder(CacheFolder):
         super().publish(work, note)
         # else the note would have the real time until it is used again
         self.touch(note.id, clock.wall())
+        [package] = (self.path / "artifacts" / note.id / "files").iterdir()
+        self.kept(package)
 
 
 def new_cache(

@@ -1,5 +1,6 @@
 """The endpoint's side of the world: a store, its disk cache, and residency of each adapter."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -50,6 +51,7 @@ class Endpoint:
         """To be called in the context of the adapter."""
         self.terms, self._adapter, self.control = terms, adapter, control
         self._folder = SimFolder(self.root / "cache", self.room, self._world.take_fault)
+        self._folder.kept = self._world.judged(self._kept)
         self.cache = new_cache(
             self.store,
             self._folder,
@@ -109,7 +111,14 @@ class Endpoint:
                 raise Violated("5 cache", f"the files of {name} have left the disk")
         return spec
 
-    def spec_of(self, said: dict[str, tuple[str, int]], place: str) -> Spec:
+    def _kept(self, package: Path) -> None:
+        """A folder is kept only if the store had it once all of it was read."""
+        said = said_by(files_at(package))
+        key = self.items[next(iter(said.values()))[0]].key
+        self.spec_of(said, package.name, self.store.read_at[key] if CONFIG in said else 0.0)
+
+    def spec_of(self, said: dict[str, tuple[str, int]], place: str, since: float = 0.0) -> Spec:
+        """Return what the files are, which the store had together, at `since` or later."""
         urls = {part: url for part, (url, _) in said.items()}
         weights = next(url for part, url in urls.items() if part != CONFIG)
         item = self.items[weights]
@@ -120,10 +129,14 @@ class Endpoint:
             if count != self.items[url].size_of(part):
                 raise Violated("1 right files", f"{part} of {url} has {count} bytes")
         numbers = (config.spec.version, item.spec.version)[not item.is_folder :]
+        history = self.store.history[item.key]
+        ends = [at for at, _ in history[1:]] + [math.inf]
         if not any(
-            had and had[-len(numbers) :] == numbers for _, had in self.store.history[item.key]
+            had and had[-len(numbers) :] == numbers and end > since
+            for (_, had), end in zip(history, ends, strict=True)
         ):
-            raise Violated("1 right files", f"the store never had {numbers} of {item.key}")
+            said = f"the store had no {numbers} of {item.key} at {since:.0f} s or later"
+            raise Violated("1 right files", said)
         return item.spec
 
     @property

@@ -5,16 +5,19 @@ their own, and played after all else of a shift.
 from random import Random
 
 from tests.simulation.models import Entry, Spec
+from tests.simulation.triton import LOAD_THREADS
 
 # Seconds after the one before, the verb, and its words after the model.
 _Step = tuple[float, str, tuple[object, ...]]
 _SCRIPTS: tuple[tuple[_Step, ...], ...] = (
     (  # a process that dies while its model is loaded
-        (1.0, "fault", ("load", "stub dies")),
+        (1.0, "unload", (None,)),
+        (10.0, "fault", ("load", "stub dies")),
         (0.0, "load", (None,)),
     ),
     (  # a load that hangs, and is to be ended
-        (1.0, "fault", ("load", "hang")),
+        (1.0, "unload", (None,)),
+        (10.0, "fault", ("load", "hang")),
         (0.0, "load", (None,)),
         (5.0, "unload", (None,)),
     ),
@@ -78,3 +81,16 @@ def drawn_restart(random: Random, models: dict[str, Spec], shift: int, at: float
     ends = [at, at + random.uniform(1.0, 15.0)]
     found += [Entry(shift, end, "crash", ()) for end in ends[: random.choice((1, 2))]]
     return found
+
+
+def drawn_hangs(models: dict[str, Spec], shift: int, at: float, seconds: float) -> list[Entry]:
+    """Return loads of a model, `seconds` apart, that Triton never ends: no thread is left for the
+    last one.
+    """
+    names = [name for name in models if not models[name].is_python]
+    name = min(names, key=lambda name: models[name].takes)
+    found = [Entry(shift, at, "unload", (name, None))]
+    for number in range(1, LOAD_THREADS + 1):
+        found.append(Entry(shift, at + number * seconds, "fault", ("load", name, "hang")))
+        found.append(Entry(shift, at + number * seconds, "load", (name, None)))
+    return [*found, Entry(shift, at + (LOAD_THREADS + 1) * seconds, "load", (name, None))]

@@ -88,6 +88,8 @@ class MeshCallers(Callers):
 
     def leave(self) -> None:
         super().leave()
+        for task in self._returning.values():
+            task.cancel()
         self._books.leave()
         if self._cache is not None:
             self._cache.stop()
@@ -96,6 +98,11 @@ class MeshCallers(Callers):
         match entry.verb, entry.words:
             case "use", (name, count, leaves):
                 self._begin(self._use(name, count), leaves, name)
+            case "mesh", ():
+                self._world.story.note("modelmesh ends")
+                self.leave()
+                self._cache, self._started = None, asyncio.Event()
+                self._begin(self._start(), None, "")
             case _:
                 return False
         return True

@@ -38,8 +38,8 @@ FACTOR = 1.25  # of the size on disk
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
-# within which the death of a process that loads is noticed, also of one that was never seen
-_DEATH_SECONDS = 65.0
+# within which the death of a process that loads is noticed: of one that was never seen, or was
+_DEATH_SECONDS = {"stub dies": 65.0, "seen stub dies": 20.0}
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
 
 # After these what there is of a load, or another load of the model, goes on.
@@ -152,10 +152,9 @@ class Oracle(Rest):
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_wanted(call):
             return
         self.present.pop(call.model_id, None)
-        control = self._world.control  # an unload has failed for what is stuck: it is gone later
-        records = control.registry.stuck.values() if control is not None else ()
-        stuck = {name for record in records for name in record.placement.names}
-        held = [each for each in self._world.held_of(call.model_id) if each.name not in stuck]
+        if self.since(self._shift_begun, "given up", model_id=call.model_id):
+            return  # what Triton was stuck with is gone later
+        held = self._world.held_of(call.model_id)
         if held and not any(each.state == "LOADING" for each in held):  # a step may be loaded
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
             raise Violated("2 unloads", said)
@@ -320,8 +319,7 @@ class Oracle(Rest):
         took = self._now() - call.begun
         if self.since(call.begun - RECENT_SECONDS, "hang", "end"):
             return True
-        died = self._at.get(("stub dies", call.model_id), -1.0)
-        if self._world.is_embedded and call.begun <= died < self._now() - _DEATH_SECONDS:
+        if self._world.is_embedded and self._has_died_since(call):
             return False
         if call.verb == "unload" and self._ends_its_load(call, spec):
             return False
@@ -331,6 +329,15 @@ class Oracle(Rest):
         limits += [self.settings.unload_seconds] if call.verb != "load" else []
         limit = min(limits)
         return self.may_take_long(limit) and (is_joined or took >= 5.0)
+
+    def _has_died_since(self, call: Call) -> bool:
+        """Whether the load must have been told by now of the death of its process."""
+        for what, seconds in _DEATH_SECONDS.items():
+            died = self._at.get((what, call.model_id), -1.0)
+            is_last = not self.since(died, "admitted", model_id=call.model_id)
+            if is_last and call.begun <= died < self._now() - seconds:
+                return True
+        return False
 
     def _is_loading(self, model_id: str) -> bool:
         """Whether Triton still loads the model."""
@@ -398,11 +405,11 @@ class Oracle(Rest):
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
         truth, endpoint = self._world.truth, self._world.endpoint
         # what a load that never ends has reserved stays booked, whoever asked for it
-        stuck = [h.spec for h in self._world.arriving() if h.never_ends and self._lives(h)]
-        known = {each.model_id for each in stuck}
+        arriving = self._world.arriving()
+        stuck = [h.spec.package for h in arriving if h.never_ends and self._lives(h)]
+        known = {each.model_id for each in stuck} | {call.model_id}
         others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
         others = [*stuck, *(each for each in others if each.model_id not in known)]
-        others = [each for each in others if each.model_id != call.model_id]
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
         moment = call.begun - RECENT_SECONDS
         for gpu, limit in enumerate(self.limits):
@@ -422,8 +429,10 @@ class Oracle(Rest):
         """
         if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
             return False
+        ended = self._at.get(("load cut", call.model_id), -1.0)
+        refused = ended if ended >= call.begun else self._now()  # and undone since then
         return any(
-            self._now() - held.unloading_since > _NOTICED_SECONDS
+            refused - held.unloading_since > _NOTICED_SECONDS
             and not held.process.over.is_set()
             and not self._was_given_up(held)
             for held in self._world.all_held()

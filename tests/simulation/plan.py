@@ -9,7 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.simulation.incidents import SQUEEZE_SECONDS, drawn_incident, drawn_restart, drawn_squeeze
+from tests.simulation.incidents import (
+    SQUEEZE_SECONDS,
+    drawn_hangs,
+    drawn_incident,
+    drawn_restart,
+    drawn_squeeze,
+)
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
@@ -88,7 +94,7 @@ def drawn(seed: int) -> Plan:
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
     plan = _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
-    return _with_gpus(_with_restart(plan))
+    return _with_hangs(_with_gpus(_with_restart(plan)))
 
 
 def _with_gpus(plan: Plan) -> Plan:
@@ -133,6 +139,29 @@ def _with_restart(plan: Plan) -> Plan:
     return replace(plan, shifts=tuple(shifts), entries=(*plan.entries, *found))
 
 
+def _with_hangs(plan: Plan) -> Plan:
+    """Have a model hang in all load threads of an embedded Triton, at the end of some shift."""
+    shift = min(range(len(plan.shifts)), key=lambda number: _undone_after(plan.shifts[number]))
+    room = (plan.device_bytes - plan.baseline) // 10
+    small = {name: each for name, each in plan.models.items() if each.takes < room}
+    if (
+        not plan.is_embedded
+        or plan.shelf is not None
+        or plan.shifts[shift].platform is not None
+        or all(each.is_python for each in small.values())
+        or Draws(plan.seed).of("hangs").random() < 0.5
+    ):
+        return plan
+    at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
+    found = drawn_hangs(small, shift, at, _undone_after(plan.shifts[shift]))
+    return replace(plan, entries=(*plan.entries, *found))
+
+
+def _undone_after(shift: Settings) -> float:
+    """Return so many seconds that a load which hangs is undone, or given up, by then."""
+    return shift.load_seconds + shift.unload_seconds + _ALONE_SECONDS
+
+
 def _with_endpoint(plan: Plan) -> Plan:
     """Add an endpoint, in some days."""
     shelf, more = drawn_shelf(plan.seed, plan.device_bytes - plan.baseline, len(plan.shifts))
@@ -161,7 +190,13 @@ def _with_platform(plan: Plan) -> Plan:
     if isinstance(platform, V2):
         at = max((e.at for e in entries), default=0.0) + _ALONE_SECONDS
         entries.append(Entry(number, at, "unload", ("y", None)))
-        entries.append(Entry(number, at + _ALONE_SECONDS, "load", ("y", None)))
+        for pause, verb in ((1, "load"), (2, "version"), (2, "load")):
+            words = ("y",) if verb == "version" else ("y", None)
+            entries.append(Entry(number, at + pause * _ALONE_SECONDS, verb, words))
+    elif random.random() < 0.5:
+        end = max((e.at for e in entries), default=0.0)
+        entries.append(Entry(number, random.uniform(5.0, 5.0 + end), "mesh", ()))
+        entries.sort(key=lambda entry: entry.at)
     shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
     return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
 

@@ -86,8 +86,8 @@ class V2Callers(Callers):
     def _loaded(self, name: str, asked: Spec) -> Spec:
         """Return the files that Triton has, if they are as new as those that were asked for."""
         held = [each.spec.package for each in self._world.held_of(name) if each.state == "READY"]
-        is_right = bool(held) and (held[0].version >= asked.version or name in self._adopted)
-        return held[0] if is_right else asked
+        newest = max(held, key=lambda each: each.version, default=asked)  # beside one that is stuck
+        return newest if newest.version >= asked.version or name in self._adopted else asked
 
     async def _unload(self, name: str) -> None:
         call, oracle = Call("unload", name, self._world.now), self._oracle

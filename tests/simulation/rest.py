@@ -20,9 +20,10 @@ class Rest:
     def rest(self, control: ModelControl) -> None:
         """Nothing is under way any more: all books agree with the truth."""
         records = control.registry.records()
-        stuck = {str(name) for name in control.registry.stuck}
+        records_stuck = control.registry.stuck.values()
+        stuck = {str(name) for record in records_stuck for name in record.placement.names}
         self._idle(control, records)
-        self._not_stuck(stuck)
+        self._not_stuck(control)
         self._same(records, stuck)
         self._came_back(control)
         for model_id in self.serving:
@@ -75,16 +76,17 @@ class Rest:
             if extra := run - names - stuck:
                 raise Violated("5 left over", f"processes stay: {sorted(extra)}")
 
-    def _not_stuck(self, stuck: set[str]) -> None:
+    def _not_stuck(self, control: ModelControl) -> None:
         """Nothing is stuck but what Triton still loads, or where the adapter cannot see processes
         unloads for ever; and never all of its threads.
         """
-        goes_on = ("LOADING",) if self._world.is_embedded else ("LOADING", "UNLOADING")
-        for name in stuck:
-            held = self._world.triton.held(name)
-            if held is None or held.state not in goes_on:
-                raise Violated("5 left over", f"{name} counts as stuck, and Triton is done with it")
-        if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
+        goes_on = {"LOADING"} if self._world.is_embedded else {"LOADING", "UNLOADING"}
+        for record in control.registry.stuck.values():
+            held = map(self._world.triton.held, record.placement.names)
+            if goes_on.isdisjoint(each.state for each in held if each is not None):
+                said = f"{record.name} counts as stuck, and Triton is done with it"
+                raise Violated("5 left over", said)
+        if self._world.is_embedded and len(control.registry.stuck) >= LOAD_THREADS:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
     def _came_back(self, control: ModelControl) -> None:

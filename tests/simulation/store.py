@@ -55,7 +55,8 @@ def read_back(content: bytes) -> tuple[str, str]:
 class SimStore:
     """The Store of adapter/store/ports.py. `versions`: all that there may be, by key; `has`: the
     versions of config and weights that it has of each key. `fault` as for SimTriton. `is_exact`: a
-    download that broke off may go on where it was. `history`: what it had of each key, since when.
+    download that broke off may go on where it was. `history`: what it had of each key, since when;
+    `read_at`: when something of the key was last read.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SimStore:
         self.has = dict.fromkeys(versions, (0, 0))
         self.history: defaultdict[str, list[tuple[float, tuple[int, int] | None]]]
         self.history = defaultdict(list, {key: [(0.0, (0, 0))] for key in versions})
+        self.read_at: dict[str, float] = {}
         self._draws, self._fault = draws, fault
         self._is_exact = is_exact
 
@@ -113,6 +115,7 @@ class SimStore:
         size = max(1, -(-end // random.choice((1, 1, 2, 3))))
         for begin in range(0, end, size):
             await self._pause(random)
+            self.read_at[file.path.partition("/")[0]] = _now()
             yield content[begin : min(end, begin + size)]
         if fault == "cut":
             raise StoreUnavailable("the connection broke")

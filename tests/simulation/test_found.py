@@ -2,9 +2,11 @@
 another day: look for one that the fault, put back, makes wrong (tests/simulation/faults).
 """
 
+from pathlib import Path
+
 import pytest
 
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, MISSED
 from tests.simulation.plan import drawn
 from tests.simulation.world import played
 
@@ -90,6 +92,13 @@ def test_the_day_is_right(seed, fault, story):
 def test_the_day_is_wrong_with_the_fault_that_it_found(seed, fault, story):
     with FAULTS[fault].put_back():
         assert played(drawn(seed)).violation is not None, story
+
+
+def test_what_a_minute_of_days_does_not_find_has_a_day_or_a_test_of_its_own():
+    tests = {name: FAULTS[name].test for name in MISSED if FAULTS[name].test}
+    assert tests.keys() | {fault for _, fault, _ in FOUND} >= MISSED
+    for place, _, name in (test.partition("::") for test in tests.values()):
+        assert f"def {name}(" in Path(place).read_text()
 
 
 def test_a_model_may_be_given_up_once_three_hangs_have_met_its_loads():

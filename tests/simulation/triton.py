@@ -44,6 +44,7 @@ class Held:
     unloading_since: float = 0.0
     never_ends: bool = False  # its load
     gpu: int = 0
+    begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -41,6 +41,7 @@ _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
 _OF_LRU = 2  # days whose number leaves this, divided by three, evict by it
+_SEEN_SECONDS = 1.0  # after which the adapter knows the process of a load
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -96,8 +97,8 @@ class World(Outages):
 
     def _heard(self, event: str, fields: dict[str, object]) -> None:
         """An adapter that lives has written this line."""
-        if event == "model.unload_failed":  # for a caller, or for one who has left
-            self.oracle.happened("unload failed", str(fields["model_id"]))
+        if (what := _HEARD.get(event)) is not None:
+            self.oracle.happened(what, str(fields["model_id"]))
         if self._site is not None:
             self._site.oracle.heard(event, fields)
 
@@ -162,7 +163,9 @@ class World(Outages):
             held = self.triton.held(str(fields["name"]))
             self.oracle.happened("out of memory", held.spec.model_id if held else "")
         if event == "a process dies in a load":
-            self.oracle.happened("stub dies", self.triton.held(str(fields["name"])).spec.model_id)
+            held = self.triton.held(str(fields["name"]))
+            seen = "seen " if self.now - held.begun > _SEEN_SECONDS else ""
+            self.oracle.happened(f"{seen}stub dies", held.spec.model_id)
 
     def judged(self, judge: Callable[..., Any]) -> Callable[..., Any]:
         """Return it with what it finds wrong told to the run, not to who calls it."""
@@ -375,8 +378,9 @@ class World(Outages):
             return False
         if not all(held.never_ends for held in self.arriving()):
             return False
-        stuck = [self.triton.held(name) for name in control.registry.stuck]
-        if any(held is None or held.state != "LOADING" for held in stuck):
+        loading = {held.name for held in self.arriving()}
+        stuck = control.registry.stuck.values()
+        if any(loading.isdisjoint(record.placement.names) for record in stuck):
             return False
         states = {record.state.value for record in control.registry.records()}
         return states <= {"READY", "DEAD"} and self.truth.held.get("strangers", 0) == 0
@@ -473,4 +477,10 @@ async def _played(plan: Plan, worlds: list[World]) -> None:
         await world.close()
 
 
+# What the oracle hears of the log: also of what is done for a caller who has left.
+_HEARD = {
+    "model.unload_failed": "unload failed",
+    "model.load_stuck": "given up",
+    "model.load_ended": "load cut",
+}
 _OPERATIONS = ("model.loading", "model.unloading", "call")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`breaks` says what goes wrong with it. In the function `attribute` of `owner` `becomes` takes
-    the place of `was`.
+    the place of `was`. `test` fails with it, where a minute of days does not find it.
     """
 
     name: str
@@ -19,6 +19,7 @@ class Fault:
     attribute: str
     was: str
     becomes: str
+    test: str = ""
 
     @contextmanager
     def put_back(self) -> Iterator[None]:

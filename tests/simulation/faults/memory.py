@@ -107,6 +107,8 @@ MEMORY = [
         "close",
         "if is_new and not _is_apart(account, reading):",
         "if is_new:",
+        test="tests/unit/core/test_accounts.py"
+        "::test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_rest",
     ),
     Fault(
         "what stood still is charged to others",
@@ -115,6 +117,8 @@ MEMORY = [
         "loaded",
         "self._window.loaded_beside(name, needs)",
         "self._window.disturbed()",
+        test="tests/unit/core/test_accounts.py"
+        "::test_what_a_load_takes_that_stood_still_is_not_charged_to_one_beside_it",
     ),
     Fault(
         "what stands still is charged to others",
@@ -123,6 +127,8 @@ MEMORY = [
         "close",
         "self._window.loaded_beside(account.name, account.estimate.needs)",
         "self._window.disturbed()",
+        test="tests/unit/core/test_accounts.py"
+        "::test_what_a_load_takes_that_stood_still_is_not_charged_to_one_beside_it",
     ),
     Fault(
         "what stood still takes nothing any more",
@@ -131,6 +137,8 @@ MEMORY = [
         "close",
         "self._window.disturbed()  # it may have gone on",
         "account.is_passed or account.still_since is not None or self._window.disturbed()",
+        test="tests/control/memory/test_turns.py"
+        "::test_nobody_waits_for_a_load_that_takes_nothing_and_is_measured_all_the_same",
     ),
     Fault(
         "a share of what several took counts for less than is declared",
@@ -139,6 +147,7 @@ MEMORY = [
         "learn",
         "max(count, least)",
         "count",
+        test="tests/unit/core/test_sizing.py::test_a_share_is_not_below_what_is_declared",
     ),
     Fault(
         "an adopted model has no bytes",

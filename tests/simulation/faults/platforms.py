@@ -14,8 +14,8 @@ PLATFORMS = [
         "it fills memory that others have, and each of its loads fails",
         ModelRuntime,
         "_purged",
-        "if not task.done():",
-        "if False:",
+        "return False",
+        "return True",
     ),
     Fault(
         "a load of ModelMesh waits for no unload that is to come",
@@ -24,6 +24,8 @@ PLATFORMS = [
         "_room_and_slot",
         "await memory.until_left(size, lambda: books.evicts, seconds)",
         "pass",
+        test="tests/frontends/grpc/modelmesh/test_full.py"
+        "::test_a_load_that_waits_for_an_eviction_begins_when_the_model_is_gone",
     ),
     Fault(
         "ModelMesh is told all of the limit",
@@ -75,11 +77,13 @@ PLATFORMS = [
     ),
     Fault(
         "a load of V2 asks again at once while another is taken down",
-        "it holds the event loop until that is over",
+        "it asks again and again until that is over",
         ModelControl,
         "joined",
         "await asyncio.wait({load.task})",
         "pass",
+        test="tests/control/models/test_joined_loads.py"
+        "::test_a_failure_that_is_not_the_callers_is_waited_for_until_it_is_undone",
     ),
     Fault(
         "a load of V2 asks again at once while another waits for Triton to come back",

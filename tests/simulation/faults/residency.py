@@ -19,6 +19,8 @@ RESIDENCY = [
         "choose_victims",
         "return fewest(might_free or seem_empty, _missing(figures))",
         "return fewest(might_free, _missing(figures))",
+        test="tests/unit/core/residency/test_victims.py"
+        "::test_one_that_seems_to_take_nothing_goes_where_no_other_can",
     ),
     Fault(
         "a pinned model is evicted",
@@ -131,5 +133,7 @@ RESIDENCY = [
         "proven",
         "> booked.limit_bytes:",
         "> 0:",
+        test="tests/unit/core/test_limits.py"
+        "::test_what_was_too_large_beside_others_that_have_left_is_tried_once_more",
     ),
 ]

@@ -120,5 +120,7 @@ UNLOADS = [
         "_clear_vanished",
         "is_loading = bool(names & loading)",
         "is_loading = False",
+        test="tests/simulation/test_short_days.py"
+        "::test_a_day_is_right_unless_the_fault_is_put_back",
     ),
 ]

@@ -268,6 +268,25 @@ def test_a_load_in_processes_of_its_own_that_stands_still_has_no_share_of_the_re
     assert (found.name, found.bytes) == (B, {HOST: 80 * MIB})
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_a_load_takes_that_stood_still_is_not_charged_to_one_beside_it(goes_on):
+    """It stands still in the window of the other, or goes on in it and ends."""
+    world = World(is_apart=False)
+    for model_id, count in ((A, 30), (B, 50)):
+        world.accounts.add(account(model_id))
+        world.accounts.models[model_id].estimate = Estimate({HOST: count * MIB}, Basis.DECLARED)
+    still, beside = world.accounts.models.values()
+    still.still_since = 0.0 if goes_on else None
+    world.accounts.open(world.read(), 0)
+    world.holds |= {A: 30 * MIB, B: 50 * MIB}
+    world.accounts.loaded(beside, world.read(), known=False)
+    if goes_on:
+        world.accounts.loaded(still, world.read(), known=False)
+    still.still_since = 1.0
+    found = {each.name: each.bytes for each in world.accounts.close(world.read(), 0)}
+    assert found == {B: {HOST: 50 * MIB}}
+
+
 def test_a_load_that_is_not_measured_at_its_end_is_due_until_the_next_quiet_moment():
     world = World(is_apart=False)
     world.accounts.open(world.read(), 0)

@@ -1,4 +1,4 @@
-"""Days of a few lines that show what the oracle sees of ModelMesh and of V2's repository calls."""
+"""Days of a few lines that show what the oracle sees of faults."""
 
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from tests.simulation.world import played
 MODEL = Spec("a", 1, is_python=True, takes=100 * MIB, declared=None, grows=0, seconds=1.0)
 MODELS = {
     "a": replace(MODEL, declared=MODEL.takes),
+    "b": replace(MODEL, model_id="b", seconds=20.0),
     "y": replace(MODEL, model_id="y", steps=2, helpers=1),
     "z": replace(MODEL, model_id="z", helpers=2),
 }
@@ -38,6 +39,17 @@ DAYS = {
     ),
     "modelSize does not wait for the measurement": (MESH, [(5, "use", "a", 1, None)]),
     "ModelMesh is told all of the limit": (MESH, [(5, "use", "a", 1, None)]),
+    # the connection breaks while Triton loads b once more, as its unload made no progress
+    "an unload that was given up loads the model again for nobody": (
+        None,
+        [
+            (1, "load", "b", None),
+            (60, "fault", "unload", "b", "slow"),
+            (60, "fault", "answer", "b", "lost"),
+            (60, "unload", "b", None),
+            (140, "load", "a", None),
+        ],
+    ),
 }
 
 
@@ -46,7 +58,9 @@ def test_a_day_is_right_unless_the_fault_is_put_back(fault):
     platform, entries = DAYS[fault]
     shifts = (replace(SETTINGS, platform=platform),)
     listed = tuple(Entry(0, at, verb, tuple(words)) for at, verb, *words in entries)
-    day = replace(drawn(1), shelf=None, is_embedded=True, reader="host", device_bytes=1000 * MIB)
+    day = replace(drawn(2), shelf=None, device_bytes=1000 * MIB, more_gpus=())
+    is_embedded = platform is not None
+    day = replace(day, is_embedded=is_embedded, reader="host" if is_embedded else "nvml")
     day = replace(day, models=MODELS, shifts=shifts, entries=listed)
     assert played(day).violation is None
     with FAULTS[fault].put_back():
