@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
+from adapter.core.memory import HOST
 from adapter.errors import (
     LoadFailed,
 )
 from tests.control.memory.steps import (
     MIB,
     M,
+    N,
     begin_load,
     declare,
     learned,
@@ -200,3 +202,25 @@ async def test_what_a_gauge_shows_too_late_is_no_growth(house):
     house.memory.frozen = 340 * MIB
     await house.control.memory.tick({M})
     assert house.held("m") == 300 * MIB
+
+
+async def read_by_the_watch(house: House) -> None:
+    gate = house.steps.hold("read")
+    await gate.reached.wait()
+    gate.open()
+    await house.turns()
+
+
+async def test_growth_that_a_gauge_shows_late_is_not_charged_to_who_has_requests_by_then(house):
+    for name in "mn":
+        await house.load(name)
+    freeze(house, at=500, lag=0.5)
+    house.begin(house.control.run_housekeeping())
+    await read_by_the_watch(house)
+    for name in (M, N):
+        with house.control.lease(name):
+            house.sizes["m"] = 340 * MIB
+        await read_by_the_watch(house)
+        house.memory.frozen = None
+    assert house.control.memory.readings.last.used == {HOST: 540 * MIB}
+    assert (house.held("m"), house.held("n")) == (300 * MIB, 200 * MIB)

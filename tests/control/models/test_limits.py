@@ -7,6 +7,8 @@ import pytest
 
 from adapter.control import operations as control_operations
 from adapter.control.ports import TimeLimits
+from adapter.core.model import ModelId, ModelSource
+from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState
 from adapter.errors import (
     AlreadyLoaded,
@@ -17,7 +19,7 @@ from adapter.errors import (
     Overloaded,
 )
 from adapter.telemetry.log import EVENTS
-from tests.control.models.steps import operations
+from tests.control.models.steps import MIB, operations
 from tests.fakes.house import House
 
 
@@ -159,3 +161,24 @@ async def test_loads_beyond_a_bound_are_refused_at_once(house, monkeypatch):
     await asyncio.gather(*loads)
     await house.load("d")
     house.check("a", "b", "c", "d")
+
+
+async def test_of_loads_that_hang_the_one_that_has_taken_nothing_for_longest_ends_for_another():
+    house = await House(1000 * MIB, TimeLimits()).open()
+    gates, begun = {name: house.steps.hold(f"load {name}") for name in "ab"}, []
+    house.begin(house.control.run_housekeeping())  # which reads memory
+    for name, gate in gates.items():
+        house.packages.declared[f"/{name}"] = 10 * MIB
+        load = house.control.load(ModelId(name), ModelSource(f"/{name}"), Terms(is_on_demand=True))
+        begun.append(house.begin(load))
+        await gate.reached.wait()
+        await asyncio.sleep(10)
+    third = house.begin(house.load("c"))
+    with pytest.raises(BackendTimeout, match="was ended for others"):
+        await begun[0]
+    gates["a"].open()  # Triton has ended it
+    await third
+    gates["b"].open()
+    await begun[1]
+    house.check("b", "c")
+    await house.close()

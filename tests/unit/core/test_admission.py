@@ -206,6 +206,12 @@ def test_whoever_has_waited_long_enough_gets_the_answer_of_now(change):
     assert answer(needs(301), a_book(models=0), **change, may_wait=False) is Answer.ADMIT
 
 
+def test_where_a_refusal_evicts_other_loads_are_not_waited_for():
+    refusal(needs(301), loads=1, can_evict=True)
+    refusal(needs(301, Basis.DISK), loads=1, can_evict=True)
+    assert answer(needs(301), loads=1, unloads=1, can_evict=True) is Answer.WAIT
+
+
 # -- waiting for a turn -------------------------------------------------------------------------
 
 
