@@ -15,7 +15,7 @@ from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import NoRoom
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Disk, Reservation
-from adapter.store.waiting import RoomForFetches
+from adapter.store.waiting import BeginsAgain, RoomForFetches
 from tests.store.conftest import TryCache, archive, names
 
 _KIB = 2**10
@@ -190,3 +190,21 @@ async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waitin
     with pytest.raises(NoRoom):
         await reserved
     assert disk.used_bytes == _LIMIT
+
+
+async def test_of_two_fetches_that_lack_room_the_later_one_begins_again_and_the_first_goes_on(
+    tmp_path,
+):
+    room = RoomForFetches(opened(Disk, tmp_path), 3600)
+    with room.reservation("the first") as first, room.reservation("the second") as second:
+        for each in (first, second):
+            await room.reserve(each, _LIMIT // 2)
+        reserved = asyncio.ensure_future(room.reserve(first, _KIB))
+        for _ in range(500):  # until it has fallen short
+            if first.waited_seconds or reserved.done():
+                break
+            await asyncio.sleep(0.01)
+        with pytest.raises(BeginsAgain):
+            await room.reserve(second, _KIB)
+        second.settle(0)
+        await reserved
