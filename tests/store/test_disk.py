@@ -291,6 +291,16 @@ def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
     assert evicted == ["b", "c"]
 
 
+def test_a_limit_that_was_not_given_rises_with_the_disk_and_never_falls(cache_folder):
+    left = iter([100, 200, 50])  # as others write to the disk, and delete
+    free = lambda: Free(RESERVE_BYTES + next(left), None)  # noqa: E731
+    disk, limits = Disk(cache_folder, None, lambda _: None, free=free), []
+    for _ in range(3):
+        disk.refresh()
+        limits.append(disk.limit_bytes)
+    assert limits == [90, 180, 180]
+
+
 def test_few_inodes_are_as_a_full_disk(cache_folder):
     free = RESERVE_INODES + 2
     evicted = []
