@@ -98,6 +98,13 @@ def test_each_end_in_a_row_doubles_the_trial_up_to_a_minute(suspects: Suspects):
     assert found == [TRIAL_SECONDS * 2**n for n in range(4)] + [SOON_SECONDS] * 2
 
 
+def test_a_suspect_is_cleared_by_a_minute_or_by_the_trial_that_it_is_on(suspects: Suspects):
+    end(suspects, {A}, is_soon=False)
+    assert suspects.cleared_seconds == SOON_SECONDS
+    end(suspects, {A, B}, is_soon=True)
+    assert suspects.cleared_seconds == TRIAL_SECONDS
+
+
 def test_the_load_of_a_new_version_makes_the_model_the_suspect():
     registry, status = Registry(), House().control.triton_status
     newer = registry.begin_load(ModelId("a#2"), TritonName("a2"), ModelSource("/a@2"), A)

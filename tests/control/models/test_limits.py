@@ -9,7 +9,7 @@ from adapter.control import operations as control_operations
 from adapter.control.ports import TimeLimits
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.terms import Terms
-from adapter.core.state import ModelState
+from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
     AlreadyLoaded,
     BackendTimeout,
@@ -182,3 +182,21 @@ async def test_of_loads_that_hang_the_one_that_has_taken_nothing_for_longest_end
     await begun[1]
     house.check("b", "c")
     await house.close()
+
+
+async def test_a_load_that_triton_has_not_answered_keeps_its_thread_until_it_is_unloaded(house):
+    house.steps.fail("load a", BackendTimeout("Triton did not answer within 30 s", model_id="a"))
+    unload, gate = house.steps.hold("unload a"), house.steps.hold("load b")
+    first, second = house.begin(house.load("a")), house.begin(house.load("b"))
+    await unload.reached.wait()
+    await gate.reached.wait()
+    third = house.begin(house.load("c"))
+    await house.turns()
+    assert house.control.registry.get(ModelId("c")).waits_for is WaitsFor.THREAD
+    unload.open()
+    await third
+    with pytest.raises(BackendTimeout, match="did not answer"):
+        await first
+    gate.open()
+    await second
+    house.check("b", "c")
