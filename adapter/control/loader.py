@@ -347,7 +347,7 @@ class _StubMonitor:
     def __init__(self, names: Collection[str], gone_seconds: float, unseen_seconds: float) -> None:
         self.names = frozenset(names)
         self._gone_seconds, self._unseen_seconds = gone_seconds, unseen_seconds
-        self._started: set[str] = set()
+        self._started: set[str] = set()  # of the names of one load
         self._alive_at: dict[str, float] = {}
 
     def lost(self, lives: dict[str, bool | None], now: float) -> str | None:

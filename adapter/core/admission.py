@@ -217,7 +217,7 @@ class MeshBooks:
 
     def __init__(self) -> None:
         self.capacity: int | None = None
-        self._sizes: dict[ModelId, int] = {}
+        self._sizes: dict[ModelId, int] = {}  # from before a model's record until after it
 
     def start(self, capacity: int) -> None:
         """Note the capacity that a ModelMesh is told at its start, with nothing loaded."""

@@ -123,7 +123,7 @@ class Sizes:
         self.default_bytes = default_bytes
         self._version = version
         self.is_changed = False
-        # all have the latest at the end
+        # of packages and models that need not be loaded; all have the latest at the end
         self._learned: dict[_LearnedKey, _Learned] = {}
         self._key_at: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
