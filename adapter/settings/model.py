@@ -241,7 +241,7 @@ class Settings(Rules):
         "nine tenths of what is free, beside 1GiB",
     )
     fetch_concurrency: Count = Group.ENDPOINT.setting(
-        4, "how many models may be fetched from stores at once; further ones are queued"
+        4, "how many models may be fetched from one store at once; further ones are queued"
     )
     store_timeout_seconds: Seconds = Group.ENDPOINT.setting(
         20.0, "how long a store may be silent, and how long requests to it are retried"

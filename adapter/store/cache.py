@@ -1,7 +1,6 @@
 """Serves artifacts of the stores through the disk cache: control's port Artifacts."""
 
 import asyncio
-import errno
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
@@ -12,11 +11,9 @@ from typing import Any, NoReturn
 
 from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
-from adapter.core.sizing import format_size
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
-    BackendError,
     InvalidArtifact,
     InvalidRequest,
     NoRoom,
@@ -28,7 +25,7 @@ from adapter.runtime import background, clock
 from adapter.runtime.fair_slots import FairSlots
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of
+from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of, disk_error
 from adapter.store.fetching import Fetch, Version, version_of_folder
 from adapter.store.ports import Changed, Store, failed, failed_at
 from adapter.store.refusals import Needs, Refusals
@@ -39,7 +36,8 @@ log = logging.getLogger(__name__)
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 # How often a fetch begins anew because the store has another version meanwhile.
 _MAX_CHANGES = 5
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# How long a store that could not be used is asked for a version where another one is on disk.
+_BRIEFLY_SECONDS = 1.0
 
 
 class ArtifactCache:
@@ -51,7 +49,7 @@ class ArtifactCache:
         folder: CacheFolder,
         *,
         limit_bytes: int | None,  # of artifacts and fetches; None: nine tenths of what is free
-        concurrency: int,
+        concurrency: int,  # of the fetches from each store
         limits: Limits,
         room_seconds: float = 10.0,  # how long a fetch waits for room
         on_evicted: Callable[[str], None] = lambda _: None,  # in a thread; reason limit or disk
@@ -63,7 +61,7 @@ class ArtifactCache:
         self._limits = limits
         self._disk = Disk(folder, limit_bytes, self._evicted)
         self._room = RoomForFetches(self._disk, room_seconds)
-        self._slots = FairSlots(concurrency)
+        self._slots = {name: FairSlots(concurrency) for name in stores}
         self._turns: dict[ArtifactKey, asyncio.Lock] = {}
         self._users: Counter[ArtifactKey] = Counter()  # of each turn
         self._refusals = {name: Refusals() for name in stores}
@@ -206,7 +204,7 @@ class ArtifactCache:
         store = self._store(key)
         async with self._turn(key):
             try:
-                version = await self._version(key, is_asked_anew=is_asked_anew)
+                version = await self._asked_for(store, key, is_asked_anew=is_asked_anew)
             except StoreUnavailable as error:
                 cached = await self._held(store, key, None)
                 if cached is None:
@@ -217,13 +215,23 @@ class ArtifactCache:
             if cached is None:
                 self._unfit.raise_known(_question(store, version))
                 asked = clock.monotonic()
-                async with self._slots.slot(str(key), callers):
+                async with self._slots[key.store].slot(str(key), callers):
                     progress.waited_seconds = clock.monotonic() - asked
                     found = await self._fetched(key, version, progress, models)
                 return found, CacheUse.MISS
             progress.done_bytes = progress.total_bytes = cached.note.size_bytes
             self._touch(cached)
             return artifact_of(key, cached, self._folder), CacheUse.DISK
+
+    async def _asked_for(self, store: Store, key: ArtifactKey, *, is_asked_anew: bool) -> Version:
+        """As `_version`, but briefly where the store could not be used and there is one on disk."""
+        why = self._unreachable.get(key.store)
+        is_brief = why is not None and self._disk.has(str(store.location), key.path)
+        try:
+            async with asyncio.timeout(_BRIEFLY_SECONDS if is_brief else None):
+                return await self._version(key, is_asked_anew=is_asked_anew)
+        except TimeoutError:
+            raise StoreUnavailable(why or "") from None
 
     async def _held(self, store: Store, key: ArtifactKey, etag: str | None) -> Cached | None:
         """Return what is on disk with all its files, pinned; what has lost some is given up."""
@@ -332,15 +340,16 @@ class ArtifactCache:
         store, begun = self._store(key), clock.monotonic()
         fields = {"key": str(key), "store": str(store.location)}
         log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
+        what = failed_at(store.location, version.path)
         try:
-            what = failed_at(store.location, version.path)
             with self._room.reservation(what, models) as reservation:
                 cached, version = await self._fetched_unless_changed(
                     key, version, reservation, progress
                 )
         except (AdapterError, OSError) as error:
-            said = error if isinstance(error, AdapterError) else _disk_error(error, store, version)
+            said = error
             if isinstance(error, OSError):
+                said = disk_error(error, what, version.disk_bytes)
                 self._unfit.remember(_question(store, version), said)
             seconds = clock.monotonic() - begun
             figures = {"bytes": progress.done_bytes, "seconds": round(seconds, 3)}
@@ -361,8 +370,10 @@ class ArtifactCache:
             try:
                 return await self._fetch_with_room(store, version, reservation, progress), version
             except Changed:
-                version = await self._version(key, is_asked_anew=True)
+                known, version = version, await self._version(key, is_asked_anew=True)
         reason = f"it changed {_MAX_CHANGES} times while it was fetched"
+        if known == version:
+            reason = f"the store says it has {version.size_bytes} bytes, and does not send them"
         raise StoreUnavailable(failed(store.location, key.path, reason))
 
     async def _fetch_with_room(
@@ -463,14 +474,6 @@ class ArtifactCache:
 
 def _question(store: Store, version: Version) -> tuple[str, str, str]:
     return str(store.location), version.path, version.etag
-
-
-def _disk_error(error: OSError, store: Store, version: Version) -> AdapterError:
-    reason = f"the disk of cache_dir: {error.strerror or error}"
-    if error.errno not in _FULL:
-        return BackendError(failed(store.location, version.path, reason))
-    needed = f"no room on disk: it needs {format_size(version.disk_bytes)} or more in all"
-    return NoRoom(failed(store.location, version.path, f"{needed}, and {reason}"))
 
 
 async def _archive(store: Store, path: str) -> str | None:

@@ -4,6 +4,7 @@ It is called from the event loop and, for room, from threads: files are removed 
 reserves room, outside the lock.
 """
 
+import errno
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
-from adapter.errors import NoRoom
+from adapter.errors import AdapterError, BackendError, NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.refusals import Need
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
 _ADVICE = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
@@ -210,6 +212,10 @@ class Disk:
                 cached.pins += 1
                 cached.last_used = clock.wall()
             return cached
+
+    def has(self, store: str, path: str) -> bool:
+        """Return whether a version of the artifact is on disk."""
+        return any(not each.is_lost for each in self._by_key.get((store, path), []))
 
     def lose(self, cached: Cached) -> None:
         """Take one pin off an artifact whose files are not all there; it is to leave first."""
@@ -412,3 +418,12 @@ def _lacks_inodes(free: Free, count: int) -> bool:
 
 def artifact_of(key: ArtifactKey, cached: Cached, folder: CacheFolder) -> Artifact:
     return Artifact(key, folder.place(cached.note), cached.note.etag, cached.note.size_bytes)
+
+
+def disk_error(error: OSError, what: str, size_bytes: int) -> AdapterError:
+    """Return the error of a fetch, which `what` names, that the disk has ended."""
+    reason = f"the disk of cache_dir: {error.strerror or error}"
+    if error.errno not in _FULL:
+        return BackendError(f"{what}: {reason}")
+    needed = f"no room on disk: it needs {format_size(size_bytes)} or more in all"
+    return NoRoom(f"{what}: {needed}, and {reason}")

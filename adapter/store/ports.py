@@ -29,6 +29,11 @@ _REASONS = (
     ("IncompleteBody", "the connection broke"),
     ("ConnectionReset", "the connection broke"),
     ("kind: Interrupted", "the connection broke"),
+    ("IncompleteMessage", "it closes connections without an answer"),
+    ("BareRedirect", "it redirects and does not say where; is AWS_REGION that of the bucket?"),
+    ("kind: Redirect", "it redirects too often"),
+    ("source: Header", "its answer lacks what is needed to fetch an object"),
+    ("Parse(", "its answer is not HTTP"),
 )
 
 
