@@ -74,6 +74,16 @@ async def test_by_cost_a_model_that_has_died_goes_first():
     await residence.close()
 
 
+async def test_a_model_that_has_died_stays_while_it_has_requests(residence):
+    lease = await residence.hold("a")
+    await residence.call("b")
+    residence.control.registry.died(record(residence, "a"))
+    async with asyncio.timeout(5):
+        await residence.call("c")
+    assert residence.house.triton.models == {"a", "c"}
+    lease.end()
+
+
 @pytest.mark.parametrize(("min_seconds", "stays"), [(1000, "b"), (0, "a")])
 async def test_a_model_that_was_just_loaded_stays_where_another_can_go(min_seconds, stays):
     options = Options(min_residency_seconds=min_seconds)
