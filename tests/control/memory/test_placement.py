@@ -72,6 +72,22 @@ async def test_a_package_that_names_its_gpus_stays_there():
     await house.close()
 
 
+async def test_another_version_is_not_tried_beside_the_old_one_where_one_of_its_gpus_is_full():
+    residence = await residence_on(300, 1000)
+    house = residence.house
+    residence.have("a", 200 * MIB)
+    house.packages.declared["/a@2"] = 200 * MIB
+    house.packages.gpus |= dict.fromkeys(["/a", "/a@2"], frozenset({0, 1}))
+    await residence.call("a")
+    residence.artifacts.versions["a"] = "2"
+    residence.residency.models()[0].files.is_outdated = True
+    await residence.residency.sweep()
+    assert house.control.registry.get(ModelId("a")).source.url == "/a@2"
+    steps = [step for step in house.steps.seen if step in {"unload a", "prepare /a@2"}]
+    assert steps == ["unload a", "prepare /a@2"]
+    await residence.close()
+
+
 async def test_all_models_of_a_package_are_on_one_gpu():
     house = await machine(500, 1000)
     declare(house, a=50)
