@@ -28,12 +28,12 @@ class Residence:
         options = options or Options()
         self.residency = Residency(self.control, self.artifacts, self.house.metrics, options)
         self.waits_for_room = asyncio.Event()  # a load does
-        self._eviction_changed = self.residency.eviction.changed
-        self.residency.eviction.changed = self._changed  # type: ignore[method-assign]
+        self._became_idle = self.residency.eviction.became_idle
+        self.residency.eviction.became_idle = self._waits  # type: ignore[method-assign]
 
-    async def _changed(self) -> None:
+    async def _waits(self) -> bool:
         self.waits_for_room.set()
-        await self._eviction_changed()
+        return await self._became_idle()
 
     async def open(self, *names: str) -> "Residence":
         for name in names:

@@ -271,13 +271,14 @@ class Eviction:
             return True
         return any(r.state in _BUSY for r in self._registry.of_stores() if r.id != model_id)
 
-    async def changed(self) -> None:
-        """Wait until a model has no request any more, or for a moment."""
+    async def became_idle(self) -> bool:
+        """Wait until a model has no request any more; return False if none has for a moment."""
         idle = self._unloads.leases.became_idle
         idle.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await idle.wait()
+        return idle.is_set()
 
 
 def _is_left(record: ModelRecord) -> bool:

@@ -1,5 +1,6 @@
 """Makes a model resident: fetched, then loaded once there is a slot and room."""
 
+import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,11 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
+
+# A load that lacks room is tried again after a moment, or as models became idle and went for it. To
+# look for those at each end of a request would take as much as all the requests.
+_TRY_SECONDS = 0.25
+_LOOK_SECONDS = 0.005
 
 _SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
 
@@ -166,20 +172,24 @@ class OnDemandLoader:
                 self._metrics.endpoint_no_room.inc()
                 raise no_room(wait, error) from error
             wait.lack, wait.life = error, self._control.triton_status.now()
-            patience -= await self._waited(wait)
+            patience -= await self._waited(wait, error)
             wait.lack = None
 
         wait.load = partial(self._try, wait.model_id, files, terms)
         wait.wait_for_room, wait.ends = wait_for_room, 0
         return bool(await self._control.desired.until_loaded(wait))
 
-    async def _waited(self, wait: DesiredModel) -> float:
-        """Wait for a change; return the seconds in which there was nothing to wait for but requests
-        in flight. Loads and unloads bring one for as long as anybody wants the model.
+    async def _waited(self, wait: DesiredModel, error: CapacityError) -> float:
+        """Wait until models that became idle were evicted for the error, or for a moment; return
+        the seconds in which there was nothing to wait for but requests in flight. Loads and unloads
+        bring a change for as long as anybody wants the model.
         """
-        begun = clock.monotonic()
-        is_moving = self._control.memory.is_busy and bool(wait.callers)
-        await self._eviction.changed()
+        begun, memory = clock.monotonic(), self._control.memory
+        is_moving = memory.is_busy and bool(wait.callers)
+        while await self._eviction.became_idle() and clock.monotonic() - begun < _TRY_SECONDS:
+            if not memory.is_to_come and await self._eviction.evict_for(error):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
         return 0.0 if is_moving else clock.monotonic() - begun
 
     async def _try(self, model_id: ModelId, files: StoreFiles, terms: Terms) -> bool:

@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from adapter.control import suspects
+from adapter.control.triton_status import TritonStatus
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -437,3 +439,16 @@ async def test_a_load_whose_triton_ends_before_all_is_noted_has_failed(house, ne
         await load
     assert caught.value.delivered
     house.check()
+
+
+def test_a_late_answer_about_an_earlier_life_of_triton_is_no_end():
+    """Else one hang of an external Triton counts as several ends, and a model is given up."""
+    triton = SimpleNamespace(live=True, lives=1)
+    status = TritonStatus(SimpleNamespace(triton=triton, server=None), loads_again=True)
+    first = status.now()
+    assert not status.follows_an_end(first)
+    triton.lives = 2
+    second = status.now()
+    assert status.follows_an_end(second)
+    assert not status.follows_an_end(first)
+    assert not status.follows_an_end(second)

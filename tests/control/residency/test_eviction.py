@@ -155,3 +155,21 @@ async def test_models_that_are_idle_at_different_times_make_room_one_by_one():
     await asyncio.wait_for(large, 5)
     residence.check("large")
     await residence.close()
+
+
+async def test_requests_of_other_models_are_no_reason_to_try_a_load_again_that_lacks_room():
+    residence = await Residence(2).open("busy", "other")
+    residence.have("large", 200 * 2**20)
+    lease = await residence.hold("busy")
+    lease.record.usage.busy_since -= 60
+    await residence.call("other")
+    large, begun = asyncio.create_task(residence.call("large")), clock.monotonic()
+    await asyncio.wait_for(residence.waits_for_room.wait(), 5)
+    for _ in range(100):
+        await residence.call("other")
+        await residence.house.turns(20)
+    tries = residence.steps.seen.count("prepare /large")
+    assert tries <= 2 + 4 * (clock.monotonic() - begun)
+    lease.end()
+    await asyncio.wait_for(large, 5)
+    await residence.close()

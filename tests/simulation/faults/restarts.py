@@ -16,6 +16,8 @@ RESTARTS = [
         "follows_an_end",
         "or incarnation != self.now()",
         "",
+        test="tests/control/reconciler/test_recovery.py"
+        "::test_a_late_answer_about_an_earlier_life_of_triton_is_no_end",
     ),
     Fault(
         "models are forgotten when Triton ends",
