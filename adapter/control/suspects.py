@@ -186,6 +186,9 @@ class Trials:
     def came_back(self) -> None:
         """Note the end of a return, whose model is loaded or has failed."""
         self._back_at = clock.monotonic()
+        # the last suspect too, which no load follows
+        served = self._suspects.cleared_seconds + _LOOK_SECONDS
+        asyncio.get_running_loop().call_later(served, self._clear)
 
     # -- ends of Triton ---------------------------------------------------------------------
 

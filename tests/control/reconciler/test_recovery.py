@@ -366,6 +366,22 @@ async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_other
     assert reloading.control.registry.lost[ModelId("b")].is_given_up
 
 
+async def test_the_last_suspect_is_cleared_too_once_it_has_served_for_its_trial(
+    reloading, caplog, monkeypatch
+):
+    """No load of another follows it, before which it would be looked at."""
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.1)
+    await load_all(reloading, "ab")
+    for _ in range(4):
+        reloading.triton.end()
+        await restart_triton(reloading)
+        for name in "ab":
+            await reloading.until_state(name, ModelState.READY)
+        await asyncio.sleep(1.5)  # the longest trial has 0.8 s
+    assert given_up(caplog) == []
+    reloading.check(*"ab")
+
+
 async def test_the_first_suspect_does_not_wait_for_what_triton_had_before_its_end(
     reloading, monkeypatch
 ):
