@@ -25,7 +25,8 @@ from adapter.protocols.codecs.npy import cast
 from adapter.protocols.tensors import PIECE_VALUES, SIZES, ContentTypes, packed
 
 JSON = "application/json"
-_QUALITY = re.compile(r"(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
+# RFC 9110 wants a digit first; the URLConnection of Java 8 sends `*/*; q=.2`.
+_QUALITY = re.compile(r"(?:0?\.[0-9]{1,3}|0\.?|1(?:\.0{0,3})?)")
 _OF_CURL = "application/x-www-form-urlencoded"  # its default for -d
 _MAX_QUOTED = 200
 # A browser sends 8. A head has room for 5,000, which take 20 ms to read.
@@ -145,7 +146,8 @@ def answer_type(accept: str, types: ContentTypes, *, is_choosing: bool) -> str:
     chosen = max(offered, key=rank)
     if rank(chosen)[0] == 0:
         asked, made = accept[:_MAX_QUOTED], ", ".join(offered)
-        raise NotAcceptable(f"Accept {asked!r} has none of the types that an answer can be: {made}")
+        allows = f"Accept {asked!r} allows, by a q above 0 and up to 1, none of the types"
+        raise NotAcceptable(f"{allows} that an answer can be: {made}")
     return chosen
 
 

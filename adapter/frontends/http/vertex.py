@@ -83,5 +83,6 @@ class Vertex:
             where = (route.operation, match.below_model())
             return await self._infer(request, request["model_id"], *where)
         if route.scope is CONTROL or route.passthrough is not None:
-            raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}")
+            why = "it is for inferences and reads only: call that path itself"
+            raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}; {why}")
         return await self._calls.answer(request, match, route)

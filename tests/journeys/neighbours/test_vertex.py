@@ -141,7 +141,9 @@ def test_the_header_leads_to_statistics_and_the_index(client):
     ],
 )
 def test_the_header_loads_and_changes_nothing(client, path):
-    assert refusal(redirected(client, path))[:2] == (403, "NotPassedThrough")
+    reply = redirected(client, path)
+    assert refusal(reply)[:2] == (403, "NotPassedThrough")
+    assert "inferences and reads only: call that path itself" in reply.json()["error"]
     assert client.get("/v2/models/other/ready").status == 200
 
 

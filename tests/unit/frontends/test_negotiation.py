@@ -94,6 +94,8 @@ def test_compressed_bodies_are_json_or_refused():
         ("text/html, application/xhtml+xml, */*;q=0.8", JSON),
         (f"{binary.MEDIA_TYPE};json-header-size=1", binary.MEDIA_TYPE),
         (f"nonsense, {NPY};q=nonsense, {CSV};q=0.001", CSV),
+        ("text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2", JSON),  # Java 8's URLConnection
+        (f"{CSV};q=.1, {NPY};q=.25, {JSON};q=0.", NPY),
     ],
 )
 def test_the_best_of_the_types_that_the_caller_accepts_is_told(accept, told):
@@ -104,6 +106,11 @@ def test_the_best_of_the_types_that_the_caller_accepts_is_told(accept, told):
 def test_a_caller_who_accepts_none_of_them_is_refused(accept):
     with pytest.raises(NotAcceptable, match="application/json"):
         answer_type(accept, NUMBERS, is_choosing=False)
+
+
+def test_a_refusal_of_a_named_type_with_a_wrong_q_says_which_q_allows_it():
+    with pytest.raises(NotAcceptable, match="by a q above 0 and up to 1"):
+        answer_type(f"{CSV};q=1.5", NUMBERS, is_choosing=False)
 
 
 @pytest.mark.parametrize(
