@@ -193,9 +193,8 @@ def _kind(archive: Path, content: Path) -> str:
     named, found = _kind_by_name(archive), _kind_by_bytes(content)
     if found is None or named not in {None, found}:
         expected = f", not those of a {named}" if named else ""
-        raise InvalidModel(
-            f"{shown(archive)}: its first bytes are those of {found or 'no archive'}{expected}"
-        )
+        said = f"its first bytes are those of {found or 'no archive'}{expected}"
+        raise InvalidModel(f"{shown(archive)}: {said if content.stat().st_size else 'it is empty'}")
     return found
 
 

@@ -239,7 +239,10 @@ class Fetch:
                 part in {".", ".."} or "\0" in part or len(part.encode()) > _MAX_NAME_BYTES
                 for part in (*parts, self._name)
             ):
-                raise self._invalid(f"{file.path[:1024]!r} cannot be the path of a file")
+                raise self._invalid(
+                    f"{file.path[:1024]!r} cannot be the path of a file: a part is '.', '..' or"
+                    f" over {_MAX_NAME_BYTES} bytes, or there are more than {MAX_DEPTH} parts"
+                )
 
     def _invalid(self, reason: str) -> InvalidArtifact:
         return InvalidArtifact(failed(self._store.location, self._version.path, reason))

@@ -1,5 +1,6 @@
 """Reads buckets and web servers by obstore, which is an extra of the package."""
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 2**21  # to a thread and back costs 0.1 ms
 _PAGE = 1000  # of a listing, at most
+_ODD_KEY = re.compile(r'path:( "(?:[^"\\]|\\.){1,1024}")')  # in a text of obstore
 
 
 class RemoteStore:
@@ -94,8 +96,9 @@ class RemoteStore:
             reason = f"the store refuses access: {status_in(text)}"
             return StoreDenied(failed(self.location, path, reason))
         if isinstance(error, InvalidPathError):
-            reason = "an object there has a key that cannot be a path"
-            return InvalidArtifact(failed(self.location, path, reason))
+            named = _ODD_KEY.search(text)
+            reason = f"an object there{named[1] if named else ''} has a key that cannot be a path"
+            return InvalidArtifact(failed(self.location, path, f"{reason}; rename or delete it"))
         if isinstance(error, ValueError):
             return InvalidRequest(failed(self.location, path, "no object can have this key"))
         return StoreUnavailable(failed(self.location, path, reason_in(text)))

@@ -94,7 +94,7 @@ def _archive_of_another_kind(folder: Path) -> object:
     return pack(write_adding(folder / "m", 1), folder / "m.tar.gz").rename(folder / "m.zip")
 
 
-@refused("m.tar.gz", "first bytes are those of no archive")
+@refused("m.tar.gz", "it is empty")
 def _archive_empty(folder: Path) -> object:
     (folder / "m.tar.gz").touch()
     return folder / "m.tar.gz"

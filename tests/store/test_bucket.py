@@ -116,7 +116,7 @@ async def test_an_object_whose_key_is_no_path_spoils_its_prefix_only(bucket, ope
     bucket.put_marker("m/../x/")
     bucket.put({"n/config.pbtxt": b"c"})
     cache = await open_cache(f"s3://{bucket.name}")
-    with pytest.raises(InvalidModel, match="cannot be a path"):
+    with pytest.raises(InvalidModel, match=r'"m/../x/" has a key that cannot be a path; rename or'):
         await cache.fetch("m")
     await cache.fetch("n")
 
@@ -197,3 +197,11 @@ async def test_secrets_are_in_no_message(bucket, open_cache, monkeypatch, caplog
         await cache.fetch("a")
     said = str(failed.value) + str([vars(record) for record in caplog.records])
     assert "secret" not in said.replace("AWS_SECRET", "")
+
+
+async def test_an_object_whose_name_is_too_long_for_a_file_is_named_with_the_limits(
+    bucket, open_cache
+):
+    bucket.put({f"m/{'n' * 300}": b""})
+    with pytest.raises(InvalidModel, match=r"n' cannot be the path of a file: .* over 255 bytes"):
+        await (await open_cache(f"s3://{bucket.name}")).fetch("m")

@@ -141,7 +141,7 @@ def test_a_damaged_gzip_is_refused(refused, at):
         ("m.zip", tar_bytes(entry("a")), "tar, not those of a zip"),
         ("m.tar", gzip.compress(tar_bytes(entry("a")), mtime=0), "tar.gz, not those of a tar"),
         ("m.tgz", b"<html>404", "no archive, not those of a tar.gz"),
-        ("m.tar", b"", "no archive"),
+        ("m.tar", b"", "it is empty"),
         ("m", b"weights", "no archive"),
     ],
 )
