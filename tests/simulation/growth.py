@@ -26,10 +26,11 @@ class Growth:
         # where readings tell processes apart
         if world.reader.kind != "host" or not held.spec.is_python or world.control is None:
             return
-        judge = world.judged(partial(self._look, world.control, held, world.now))
+        taken = world.bytes_of(held)
+        judge = world.judged(partial(self._look, world.control, held, taken, world.now))
         asyncio.get_running_loop().look_later(_NOTICED_SECONDS, judge)
 
-    def _look(self, control: object, held: Held, moment: float) -> None:
+    def _look(self, control: object, held: Held, taken: int, moment: float) -> None:
         world = self._world
         is_there = held in world.all_held() and held.state == "READY"
         record = next((r for r in control.registry.records() if r.name == held.name), None)
@@ -40,7 +41,7 @@ class Growth:
         # both processes were measured where an unload went on beside the next load of the model
         if world.oracle.since(0.0, "unload", model_id=held.spec.model_id):
             return
-        booked, real = total(control.memory.ledger.of(record.name)), world.bytes_of(held)
-        if booked < real * 0.9 - SLACK_BYTES:
-            said = f"{record.id} has {booked // MIB} MiB for 6 s, and takes {real // MIB}"
+        booked = total(control.memory.ledger.of(record.name))
+        if booked < taken * 0.9 - SLACK_BYTES:
+            said = f"{record.id} has {booked // MIB} MiB, and took {taken // MIB} 6 s ago"
             raise Violated("3 growth", said)

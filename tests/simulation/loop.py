@@ -105,7 +105,7 @@ class _DayLoop(VirtualLoop):
     """Ends a turn that spins, by a signal whose handler and end are up to `virtual`."""
 
     def begin_turn(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, _MOST_CPU_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, _MOST_CPU_SECONDS, 1.0)  # an exit may swallow one
 
 
 @contextmanager

@@ -47,7 +47,8 @@ class MeshOracle:
     def began(self, capacity: int) -> None:
         """ModelMesh is told its capacity: all memory counts as free."""
         world = self._world
-        if left := [held.name for held in world.all_held() if held.state == "READY"]:
+        held = {held.name for held in world.all_held() if held.state == "READY"}
+        if left := sorted(held - world.stuck_names()):
             raise Violated("2 purge", f"ModelMesh was told that all is free, beside {left}")
         self._baseline = world.truth.held["baseline"]
         most = world.oracle.limit - self._baseline

@@ -172,7 +172,8 @@ class Oracle(Rest):
         took = self._now() - call.begun - call.extra
         if self.since(call.begun, "unload asked", model_id=call.model_id):
             took -= RECENT_SECONDS  # a load of others goes on until then
-        if self.since(call.begun, "lost"):  # ModelMesh's loads are repeated, one at a time
+        breaks = ("lost", "end") if self.settings.platform else ("lost",)
+        if self.since(call.begun, *breaks):  # ModelMesh's loads are repeated, one at a time
             took -= self.settings.load_seconds
         if took > seconds:
             said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
@@ -505,7 +506,12 @@ class Oracle(Rest):
         kind = self._world.reader.kind
         is_apart = kind == "host" and spec.is_python
         if kind in {"nvml", "host"} and spec.declared is None and not is_apart:
-            others = sum(h.spec.takes for h in self._world.arriving() if h.spec != spec)
+            held = self._world.all_held()  # one that has died may seem to give back all in between
+            others = sum(
+                h.spec.takes
+                for h in held
+                if h.spec != spec and (h.state == "LOADING" or not self._lives(h))
+            )
             self._shared[spec.url] = max(self._shared.get(spec.url, 0), others)
         if self._world.reader.kind != "triton":
             return

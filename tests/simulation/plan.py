@@ -133,8 +133,12 @@ def _with_restart(plan: Plan) -> Plan:
         return plan
     at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
     found = drawn_restart(random, plan.models, shift, at)
+    is_recycle = plan.is_embedded and random.random() < 0.4  # from which they come back anyway
+    if is_recycle:
+        found = [replace(e, verb="recycle") if e.verb == "crash" else e for e in found]
     shifts = [
-        replace(s, loads_again=s.loads_again or n == shift) for n, s in enumerate(plan.shifts)
+        replace(s, loads_again=not is_recycle) if n == shift else s
+        for n, s in enumerate(plan.shifts)
     ]
     return replace(plan, shifts=tuple(shifts), entries=(*plan.entries, *found))
 

@@ -20,8 +20,7 @@ class Rest:
     def rest(self, control: ModelControl) -> None:
         """Nothing is under way any more: all books agree with the truth."""
         records = control.registry.records()
-        records_stuck = control.registry.stuck.values()
-        stuck = {str(name) for record in records_stuck for name in record.placement.names}
+        stuck = self._world.stuck_names()
         self._idle(control, records)
         self._not_stuck(control)
         self._same(records, stuck)
@@ -92,18 +91,20 @@ class Rest:
     def _came_back(self, control: ModelControl) -> None:
         """What Triton has lost is loaded again, where the adapter does that, or has ended it."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
-        is_full = sum(map(self.most, self.present.values())) > min(self.limits) * 0.8
-        was_ours = self.since(self._shift_begun, "restart")
-        comes_back = self.settings.loads_again or (
-            was_ours and not self.are_long(self.settings.load_seconds)
-        )
+        recent, room = self._first_end - RECENT_SECONDS, min(self.limits) * 0.8
+        names = [name for name in self.present if self.since(recent, "load asked", model_id=name)]
+        others = {name: self.present[name] for name in names} | self._lost
+        # what was lost together fits again where there is nothing to choose
+        has_fitted = others == self._lost and len(self.limits) == 1
+        is_full = not has_fitted and sum(map(self.most, others.values())) > room
+        comes_back = self.settings.loads_again or self.since(self._shift_begun, "restart")
         is_full = is_full or self.since(self._first_end, "leak", "strangers")
         if not comes_back or is_full or self._ends > 2:
             return
         for model_id, spec in self._lost.items():
             if 2 * spec.seconds * len(spec.parts()) > self.settings.load_seconds:
                 continue  # its load may take longer than it may
-            if any(self.since(self._first_end - RECENT_SECONDS, each) for each in upset):
+            if any(self.since(recent, each) for each in upset):
                 continue
             record = control.registry.get(model_id)
             if record is None or record.state is not ModelState.READY:

@@ -121,6 +121,11 @@ class World(Outages):
     def arriving(self) -> list[Held]:
         return [held for held in self.all_held() if held.state == "LOADING"]
 
+    def stuck_names(self) -> set[str]:
+        """Return what the adapter has given up, until Triton has done with it."""
+        records = self.control.registry.stuck.values() if self.control is not None else ()
+        return {str(name) for record in records for name in record.placement.names}
+
     def strayed_bytes(self) -> int:
         """Return the bytes of strangers, of processes that have outlived their model, and of loads
         that never end.

@@ -99,8 +99,6 @@ RESTARTS = [
         "_end_triton",
         "self._triton_status.is_restarting = self._triton_status.is_recycled = True",
         "self._triton_status.is_recycled = True",
-        test="tests/control/recycling/test_recycling.py"
-        "::test_models_come_back_the_most_recently_used_first",
     ),
     Fault(
         "what is not ready is adopted",
