@@ -216,7 +216,7 @@ class _StreamProxy:
     def reason_to_hurry(self) -> str | None:
         """Return what waits for these responses to be read; None where nothing does."""
         if self._is_cut:
-            return "too many wait"
+            return "too many of them wait"
         if not self._service.control.is_open:
             return "the adapter is stopping"
         for stream in self._streams.values():
@@ -272,7 +272,8 @@ class _StreamProxy:
         if self._due == inf:
             return
         if (why := self.reason_to_hurry()) is not None:
-            self._why, self._due = why, min(self._due, now + _HURRY_SECONDS)
+            self._why = f"none was taken within {_HURRY_SECONDS:g} s, and {why}"
+            self._due = min(self._due, now + _HURRY_SECONDS)
         if now < self._due:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         else:

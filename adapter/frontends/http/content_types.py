@@ -88,8 +88,10 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
         return None if is_packed else codec
     if codec is None or media_type not in types or is_packed:
         accepted = _accepted(types)
-        what = "a compressed body of " if is_packed else ""
-        text = f"{what}Content-Type {content_type[:_MAX_QUOTED]!r} is not one that the model takes"
+        given = f"Content-Type {content_type[:_MAX_QUOTED]!r}"
+        text = f"{given} is not one that the model takes"
+        if is_packed:
+            text = f"a compressed body of {given} is not taken; the model takes uncompressed"
         sent_by_curl = "; curl sends this type unless -H sets another"
         hint = sent_by_curl if media_type == _OF_CURL else ""
         raise UnsupportedMediaType(f"{text}: {accepted}{hint}", accepted=accepted)

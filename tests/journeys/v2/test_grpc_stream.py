@@ -314,7 +314,8 @@ def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, clie
     with pytest.raises(grpc.RpcError) as raised:
         list(messages)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert f"model '{name}' is being unloaded" in raised.value.details()
+    why = f"none was taken within 1 s, and model '{name}' is being unloaded"
+    assert why in raised.value.details()
 
 
 @at_one_listener

@@ -138,6 +138,11 @@ def test_only_what_the_output_can_be_is_offered(datatype, dims, is_batched, also
     assert set(named) == also | {JSON, binary.MEDIA_TYPE}
 
 
+def test_a_compressed_body_of_a_type_that_the_model_takes_is_asked_for_uncompressed():
+    with pytest.raises(UnsupportedMediaType, match=f"; the model takes uncompressed: .*{CSV}"):
+        codec_for(CSV, NUMBERS, is_packed=True)
+
+
 BROKEN = NotJson("failed to parse", model_id="m")
 
 
