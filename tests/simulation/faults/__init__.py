@@ -15,6 +15,9 @@ FAULTS: dict[str, Fault] = {each.name: each for each in _ALL}
 _DAYS = frozenset(
     {
         "a load that Triton does not end is tried again without its files",
+        "an adopted model is not known by its package",
+        "a load of unknown size is taken to need nothing of what several took",
+        "what an earlier run left is taken for Triton's own memory",
         "a load is refused for room that the undo of another makes",
         "a load that was not read is never measured",
         "a model that Triton never ends loading again is unloaded again and again",
