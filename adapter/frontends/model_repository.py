@@ -229,7 +229,7 @@ class Repository:
         left = dict(parameters)
         if not isinstance(left.pop("unload_dependents", False), bool):
             raise InvalidRequest("parameter unload_dependents must be true or false")
-        _refuse_unknown(left)
+        _refuse_unknown(left, "unload_dependents")
         with suppress(ModelNotFound):  # Triton also accepts the unload of what it does not have
             await self._control.unload(model_id, **log_fields)
 
@@ -248,17 +248,17 @@ def _entry(record: ModelRecord, version: str) -> IndexEntry:
     )
 
 
-def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
+def _refuse_unknown(parameters: Mapping[str, Any], known: str) -> None:
     if parameters:
         names = ", ".join(repr(name[:100]) for name in sorted(parameters)[:10])
-        raise InvalidRequest(f"no such parameter: {names}")
+        raise InvalidRequest(f"no such parameter: {names}; those that there are: {known}")
 
 
 def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) -> ModelSource:
     left = dict(given)
     config = config_text(_config(left.pop("config"))) if "config" in left else None
     files = {name: left.pop(name) for name in given if name.startswith(_FILE)}
-    _refuse_unknown(left)
+    _refuse_unknown(left, f"config, force_reload, {_FILE}<version>/<file-name>")
     if not files:
         return ModelSource(_folder(model_id, roots), config=config)
     if config is None:
