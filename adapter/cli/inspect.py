@@ -24,8 +24,8 @@ from adapter.core.model import (
     Role,
     TritonName,
     parse_model_id,
+    triton_name,
 )
-from adapter.core.names import triton_name
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup

@@ -11,8 +11,7 @@ from adapter.control.operations import Operations
 from adapter.control.ports import Ports, Server
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
-from adapter.core.model import ModelId, ModelSource, StagedModel
-from adapter.core.names import triton_name
+from adapter.core.model import ModelId, ModelSource, StagedModel, triton_name
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import LOADED, ModelEvent, ModelState
 from adapter.errors import (

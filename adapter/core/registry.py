@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 
 from adapter.core.artifacts import ArtifactKey, StoreFiles
-from adapter.core.model import ModelId, ModelSource, Placement, TritonName
-from adapter.core.names import replacement_name, triton_name
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Placement,
+    TritonName,
+    replacement_name,
+    triton_name,
+)
 from adapter.core.residency.usage import Usage
 from adapter.core.sizing import Basis
 from adapter.core.state import ModelEvent, ModelState, WaitsFor, advance

@@ -16,8 +16,8 @@ from adapter.core.model import (
     Role,
     StagedModel,
     TritonName,
+    is_safe_name,
 )
-from adapter.core.names import is_safe
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
 from adapter.packages.archives import archive_at
 from adapter.packages.backends import UNPACKED, refuse_missing_backends
@@ -291,7 +291,7 @@ class Packages:
         return names
 
     def _is_free(self, own_name: str) -> bool:
-        return is_safe(own_name) and not os.path.lexists(self._repository / own_name)
+        return is_safe_name(own_name) and not os.path.lexists(self._repository / own_name)
 
     # -- staged packages ---------------------------------------------------------------------
 

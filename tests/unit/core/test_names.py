@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.core.model import MAX_MODEL_ID_BYTES, ModelId, parse_model_id
-from adapter.core.names import is_safe, triton_name
+from adapter.core.model import (
+    MAX_MODEL_ID_BYTES,
+    ModelId,
+    is_safe_name,
+    parse_model_id,
+    triton_name,
+)
 from adapter.errors import InvalidRequest
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -46,7 +51,7 @@ IDS = st.one_of(
 )
 def test_only_what_is_unsafe_is_renamed(given_id, name):
     assert triton_name(ModelId(given_id)) == name
-    assert is_safe(given_id) == (given_id == name)
+    assert is_safe_name(given_id) == (given_id == name)
 
 
 @pytest.mark.parametrize("given_id", ["a" * 201, "a" * 300, "/" * 66, "ü" * 300, "x" * 1024])

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapter.core.model import TritonName
-from adapter.core.names import is_safe
+from adapter.core.model import TritonName, is_safe_name
 from adapter.errors import InvalidModel
 from adapter.packages.ensemble import Member, Plan, mentioned, plan, private_name
 from tests.cases import rows
@@ -194,7 +193,7 @@ def test_a_private_name_is_a_short_safe_segment_that_is_no_callers_name(own):
     name = private_name(ENTRY, own)
     assert re.fullmatch(r"ta\.p\.[0-9a-f]{16}\.[A-Za-z0-9_-]*", name)
     assert len(name) <= 200
-    assert not is_safe(name)
+    assert not is_safe_name(name)
 
 
 OWN = st.one_of(

@@ -10,8 +10,7 @@ from multidict import CIMultiDict
 from adapter.control.lease import Lease
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.calls import RawHeaders
-from adapter.core.model import ModelId
-from adapter.core.names import triton_name
+from adapter.core.model import ModelId, triton_name
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
