@@ -123,6 +123,7 @@ class Reconciler:
             given_up = self._trials.triton_ended()
         vanished = self._lose(gone, given_up)
         self._triton_status.confirm(incarnation)
+        self._trials.clear_served()
         self._desired.begin()
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})

@@ -125,7 +125,7 @@ class Trials:
         deadline = clock.monotonic() + reason.turn_seconds
         while True:
             self._refuse_given_up(model_id, reason.given_up_seconds)
-            self._clear()
+            self.clear_served()
             if not self._suspects.is_on_trial(model_id) or self._takes_turn(model_id):
                 return
             if clock.monotonic() > deadline:
@@ -166,7 +166,7 @@ class Trials:
 
         return max(waiting, key=order).id
 
-    def _clear(self) -> None:
+    def clear_served(self) -> None:
         """Clear the suspects that have served for long enough."""
         if not self._status.is_up:
             return
@@ -186,9 +186,6 @@ class Trials:
     def came_back(self) -> None:
         """Note the end of a return, whose model is loaded or has failed."""
         self._back_at = clock.monotonic()
-        # the last suspect too, which no load follows
-        served = self._suspects.cleared_seconds + _LOOK_SECONDS
-        asyncio.get_running_loop().call_later(served, self._clear)
 
     # -- ends of Triton ---------------------------------------------------------------------
 

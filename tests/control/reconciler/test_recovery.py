@@ -370,16 +370,36 @@ async def test_the_last_suspect_is_cleared_too_once_it_has_served_for_its_trial(
     reloading, caplog, monkeypatch
 ):
     """No load of another follows it, before which it would be looked at."""
-    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.1)
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.02)
     await load_all(reloading, "ab")
     for _ in range(4):
         reloading.triton.end()
         await restart_triton(reloading)
         for name in "ab":
             await reloading.until_state(name, ModelState.READY)
-        await asyncio.sleep(1.5)  # the longest trial has 0.8 s
+        await asyncio.sleep(0.3)  # the longest trial has 0.16 s
+        await reloading.control.reconcile()
     assert given_up(caplog) == []
     reloading.check(*"ab")
+
+
+async def test_a_model_that_was_given_up_is_cleared_once_it_was_loaded_and_has_served_for_its_trial(
+    reloading, caplog, monkeypatch
+):
+    monkeypatch.setattr(suspects, "TRIAL_SECONDS", 0.02)
+    await reloading.load("m")
+    for _ in range(3):
+        reloading.triton.end()
+        await restart_triton(reloading)
+        await reloading.quiet()
+    assert given_up(caplog) == ["m"]
+    await reloading.load("m")
+    await asyncio.sleep(0.3)
+    await reloading.control.reconcile()
+    reloading.triton.end()
+    await restart_triton(reloading)
+    await reloading.until_state("m", ModelState.READY)
+    assert given_up(caplog) == ["m"]
 
 
 async def test_the_first_suspect_does_not_wait_for_what_triton_had_before_its_end(
