@@ -539,6 +539,7 @@ class Oracle(Rest):
             held
             for held in self._world.arriving()
             if held.spec.model_id != model_id
+            and held.name not in self._world.stuck_names()
             and self._at.get(("admitted", held.spec.model_id), now) > given_up
         ]
         others = loads
