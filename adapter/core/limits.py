@@ -240,12 +240,15 @@ class Limits:
         self, record: ModelRecord, reading: MemoryReading | None, now: float
     ) -> CapacityError | ModelTooLarge | None:
         """Return a refusal if the load's own processes exceed the limit of host memory by more than
-        the headroom. The size that they have by now is learned.
+        the headroom. The size that they have by now is learned if it is more than what is known.
         """
         own = {HOST: self._accounts.in_processes(record.name, reading)}
         found = self._refusal(record, own, reading, now, is_over=False)
-        if found is not None:
-            self._sizes.learn(self._accounts.key_of(record.name), own, exact=True)
+        account = self._accounts.models.get(record.name)
+        if found is None or account is None:
+            return found
+        if account.is_guessed or own[HOST] > account.estimate.needs.get(HOST, 0):
+            self._sizes.learn(account.package_key, own, exact=True)
         return found
 
     def excess(

@@ -223,6 +223,26 @@ async def test_a_load_that_passes_limit_and_reserve_is_ended(apart):
     apart.check("m")
 
 
+async def test_a_load_that_is_ended_below_its_declared_size_is_expected_to_take_that_size(apart):
+    apart.packages.declared["/n"] = 500 * MIB
+    apart.sizes["m"] = 300 * MIB
+    await apart.load("m")
+    gate, task = await begin_load(apart, "n")
+    apart.loading["n"], apart.others = 400 * MIB, 400 * MIB
+    for _ in range(200):
+        if apart.server.ended:
+            break
+        await asyncio.sleep(0.02)
+    assert apart.server.ended == ["n"]
+    del apart.loading["n"]
+    apart.steps.fail("load n", LoadFailed("Stub process 'n_0_0' is not healthy."))
+    gate.open()
+    with pytest.raises(InsufficientMemory, match="at which its load was ended"):
+        await task
+    with pytest.raises(InsufficientMemory, match=r"500\.0 MiB"):
+        await apart.load("n")
+
+
 async def test_a_load_beside_one_that_grew_is_not_ended(apart):
     apart.sizes["m"] = 300 * MIB
     await apart.load("m")
