@@ -1,4 +1,4 @@
-"""What is known of one model's memory, from its admission until it is gone."""
+"""Records one model's memory, from its admission to its end."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -86,7 +86,7 @@ class Unloaded:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Holds what is known of a model's memory, from its admission until it is gone.
+    """Records a model's memory, from its admission to its end.
 
     `begun` is when its load got to Triton (time.monotonic). `basis` says what the figure in the
     ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
@@ -133,5 +133,5 @@ class Account:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the ledger has a guess, whose removal need not show in a reading."""
+        """Return whether the ledger holds a guess: a reading need not show its removal."""
         return self.basis not in KNOWN

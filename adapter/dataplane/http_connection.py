@@ -120,7 +120,7 @@ class Connection:
         is_probe: bool = False,
     ) -> None:
         """Begin with a call. `is_stream`: its answer may never end. `is_probe`: any status is an
-        answer; else one but 200 becomes what `failed` is told.
+        answer; without it, one other than 200 is passed to `failed`.
         """
         self.state = NEXT[self.state][_BEGUN]
         self._receiver = receiver

@@ -251,7 +251,7 @@ def _entry(record: ModelRecord, version: str) -> IndexEntry:
 def _refuse_unknown(parameters: Mapping[str, Any], known: str) -> None:
     if parameters:
         names = ", ".join(repr(name[:100]) for name in sorted(parameters)[:10])
-        raise InvalidRequest(f"no such parameter: {names}; those that there are: {known}")
+        raise InvalidRequest(f"no such parameter: {names}; the known ones are: {known}")
 
 
 def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) -> ModelSource:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -203,19 +204,24 @@ async def begin_load(house: House, name: str):
     return gate, task
 
 
+async def until_ended(house: House, gate: Any) -> None:
+    """Wait until the processes of the load of `n` are ended, and have Triton fail it."""
+    for _ in range(200):
+        if house.server.ended:
+            break
+        await asyncio.sleep(0.02)
+    assert house.server.ended == ["n"]
+    del house.loading["n"]
+    house.steps.fail("load n", LoadFailed("Stub process 'n_0_0' is not healthy."))
+    gate.open()
+
+
 async def test_a_load_that_passes_limit_and_reserve_is_ended(apart):
     apart.sizes["m"] = 300 * MIB
     await apart.load("m")
     gate, task = await begin_load(apart, "n")
     apart.loading["n"] = 800 * MIB
-    for _ in range(200):
-        if apart.server.ended:
-            break
-        await asyncio.sleep(0.02)
-    assert apart.server.ended == ["n"]
-    del apart.loading["n"]
-    apart.steps.fail("load n", LoadFailed("Stub process 'n_0_0' is not healthy."))
-    gate.open()
+    await until_ended(apart, gate)
     with pytest.raises(InsufficientMemory, match="at which its load was ended") as caught:
         await task
     assert caught.value.figures.needed_bytes == 800 * MIB
@@ -229,14 +235,7 @@ async def test_a_load_that_is_ended_below_its_declared_size_is_expected_to_take_
     await apart.load("m")
     gate, task = await begin_load(apart, "n")
     apart.loading["n"], apart.others = 400 * MIB, 400 * MIB
-    for _ in range(200):
-        if apart.server.ended:
-            break
-        await asyncio.sleep(0.02)
-    assert apart.server.ended == ["n"]
-    del apart.loading["n"]
-    apart.steps.fail("load n", LoadFailed("Stub process 'n_0_0' is not healthy."))
-    gate.open()
+    await until_ended(apart, gate)
     with pytest.raises(InsufficientMemory, match="at which its load was ended"):
         await task
     with pytest.raises(InsufficientMemory, match=r"500\.0 MiB"):

@@ -332,7 +332,7 @@ class Oracle(Rest):
         return self.may_take_long(limit) and (is_joined or took >= 5.0)
 
     def _has_died_since(self, call: Call) -> bool:
-        """Whether the load must have been told by now of the death of its process."""
+        """Return whether the load should have failed by now, as its process has died."""
         for what, seconds in _DEATH_SECONDS.items():
             died = self._at.get((what, call.model_id), -1.0)
             is_last = not self.since(died, "admitted", model_id=call.model_id)

@@ -1,4 +1,4 @@
-"""What a store that lies, hangs or is at another address means to its callers, and to others'."""
+"""Stores that lie, hang or have another address: what their callers get, and other callers."""
 
 import asyncio
 from collections.abc import AsyncIterator

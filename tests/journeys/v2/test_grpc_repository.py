@@ -66,7 +66,7 @@ def test_an_unload_of_what_is_not_there_is_done(calls):
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"color": "red"}, "no such parameter: 'color'; those that there are: config, force"),
+        ({"color": "red"}, "no such parameter: 'color'; the known ones are: config, force"),
         ({"config": 7}, "parameter config must be"),
         ({"config": "{"}, "parameter config is not JSON"),
         ({"file:1/model.py": b"x"}, "need the parameter config"),
