@@ -1,7 +1,6 @@
 """The rules of the code that `make check` does not see."""
 
 import ast
-import collections
 import gc
 import itertools
 import re
@@ -46,24 +45,6 @@ def sources() -> Iterator[Sources]:
     gc.enable()
     yield found
     found.clear()
-
-
-def long_functions(path: Path, nodes: list[ast.AST]) -> dict[str, int]:
-    return {
-        f"{name(path)}:{node.name}": node.end_lineno - node.lineno + 1
-        for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno - node.lineno >= 40
-    }
-
-
-def test_a_file_has_at_most_500_lines():
-    lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    assert {path: count for path, count in lines.items() if count > 500} == {}
-
-
-def test_a_function_has_at_most_40_lines(sources: Sources):
-    assert [long for each in sources.items() if (long := long_functions(*each))] == []
 
 
 def module_of(path: Path) -> str:
@@ -124,11 +105,6 @@ def test_a_hot_class_has_no_base_no_decorator_and_holds_a_state_as_an_int(source
     }
     assert len(found) == sum(map(len, hot.values())) > 0
     assert {name: each for name, each in found.items() if each} == {}
-
-
-def test_a_folder_has_at_most_20_modules():
-    counts = collections.Counter(path.parent for path in SOURCES if "adapter" in path.parts)
-    assert {name(folder): count for folder, count in counts.items() if count > 20} == {}
 
 
 def test_nobody_uses_the_threads_that_all_share(sources: Sources):
