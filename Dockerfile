@@ -15,16 +15,8 @@ ARG TRITON_DIGEST=
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS python
 FROM ${TRITON_IMAGE}${TRITON_DIGEST:+@${TRITON_DIGEST}} AS triton
 
-# The adapter as a wheel, its hot modules compiled for this Python, and a pip to take along to images that may have
-# none. The compiler stays here.
+# The adapter as a wheel, and a pip to take along to images that may have none.
 FROM python AS wheel
-# hadolint ignore=DL3008
-RUN --mount=type=secret,id=ca \
-    [ ! -s /run/secrets/ca ] || echo 'Acquire::https::CAInfo "/run/secrets/ca";' > /etc/apt/apt.conf.d/ca; \
-    headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
-    && apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
-    && { [ -e "$headers" ] || apt-get install -y --no-install-recommends python3-dev; } \
-    && rm -rf /var/lib/apt/lists/*
 ARG PIP_INDEX_URL
 RUN --mount=type=secret,id=ca --mount=type=bind,source=requirements,target=/requirements \
     [ ! -s /run/secrets/ca ] || export PIP_CERT=/run/secrets/ca; \
@@ -36,7 +28,7 @@ COPY adapter adapter
 COPY examples/models examples/models
 COPY docs/openapi.yaml docs/
 COPY scripts/build_hook.py scripts/
-RUN PURE=0 /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 
 # The adapter and what it needs, in a folder of its own that a stage with the same Python can take whole.
 FROM python AS packages

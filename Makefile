@@ -15,9 +15,6 @@ QUICK_http = tests/frontends/http tests/frontends/test_held_errors.py tests/test
 QUICK_grpc = tests/frontends/grpc tests/contract/test_doubles.py tests/journeys/modelmesh
 QUICK_triton = tests/dataplane tests/backend tests/test_docs.py
 QUICK_PARTS = pure control http grpc triton
-# what runs through the hot modules, those with a .pxd beside them
-COMPILED_TESTS ?= tests/frontends/http tests/frontends/test_held_errors.py tests/dataplane tests/control/test_leases.py \
-  tests/control/test_orphans.py tests/attack/test_bodies.py tests/attack/test_kinds.py tests/test_compiled.py
 QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 # where `make run` listens: also of the environment, as for every command
 ADAPTER_HTTP ?= 127.0.0.1:8080
@@ -31,7 +28,7 @@ GRPC ?= $(ADAPTER_GRPC)
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
 test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup setup-run setup-demo run demo test unit compiled coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
+.PHONY: help setup setup-run setup-demo run demo test unit coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,9 +60,6 @@ unit: setup  ## the quick tests, before no Triton
 
 quick-%:
 	$(PYTEST) -q -n 0 --hypothesis-profile=few -m 'not triton and not slow and not nightly' $(QUICK_$*)
-
-compiled: setup  ## build the wheel with its hot modules compiled into .venv-compiled, and run their tests on it
-	scripts/compiled.sh -q -n 2 $(COMPILED_TESTS)
 
 coverage: setup  ## branches of core, control, packages, protocols and http2 that the quick tests take: 95 % at least
 	.venv/bin/python -m coverage run -m pytest -q -n 0 -m 'not triton and not slow and not nightly' $(QUICK)
@@ -123,4 +117,4 @@ lock: setup  ## pin the newest allowed versions in requirements/ (needs uv)
 	scripts/lock.sh
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .venv-compiled .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

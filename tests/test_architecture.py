@@ -71,42 +71,6 @@ def test_no_two_modules_import_each_other(sources: Sources):
     TopologicalSorter(graph).prepare()  # CycleError names those that do
 
 
-def hot_classes() -> dict[Path, set[str]]:
-    """Those that a .pxd gives C types."""
-    return {
-        path.with_suffix(".py"): set(re.findall(r"(?m)^cdef class (\w+)", path.read_text()))
-        for path in (ROOT / "adapter").rglob("*.pxd")
-    }
-
-
-def kept_from_compiling(module: ast.AST, hot: ast.ClassDef) -> list[str]:
-    """What of a class a compiler can make no C struct with direct calls of."""
-    enums = {
-        node.name
-        for node in ast.walk(module)
-        if isinstance(node, ast.ClassDef) and "Enum" in "".join(map(ast.unparse, node.bases))
-    }
-    found = [ast.unparse(node) for node in (*hot.bases, *hot.keywords, *hot.decorator_list)]
-    for node in ast.walk(hot):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found += [f"@{ast.unparse(each)}" for each in node.decorator_list]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in enums:
-            found.append(ast.unparse(node))
-    return found
-
-
-def test_a_hot_class_has_no_base_no_decorator_and_holds_a_state_as_an_int(sources: Sources):
-    hot = hot_classes()
-    found = {
-        f"{name(file)}:{node.name}": kept_from_compiling(sources[file][0], node)
-        for file, classes in hot.items()
-        for node in sources[file]
-        if isinstance(node, ast.ClassDef) and node.name in classes
-    }
-    assert len(found) == sum(map(len, hot.values())) > 0
-    assert {name: each for name, each in found.items() if each} == {}
-
-
 def test_nobody_uses_the_threads_that_all_share(sources: Sources):
     """adapter/runtime/threads.py has some for each kind of work; the bench has nobody to wait."""
     shared = {

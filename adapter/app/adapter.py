@@ -32,7 +32,6 @@ from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
-from adapter.runtime.form import FORM
 from adapter.runtime.threads import REPOSITORY
 from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
@@ -347,7 +346,6 @@ class Adapter:
         log.info(
             "adapter.started",
             extra={
-                "form": FORM,
                 "triton": self._settings.triton,
                 "triton_http": http,
                 "triton_grpc": grpc,

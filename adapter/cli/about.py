@@ -12,7 +12,6 @@ from adapter.cli.commands import COMMANDS as ALL
 from adapter.cli.options import add_config, add_settings, load
 from adapter.cli.parser import PROG, build, no_command, print_help
 from adapter.cli.text import printable
-from adapter.runtime.form import FORM
 
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -59,9 +58,8 @@ def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     if args.all:
         found["python"] = sys.version.split()[0]
     if args.json:
-        print(json.dumps({**found, "form": FORM}, indent=2))
+        print(json.dumps(found, indent=2))
     else:
-        print(PROG, found.pop(PROG), f"({FORM})")
         for name, number in found.items():
             print(name, number or "not installed")
     return 0

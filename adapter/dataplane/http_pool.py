@@ -91,7 +91,7 @@ class Pool:
         return connection
 
     def _new(self) -> asyncio.Protocol:
-        # of no base class, as it may be compiled; an event loop asks for none
+        # a Connection has the methods of a Protocol without being one
         return cast("asyncio.Protocol", Connection(self, self._faults, self._seconds))
 
     def lost(self, connection: Connection) -> None:

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from adapter.core.artifacts import CacheUse
-from adapter.runtime.form import FORM
 from adapter.telemetry.history import History
 from adapter.telemetry.readings import PREFIX, ModelCollector, State, StateCollector
 from adapter.telemetry.traffic import Traffic
@@ -57,8 +56,11 @@ def own_version() -> str:
 
 def about(triton: str) -> dict[str, str]:
     """Describe this process; `triton`: the setting of that name."""
-    python = {"python": platform.python_version(), "form": FORM}
-    return {"version": own_version(), **python, "triton": triton}
+    return {
+        "version": own_version(),
+        "python": platform.python_version(),
+        "triton": triton,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,7 +17,7 @@ from tests.benchmarks.control import external
 from tests.benchmarks.copying import copying
 from tests.benchmarks.figures import Json, Rounds, of, over
 from tests.benchmarks.place import IDENTITY, FailedError, NotMeasuredError, Scale, free_port
-from tests.benchmarks.rows import FORMS, PROXIES
+from tests.benchmarks.rows import PROXIES
 from tests.benchmarks.stand_in import ANSWER, METADATA, running
 from tests.running import Client, wait_until
 
@@ -67,7 +66,6 @@ end
 """
 _HEADS = {"same": _CALLS, "differ": _CALLS + _DIFFERING}
 _INVOKE, _INFER = "/models/identity/invoke", "/v2/models/identity/infer"
-_COMPILED = Path(__file__).resolve().parents[2] / ".venv-compiled/bin/python"
 
 
 def _envoy_file(triton: str, port: int) -> str:
@@ -202,8 +200,6 @@ def _in_turns(
 
 def proxies(scale: Scale) -> Json:
     """Each proxy has one core, and is never idle; nginx stands in for Triton, wrk sends."""
-    if not _COMPILED.exists():
-        raise NotMeasuredError("there is no compiled form: `make compiled`")
     own, others = sorted(os.sched_getaffinity(0))[:2]
     words = {"metadata": json.dumps(METADATA), "answer": json.dumps(ANSWER)}
     with ExitStack() as opened:
@@ -215,12 +211,11 @@ def proxies(scale: Scale) -> Json:
             "nginx": (*opened.enter_context(_nginx(_PROXY, triton=triton)), _INVOKE),
             "envoy": (*opened.enter_context(_envoy(triton)), _INFER),
         }
-        for form, python in (("pure", sys.executable), ("compiled", str(_COMPILED))):
-            adapter = opened.enter_context(external(triton, grpc, python=python))
-            adapter.wait_for("adapter.started", form=form)
-            with closing(adapter.client()) as client:
-                assert client.load("identity", IDENTITY).status == 200
-            sides[form] = adapter.http, adapter.process.pid, _INVOKE
+        adapter = opened.enter_context(external(triton, grpc))
+        adapter.wait_for("adapter.started")
+        with closing(adapter.client()) as client:
+            assert client.load("identity", IDENTITY).status == 200
+        sides["adapter"] = adapter.http, adapter.process.pid, _INVOKE
         for _, pid, _ in sides.values():
             _pin(pid, own)
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -230,9 +225,8 @@ def proxies(scale: Scale) -> Json:
             send = partial(_send, file, others, scale.seconds)
             found[heads] = _in_turns(sides, scale.rounds, send)
     return {
-        f"{form}_{other}_{heads}": over(rounds, "cpu", form, other)
+        f"adapter_{other}_{heads}": over(rounds, "cpu", "adapter", other)
         for heads, rounds in found.items()
-        for form in FORMS
         for other in PROXIES
     } | {
         f"{name}_us_{heads}": of(rounds, name, "cpu", 1e6)

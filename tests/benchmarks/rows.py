@@ -101,7 +101,6 @@ CALLERS = ("curl", "boto3")  # of the endpoint
 _CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU by count"}
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 
-FORMS = ("compiled", "pure")
 PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "copying"}
 _HEADS = {"same": "", "differ": "; `traceparent` differs"}
 
@@ -109,8 +108,8 @@ _HEADS = {"same": "", "differ": "; `traceparent` differs"}
 SUMMARISED = frozenset(
     {
         *(f"{way}.{name}_rate" for way in ("rest", "grpc") for name in ("adapter", "triton")),
-        *(f"proxies.{form}_{other}_same" for form in FORMS for other in PROXIES),
-        *(f"proxies.{form}_nginx_differ" for form in FORMS),
+        *(f"proxies.adapter_{other}_same" for other in PROXIES),
+        "proxies.adapter_nginx_differ",
         *("endpoint.endpoint_hits", "endpoint.lru_hits"),
         *("endpoint.endpoint_p50", "endpoint.lru_p50"),
         *("builtin.memory", "builtin.memory_builtin", "builtin.memory_adapter"),
@@ -150,15 +149,14 @@ ROWS: Sequence[Row] = (
     Row("memory", "gRPC", "gRPC: growth of the adapter's resident memory", "MiB", most=64),
     *(Row("clients", name, name, "%", least=99) for name in CLIENTS),
     *(
-        Row("proxies", f"{form}_{other}_{heads}", f"{form}, over {told}{more}", "x")
+        Row("proxies", f"adapter_{other}_{heads}", f"the adapter, over {told}{more}", "x")
         for heads, more in _HEADS.items()
-        for form in FORMS
         for other, told in PROXIES.items()
     ),
     *(
         Row("proxies", f"{name}_us_{heads}", f"{name}: CPU a request{more}", "µs")
         for heads, more in _HEADS.items()
-        for name in (*FORMS, *PROXIES)
+        for name in ("adapter", *PROXIES)
     ),
     *(
         Row("cold", f"{use}_{size}", f"a model of {size} MiB {told}", "s")

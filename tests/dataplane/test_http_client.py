@@ -96,7 +96,6 @@ async def test_a_whole_body_arrives(size):
     assert (upstream.requests[0].body, upstream.requests[0].is_whole) == (bytes(size), True)
 
 
-@pytest.mark.pure  # the other form takes no subclass of bytes
 @pytest.mark.parametrize("raw", [OK, b"no answer"], ids=["answered", "broken off"])
 async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
     freed = []

@@ -141,7 +141,6 @@ async def test_a_triton_that_does_not_take_the_body_is_a_timeout():
         await upstream.talks[0].ended.wait()
 
 
-@pytest.mark.pure
 async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout():
     async def script(talk):
         await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))

@@ -1,15 +1,12 @@
 """The fuzz tests of tests/frontends/http, with other examples each time."""
 
 import asyncio
-import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-import pytest
 import uvloop
 
 from tests.frontends.http import test_both_paths as ways
@@ -18,7 +15,6 @@ from tests.frontends.http import test_listener_fuzz as fuzz
 from tests.frontends.http import test_readings as readings
 from tests.frontends.http.readings import Streams
 from tests.nightly.again import play_until
-from tests.test_architecture import ROOT
 
 _AT_ONCE = 60
 
@@ -52,15 +48,6 @@ def test_of_a_million_heads_none_is_read_otherwise_by_h11(seed):
 def test_heads_in_pieces_are_answered_as_whole_ones(seconds, seed):
     seen = play_seeds(seconds / 3, seed, lambda chance: heads.compare_split(chance, 200))
     assert min(seen["200"], seen["400"]) > 0
-
-
-@pytest.mark.timeout(1800)
-def test_compiled_and_pure_read_a_million_heads_alike_and_no_integer_overflows(seed):
-    """`-ftrapv` ends the process where a signed integer overflows."""
-    environment = {"CFLAGS": "-ftrapv", "NIGHTLY_SEED": str(seed), "NIGHTLY_HEADS": "1000000"}
-    test = "tests/frontends/http/test_head_readings.py"
-    command = ["scripts/compiled.sh", "-q", "-n", "0", "-s", test]
-    subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
 
 
 def test_where_a_request_ends_has_one_reading(seconds, seed):

@@ -80,7 +80,7 @@ class Connections:
     ) -> asyncio.Protocol:
         """Return the protocol of a new connection, or the one that refuses it."""
         if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
-            # of no base class, as it may be compiled; an event loop asks for none
+            # a Connection has the methods of a Protocol without being one
             return cast("asyncio.Protocol", new())
         self.shed("refused")
         is_patient = self._lingering <= self._most // 8

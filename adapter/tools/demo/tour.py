@@ -26,7 +26,6 @@ from adapter.cli.serving import LACKS_ONNXRUNTIME, lacks_onnxruntime
 from adapter.cli.text import DIM, GREEN, RED, coloured, printable_lines, width
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
-from adapter.runtime.form import FORM
 from adapter.settings import load_settings
 from adapter.telemetry.log import setup_logging
 from adapter.tools.demo.endpoint import LACKING, EndpointTour, bucket, lacks_bucket
@@ -302,9 +301,7 @@ async def _tour_container(adapter: Adapter, scratch: Path) -> None:
         title("An adapter and a stock Triton")
         await adapter.start()
         seconds = time.monotonic() - begun
-        check(
-            is_met=True, text=f"both are up after {seconds:.1f} s, the adapter in its {FORM} form"
-        )
+        check(is_met=True, text=f"both are up after {seconds:.1f} s")
         async with aiohttp.ClientSession() as session:
             await Tour(session, adapter.addresses, scratch).run()
     finally:

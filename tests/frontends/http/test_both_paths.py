@@ -373,7 +373,6 @@ async def test_a_refusal_is_logged_where_a_line_that_differs_comes_twice(
     assert "7" in {getattr(r, "request_id", None) for r in caplog.records}
 
 
-@pytest.mark.pure
 @pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
 async def test_a_refusal_calls_less_of_the_adapter_than_an_answer(
     path: str, caplog: pytest.LogCaptureFixture

@@ -1,18 +1,15 @@
 """A head has one reading: what our scanner reads, h11 reads the same. A million: make nightly.
 
-h11 is an implementation that shares no code with ours, nor with the parser of aiohttp. `make
-compiled` compares the compiled scanner with the same source as Python, too.
+h11 is an implementation that shares no code with ours, nor with the parser of aiohttp.
 """
 
 import asyncio
-import importlib.util
 import os
 import random
 import re
 import sys
 from collections import Counter
 from itertools import pairwise
-from types import ModuleType
 
 import h11
 import pytest
@@ -21,7 +18,6 @@ from adapter.frontends.http.head_scanner import END, Scanned, names_of, scan
 from tests.cases import rows
 from tests.frontends.http.listener import FAST, Listener, opened
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
-from tests.test_architecture import ROOT
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
 COUNT = int(os.environ.get("NIGHTLY_HEADS", "3000"))
@@ -92,31 +88,13 @@ def is_read_alike(raw: bytes, ours: Scanned) -> bool:
     )
 
 
-def pure_scanner() -> ModuleType:
-    """Load the scanner as Python, whatever form runs."""
-    source = ROOT / "adapter/frontends/http/head_scanner.py"
-    spec = importlib.util.spec_from_file_location("pure_head_scanner", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def as_read(head: Scanned | None) -> tuple[object, ...] | None:
-    if head is None:
-        return None
-    return head.method, head.target, [*head.fields.items()], head.lines, head.length
-
-
 def compare(chance: random.Random, count: int) -> Counter[str]:
-    made, seen, pure = Heads(chance), Counter[str](), pure_scanner()
+    made, seen = Heads(chance), Counter[str]()
     for _ in range(count):
         raw = made.one()
         ours = scan(raw)
         seen["left" if ours is None else "read"] += 1
         assert ours is None or is_read_alike(raw, ours), raw
-        assert as_read(ours) == as_read(pure.scan(raw)), raw
     return seen
 
 

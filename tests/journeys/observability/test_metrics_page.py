@@ -206,7 +206,7 @@ def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, 
 def test_the_build_and_the_idle_time_of_models_are_told(adapter: RunningAdapter):
     found = page(adapter)
     assert re.search(
-        r'^triton_adapter_build_info\{form="pure",python="3[^"]*",triton="embedded",version="',
+        r'^triton_adapter_build_info\{python="3[^"]*",triton="embedded",version="',
         found,
         re.MULTILINE,
     )

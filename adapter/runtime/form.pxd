@@ -1,1 +1,0 @@
-# Has no C types: it is compiled to tell that the others are.
