@@ -179,7 +179,6 @@ class Rpc:
         shared, settings = self._shared, self._shared.settings
         sizes = MeshSizes(
             shared.control,
-            settings.all_roots,
             default_bytes=settings.modelmesh_default_size,
             size_factor=settings.size_factor,
             memory_bytes=settings.modelmesh_memory,

@@ -143,7 +143,7 @@ class Loader:
         memory, limits = self._memory, self._memory.limits
         refusal = limits.excess(record, self._readings.last, clock.monotonic())
         if refusal is not None and memory.is_to_come:
-            await memory.until_left(0, lambda: memory.is_to_come, self._limits.recovery)
+            await memory.wait_for_room()
             refusal = limits.excess(record, await self._readings.read(), clock.monotonic())
         return refusal
 

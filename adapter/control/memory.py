@@ -186,15 +186,19 @@ class Memory:
         if self.limits.is_below(account.estimate):  # it seems too large, and is tried only once
             self.limits.oversize.tried(account.package_key)
 
-    async def until_left(
-        self, size_bytes: int, is_to_come: Callable[[], bool], seconds: float
-    ) -> None:
-        """Wait, for `seconds` at most, until so much is left, while `is_to_come`: room comes."""
-        deadline = clock.monotonic() + seconds
-        while is_to_come() and clock.monotonic() < deadline:
+    async def wait_for_room(self) -> None:
+        """Wait while memory is above a limit and is about to be freed, for a moment at most."""
+        deadline = clock.monotonic() + self._limits.recovery
+        while self.is_to_come and clock.monotonic() < deadline:
             left = self.ledger.snapshot().left(await self.readings.read())
-            if total(left) >= size_bytes and all(count >= 0 for count in left.values()):
+            if all(count >= 0 for count in left.values()):
                 return
+            await self._wait_for_change()
+
+    async def wait_for_evictions(self, seconds: float) -> None:
+        """Wait, for `seconds` at most, while ModelMesh is to evict models by its books."""
+        deadline = clock.monotonic() + seconds
+        while self.mesh.evicts and clock.monotonic() < deadline:
             await self._wait_for_change()
 
     def placed(self, record: ModelRecord) -> None:
@@ -367,7 +371,7 @@ class Memory:
             reading=self.limits.less_reserved(reading),
             loads=len(loads),
             unknown_loads=sum(not (e.is_told or e.estimate.basis in KNOWN) for e in loads),
-            unloads=len(self.accounts.unloads) + len(self._undone),
+            unloads=self._count_unloads(is_planned=is_planned),
             is_settling=self.readings.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
@@ -377,6 +381,13 @@ class Memory:
             processes=package.processes,
             is_told=self.reports.is_due(package),
         )
+
+    def _count_unloads(self, *, is_planned: bool) -> int:
+        """Return how many unloads may free memory. One that ModelMesh is about to send counts for
+        the loads that it has planned.
+        """
+        is_evicting = is_planned and self.mesh.evicts
+        return len(self.accounts.unloads) + len(self._undone) + is_evicting
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:
         """Return the loads that one begun at `begun` waits for; none if it has waited too long.

@@ -254,10 +254,6 @@ class Sizes:
             return None
         return total(learned.figures)
 
-    def declared_by(self, model_id: ModelId) -> int | None:
-        """Bytes that the files last loaded as `model_id` by this process declare."""
-        return self._declared.get(self._key_of.get(model_id, ""))
-
     def as_dict(self) -> dict[str, object]:
         """Return what was learned, in that order, as JSON that `restore` reads."""
         known = {key for key, _ in self._learned}

@@ -1,7 +1,6 @@
 """Reads from a config which content types a model opted into, and what it says of its memory."""
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,10 +19,8 @@ from adapter.packages.config import parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
 from adapter.packages.faults import cut, shown
-from adapter.packages.roots import resolve
 from adapter.protocols.codecs import PARAMETER, content_types
 from adapter.protocols.tensors import ContentTypes, Tensor
-from adapter.runtime import clock
 
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75
@@ -167,33 +164,3 @@ def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | 
         elif config is None or not is_ensemble(config):
             return None
     return of_python + in_triton
-
-
-def quick_size(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
-    """Return the sum that the configs declare, None without any, and the bytes of all files; 0 when
-    they cannot be read, or not all of them until `end` (time.monotonic).
-    """
-    configs: list[Path] = []
-    found = 0
-    try:
-        path = resolve(url, roots)
-        if path.is_file():
-            return None, path.stat().st_size
-        for folder, _, names in os.walk(path):
-            if clock.monotonic() > end:
-                return None, 0
-            found += sum(Path(folder, name).stat().st_size for name in names)
-            configs += [Path(folder, CONFIG)] if CONFIG in names else []
-    except (AdapterError, OSError):
-        return None, 0
-    sizes = [size for config in configs if (size := _declared(config)) is not None]
-    return (sum(sizes) if sizes else None), found
-
-
-def _declared(config: Path) -> int | None:
-    try:
-        # reading a pipe of that name would block for ever
-        text = read_config(config) if config.is_file() else ""
-        return declared_bytes(parse(text, config).config, config)
-    except (AdapterError, OSError):  # the load reports what is wrong with it
-        return None

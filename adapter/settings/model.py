@@ -407,7 +407,9 @@ class Settings(Rules):
         "load timeout that is reported to ModelMesh; at most load_timeout_seconds is reported",
     )
     modelmesh_default_size: Annotated[Size, Field(lt=MAX_SIZE_BYTES)] = Group.MODELMESH.setting(
-        1_000_000, "size that is reported to ModelMesh for a model of unknown size"
+        1_000_000,
+        "size that is reported to ModelMesh for a model of unknown size, and the most that is "
+        "predicted before a load",
     )
     modelmesh_memory_buffer: AnySize = Group.MODELMESH.setting(
         "256MiB", "part of modelmesh_memory that is not available to models"

@@ -1,8 +1,10 @@
 """Plays the cache of ModelMesh 0.12: one instance, full, that loads, evicts and corrects its books.
 
-The rules are those of docs/modelmesh.md, "What ModelMesh does", in units of 8 KiB. Memory of models
-that are evicted but not unloaded yet counts in a buffer, from which loads borrow: so the load of
-one model may begin before another's unload. All pauses can be shortened by `pace`.
+The rules are those of docs/modelmesh.md, "What ModelMesh does", in units of 8 KiB. A load counts
+with its predicted size from the moment it is queued, and evicts the oldest entries: also those that
+are loading or queued, and the new one itself. Memory of models that are evicted but not unloaded
+yet counts in a buffer, from which loads borrow: so the load of one model may begin before another's
+unload. All pauses can be shortened by `pace`.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ SPACE_SECONDS = 180.0
 REMOVED_SECONDS, CANCELLED_SECONDS, SIZING_SECONDS, FAILED_SECONDS = 0.2, 0.5, 1.5, 1.0
 BUSY_SECONDS, BUSY_TRIES = 0.5, 8
 USES = 8  # of an entry that is evicted before it can be used
+LEAST_COPIES = 10  # from so many models on their average size counts for a load behind others
 REMEMBERED_SECONDS = 450.0
 
 
@@ -33,7 +36,12 @@ class Churn(Exception):
     """The cache is full, and its oldest entry is too young to go."""
 
 
+class TooOld(Exception):
+    """The entry was evicted before its load was queued."""
+
+
 class Step(Enum):
+    NEW = auto()  # its size is being predicted
     WAITING = auto()  # in the queue, or for space
     LOADING = auto()
     SIZING = auto()
@@ -46,8 +54,9 @@ class Step(Enum):
 class Entry:
     model_id: str
     weight: int = 0
+    is_average: bool = False  # the weight is that of the average model, until the load begins
     used_at: float = 0.0
-    step: Step = Step.WAITING
+    step: Step = Step.NEW
     in_flight: int = 0
     failed_at: float = 0.0
     error: Exception | None = None
@@ -62,6 +71,7 @@ class Counts:
     evictions: int = 0
     underpredicted: int = 0
     churn: int = 0
+    too_old: int = 0
 
 
 class MeshCache:
@@ -91,6 +101,7 @@ class MeshCache:
         self._churn_seconds = churn_seconds
         self._pace = pace
         self._loaders = asyncio.Semaphore(load_concurrency)
+        self._predicted_loads = load_concurrency + load_concurrency // 3
         self._entries: dict[str, Entry] = {}
         self._occupied = 0  # of entries
         self._unloading = 0  # of removed entries, less what loads have borrowed
@@ -103,7 +114,7 @@ class MeshCache:
     async def use(self, model_id: str) -> Any:
         """Send one request to the model, which is loaded if it is not here."""
         for _ in range(USES):
-            entry = self._entries.get(model_id) or self._insert(model_id)
+            entry = self._entries.get(model_id) or await self._insert(model_id)
             entry.used_at = _now()
             await entry.settled.wait()
             if entry.step is Step.FAILED:
@@ -155,7 +166,8 @@ class MeshCache:
         unloading = self._unloading + required
         return unloading <= self._reserve or unloading + self._occupied <= self._capacity
 
-    def _insert(self, model_id: str) -> Entry:
+    async def _insert(self, model_id: str) -> Entry:
+        """Book a new model at its predicted size, and queue its load."""
         self._forget_old_failures()
         oldest = min((e.used_at for e in self._entries.values()), default=None)
         now = _now()
@@ -163,25 +175,53 @@ class MeshCache:
         if is_full and oldest is not None and now - oldest < self._churn_seconds:
             self.counts.churn += 1
             raise Churn(model_id)
-        entry = self._entries[model_id] = Entry(model_id, used_at=now)
-        self._grow(entry, self._default)
+        entry = Entry(model_id, used_at=now)
+        self._entries[model_id] = entry
+        self._grow(entry, 1)
+        try:
+            units = await self._initial_units(entry)
+        except BaseException:
+            self._discard(entry)
+            raise
+        if units > self._capacity:
+            self._discard(entry)
+        elif entry.step is Step.NEW:
+            self._grow(entry, units - entry.weight)
+        if entry.step is Step.REMOVED:
+            self.counts.too_old += 1
+            raise TooOld("Entry too old for cache")
+        entry.step = Step.WAITING
         entry.work = self._start(self._load(entry))
         return entry
+
+    async def _initial_units(self, entry: Entry) -> int:
+        """Return the predicted size; the average of models if the load is behind many others."""
+        steps = (Step.WAITING, Step.LOADING, Step.SIZING)
+        loads = sum(each.step in steps for each in self._entries.values())
+        copies = sum(each.step is not Step.FAILED for each in self._entries.values())
+        if loads > self._predicted_loads and copies >= LEAST_COPIES:
+            entry.is_average = True
+            return 1 + min(self._capacity, self._weighed) // copies
+        return await self._predicted_units(entry)
+
+    async def _predicted_units(self, entry: Entry) -> int:
+        return max(1, await self._runtime.predict(entry.model_id) // UNIT)
 
     def _grow(self, entry: Entry, units: int) -> None:
         """Borrow from the buffer what an entry takes before its load."""
         entry.weight += units
         self._occupied += units
         self._unloading -= units
-        self._evict(entry)
+        self._evict()
 
-    def _evict(self, newest: Entry) -> None:
-        while self._weighed > self._capacity:
-            oldest = min(self._entries.values(), key=lambda each: each.used_at)
-            if oldest is newest:
-                return
+    def _evict(self) -> None:
+        while self._weighed > self._capacity and self._entries:
             self.counts.evictions += 1
-            self._remove(oldest)
+            self._remove(min(self._entries.values(), key=lambda each: each.used_at))
+
+    def _discard(self, entry: Entry) -> None:
+        if entry.step is not Step.REMOVED:
+            self._remove(entry)
 
     def _remove(self, entry: Entry) -> None:
         del self._entries[entry.model_id]
@@ -234,11 +274,12 @@ class MeshCache:
             await self._correct(entry, max(1, size // UNIT))
 
     async def _loaded_size(self, entry: Entry) -> int:
-        predicted = await self._runtime.predict(entry.model_id) // UNIT
-        if predicted > self._capacity:
-            raise RuntimeError(f"predicted {predicted} units, above the capacity")
-        if predicted > entry.weight:
-            self._grow(entry, predicted - entry.weight)
+        if entry.is_average:
+            predicted = await self._predicted_units(entry)
+            if predicted > self._capacity:
+                raise RuntimeError(f"predicted {predicted} units, above the capacity")
+            if predicted > entry.weight:
+                self._grow(entry, predicted - entry.weight)
         async with self._changed, asyncio.timeout(SPACE_SECONDS):
             await self._changed.wait_for(lambda: self._has_space(entry.weight))
         self._unloading += entry.weight
@@ -254,9 +295,10 @@ class MeshCache:
         entry.settled.set()
         less = entry.weight - 1
         self._unloading += less
-        self._evict(entry)  # while the failed load counts twice
-        entry.weight = 1
-        self._occupied -= less
+        self._evict()  # while the failed load counts twice
+        if entry.step is Step.FAILED:
+            entry.weight = 1
+            self._occupied -= less
         if was_begun:
             self._start(self._unload(entry, less, FAILED_SECONDS))
         else:
@@ -271,7 +313,7 @@ class MeshCache:
             self._deficit += delta - remaining
         self._occupied += delta
         entry.weight = units
-        self._evict(entry)
+        self._evict()
         if delta < 0:
             await self._pay(-delta, from_unloading=False)
 

@@ -1,10 +1,10 @@
 """Triton's control plane in this process."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from adapter.core.model import ModelId, ProcessId, TritonName
-from adapter.errors import BackendUnavailable
+from adapter.errors import BackendUnavailable, OutOfMemory
 from tests.fakes.steps import Steps
 
 
@@ -12,8 +12,9 @@ class FakeControlTriton:
     """`models` is what it has in memory, `loading` what it never ends loading. The unload of a
     name in `stuck` never ends, as with a python process that died, until the same name is loaded
     again. `along[ensemble]` are the names that come and go with it. The load of a name in `deadly`
-    ends it, and sets `ended`. `not_warmed[name]` is why that model is not warmed up. `version` is
-    what it reports, `reports` what it says that models take of each GPU.
+    ends it, and sets `ended`. A load for which `has_room` returns False runs out of memory.
+    `not_warmed[name]` is why that model is not warmed up. `version` is what it reports, `reports`
+    what it says that models take of each GPU.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -24,6 +25,7 @@ class FakeControlTriton:
         self.loading: set[str] = set()
         self.along: dict[str, set[str]] = {}
         self.deadly: set[str] = set()
+        self.has_room: Callable[[str], bool] = lambda _: True
         self.not_warmed: dict[str, str] = {}
         self.ended = asyncio.Event()
         self.server: FakeServer | None = None
@@ -44,6 +46,8 @@ class FakeControlTriton:
         if name in self.deadly:
             self.end()
             raise BackendUnavailable("the connection to Triton broke", delivered=True)
+        if not self.has_room(name):
+            raise OutOfMemory("CUDA out of memory")
         self.models |= self._with_steps(name)
         self.stuck.discard(name)
 

@@ -1,10 +1,12 @@
-"""Five rounds of a full ModelMesh: unknown, learned and declared sizes, with and without churn."""
+"""A full ModelMesh: unknown, learned and declared sizes, with and without churn, and eight callers
+at once of eight times as many models as fit.
+"""
 
 import pytest
 
 from tests.journeys.modelmesh.full import Stage, in_order, shuffled
 
-pytestmark = [pytest.mark.triton, pytest.mark.nightly]
+pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(3600)]
 ROUNDS = 5
 
 
@@ -41,3 +43,16 @@ async def test_with_the_default_churn_age_only_modelmesh_refuses(tmp_path):
             stage.cache.age(100)
     assert stage.tally.churned == len(stage.refused)
     stage.check(answers=ROUNDS * 48 - stage.tally.churned)
+
+
+@pytest.mark.parametrize("default_size", ["1MB", "64MiB"])
+async def test_eight_callers_of_forty_models_are_answered(tmp_path, default_size):
+    """ModelMesh books a load when it is queued: what was predicted for eight loads must not evict
+    those that are loading. Models take some 170 MiB, more than both defaults, and there is room
+    for five. With a default of 200 MiB eight loads do not fit, and ModelMesh answers hardly any.
+    """
+    flags = ("--load-concurrency=2", f"--modelmesh-default-size={default_size}")
+    async with Stage(tmp_path, *flags, memory_limit="1200MiB", churn_seconds=0) as stage:
+        names = stage.write("large", 40, large=True)
+        await stage.use_at_random(names, calls=530, callers=8, seed=1)
+    stage.check_share(answers=500, failed_share=0.05)

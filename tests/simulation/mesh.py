@@ -54,7 +54,6 @@ class MeshCallers(Callers):
         reads = world.plan.reader != "off" or world.oracle.settings.memory_limit
         sizes = MeshSizes(
             control,
-            (),
             default_bytes=_DEFAULT_BYTES,
             size_factor=FACTOR,
             memory_bytes=None if reads else world.plan.device_bytes,

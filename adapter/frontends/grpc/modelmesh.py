@@ -22,7 +22,6 @@ from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
-    CapacityError,
     InvalidRequest,
     ModelNotFound,
 )
@@ -106,17 +105,15 @@ class ModelRuntime:
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source, seconds = _source(request, key), self._options.load_seconds
-        size = self._sizes.expect(model_id, source.url, key)
+        size = self._sizes.begin_load(model_id, source.url, key)
         try:
             record = await self._with_triton(
                 lambda: self._ensure_loaded(model_id, source, size, log_fields),
                 seconds,
                 self._broken_off,
             )
-        except BaseException as error:
+        except BaseException:
             self._sizes.books.drop(model_id)
-            if isinstance(error, CapacityError):
-                self._sizes.ran_out(model_id, size)
             raise
         limit = self._options.model_concurrency
         if isinstance(limit, str):
@@ -158,7 +155,7 @@ class ModelRuntime:
         """Wait for room that ModelMesh is making, and then for a slot. An unload of the model ends
         the wait.
         """
-        wait = asyncio.create_task(self._room_and_slot(size))
+        wait = asyncio.create_task(self._room_and_slot(model_id, size))
         self._waiting[model_id].add(wait)
         try:
             await asyncio.shield(wait)
@@ -175,10 +172,11 @@ class ModelRuntime:
             if not self._waiting[model_id]:
                 del self._waiting[model_id]
 
-    async def _room_and_slot(self, size: int) -> None:
-        memory, books, seconds = self._control.memory, self._sizes.books, self._told_seconds() / 2
+    async def _room_and_slot(self, model_id: ModelId, size: int) -> None:
         with self._metrics.waiting_load("memory"):
-            await memory.until_left(size, lambda: books.evicts, seconds)
+            await self._control.memory.wait_for_evictions(self._told_seconds() / 2)
+        # the next load waits for what ModelMesh will evict once it is told the size of this one
+        self._sizes.books.count(model_id, size)
         with self._metrics.waiting_load("turn"):
             await self._load_slots.acquire()
 
@@ -241,8 +239,7 @@ class ModelRuntime:
     async def predict_size(
         self, request: pb.PredictModelSizeRequest
     ) -> pb.PredictModelSizeResponse:
-        model_id, key = ModelId(request.modelId), parse_key(request.modelKey)
-        size = await self._sizes.predicted(model_id, request.modelPath, key)
+        size = self._sizes.predict(ModelId(request.modelId), request.modelPath)
         return pb.PredictModelSizeResponse(sizeInBytes=size)
 
     async def size(self, request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:

@@ -1,27 +1,19 @@
 """Sizes for ModelMesh: of a model before its load, of a loaded one, and the capacity."""
 
 import asyncio
-import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from adapter.control.models import ModelControl
 from adapter.core.ledger import UNSEEN, DeviceBook
 from adapter.core.memory import HOST, Device, total
 from adapter.core.model import ModelId
-from adapter.core.sizing import remember
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.bodies import parsed
-from adapter.packages.config_parameters import quick_size
-from adapter.runtime import clock
-from adapter.runtime.threads import LOOKUPS
-from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
+from adapter.settings.modelmesh import refuse_capacity
 
-# ModelMesh waits 500 ms for a prediction, in one of its loading threads.
-_SCAN_SECONDS = 0.03
+_POLL_SECONDS = 0.03  # between two looks at a measurement
 # A lagging memory sensor shows a model after seconds; ModelMesh waits 30 s for a size.
 _MEASURE_SECONDS = 20.0
 _MAX_BYTES = 2**63
@@ -29,9 +21,7 @@ _MAX_BYTES = 2**63
 _GROWTH_SHARE = _STRIP_SHARE = 10
 _KNOWN_GROWTH_SHARE = 50  # an earlier run may have done less
 _GPU_GROWTH_BYTES = 512 * 2**20  # a CUDA context and what libraries keep
-_LARGEST_STRIP_SHARE = _LARGEST_GUESS_SHARE = 4
-# What is predicted at least of a model that was never measured: room that ModelMesh makes.
-_LEAST_GUESS_BYTES = 64 * 2**20
+_LARGEST_STRIP_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +55,16 @@ def _count(found: object) -> float:
 
 
 class MeshSizes:
-    """Reports measured sizes as they are, and estimates not below the default: ModelMesh asks once,
-    and books the answer. `books` follows what it counts.
+    """Tells ModelMesh the sizes of models: at most the default before a load, and all of it after.
+
+    ModelMesh books a prediction when it queues the load, and evicts for it at once, also models
+    that it is loading. With full sizes a few callers make it evict each load before its end. What a
+    load takes beyond its prediction has room in the landing strip, until ModelMesh has evicted.
     """
 
     def __init__(
         self,
         control: ModelControl,
-        roots: Sequence[Path],
         *,
         default_bytes: int,
         size_factor: float,
@@ -85,12 +77,9 @@ class MeshSizes:
         self.default_bytes = default_bytes
         self._registry, self._memory = control.registry, control.memory
         self._learned, self.books = self._memory.sizes, self._memory.mesh
-        self._raised: dict[ModelId, int] = {}  # predictions with which a load ran out of memory
-        self._asked: dict[ModelId, int] = {}  # predictions whose loads have not begun
         self._factor = size_factor
         self._container_bytes = memory_bytes
         self._buffer = buffer_bytes
-        self._roots = [os.path.realpath(root) for root in roots]
 
     def capacity(self) -> int:
         """Return what the ledger can grant for as long as the pod lives; without a GPU at most the
@@ -132,53 +121,21 @@ class MeshSizes:
         self.books.start(capacity)
         return capacity
 
-    def expect(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        """Note a load that ModelMesh begins; return the size that it counts for it."""
-        size = self._asked.pop(model_id, None) or self._known(model_id, path)
-        if size is None:
-            size = self._unknown(model_id, key.disk_size_bytes)
-        self.books.count(model_id, size)
-        return size
-
-    def ran_out(self, model_id: ModelId, predicted: int) -> None:
-        """Predict twice as much for the next load of a model that has run out of memory: ModelMesh
-        evicts by the prediction alone.
+    def predict(self, model_id: ModelId, path: str) -> int:
+        """Return what ModelMesh is to book for a load. It asks with a path of its storage before
+        the files are here, and loads from a local one: so a size is found by the id, too.
         """
-        remember(self._raised, model_id, 2 * predicted)
+        return min(self._known(model_id, path) or self.default_bytes, self.default_bytes)
 
-    async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        """Return the learned size, else the declared one, else a guess of which ModelMesh makes
-        enough room. The puller asks with a path that nothing was loaded from: hence by the id too.
-        """
-        size = self._known(model_id, path) or await self._guessed(model_id, path, key)
-        remember(self._asked, model_id, size)
-        return size
+    def begin_load(self, model_id: ModelId, path: str, key: ModelKey) -> int:
+        """Count a load as ModelMesh does; return what it is likely to be told after the load."""
+        self.books.count(model_id, self.predict(model_id, path))
+        if (known := self._known(model_id, path)) is not None:
+            return known
+        return max(self._guess(None, key.disk_size_bytes), self._learned.mean_bytes())
 
     def _known(self, model_id: ModelId, path: str) -> int | None:
         return self._learned.of_url(path) or self._learned.of_model(model_id)
-
-    async def _guessed(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        end = clock.monotonic() + _SCAN_SECONDS
-        scan = LOOKUPS.run(quick_size, path, self._roots, end)
-        try:
-            declared, on_disk = await asyncio.wait_for(scan, _SCAN_SECONDS)
-        except TimeoutError:
-            declared, on_disk = None, 0
-        if declared is None:
-            declared = self._learned.declared_by(model_id)
-        if declared is not None:
-            return self._guess(declared, 0)
-        return self._unknown(model_id, key.disk_size_bytes or on_disk)
-
-    def _unknown(self, model_id: ModelId, on_disk: float) -> int:
-        """Return the larger of what the files say and what models usually take. A guess empties no
-        more than a quarter of the capacity, files no more than all of it.
-        """
-        capacity = self.books.capacity or MAX_SIZE_BYTES
-        usual = max(_LEAST_GUESS_BYTES, self.default_bytes, self._learned.mean_bytes())
-        usual = max(self.default_bytes, min(usual, capacity // _LARGEST_GUESS_SHARE))
-        files = self._guess(None, on_disk)
-        return max(usual, min(max(files, self._raised.get(model_id, 0)), capacity))
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
@@ -190,7 +147,7 @@ class MeshSizes:
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
                 while not self._is_measured(model_id):  # noqa: ASYNC110
-                    await asyncio.sleep(_SCAN_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         return self._reported(model_id)
 
     def _is_measured(self, model_id: ModelId) -> bool:

@@ -4,9 +4,10 @@ import asyncio
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as pb
 from tests.fakes.mesh import SIZE_SECONDS, Mesh
-from tests.fakes.mesh_cache import Churn, MeshCache
+from tests.fakes.mesh_cache import Churn, MeshCache, TooOld
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG, write_python_model
 
@@ -113,24 +114,31 @@ def in_order(*groups: Sequence[str]) -> list[str]:
 
 
 class Stage:
-    """An adapter with a limit of 900 MiB, and a ModelMesh whose clients use models of `root`.
+    """An adapter with a limit of memory, and a ModelMesh whose clients use models of `root`.
 
     A patient client comes again when ModelMesh refuses for churn; `refused` are the others' models.
     """
 
-    def __init__(self, root: Path, *, churn_seconds: float, is_patient: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *flags: str,  # of the adapter
+        churn_seconds: float,  # the least age of the oldest model at which a new one is taken
+        memory_limit: str = "900MiB",
+        is_patient: bool = True,
+    ) -> None:
         self.tally = Tally()
         self.refused: list[str] = []
         self.cache: MeshCache
         self._root = root
+        self._flags = (f"--model-roots={root}", f"--memory-limit={memory_limit}", COMPLETE, *flags)
         self._churn_seconds = churn_seconds
         self._is_patient = is_patient
         self._undo = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as undo:
-            flags = (f"--model-roots={self._root}", "--memory-limit=900MiB", COMPLETE)
-            adapter = undo.enter_context(embedded_adapter(*flags))
+            adapter = undo.enter_context(embedded_adapter(*self._flags))
             mesh = Mesh(adapter.listeners["grpc"], adapter.listeners["grpc"])
             mesh.predict_seconds = 60  # a busy machine may not answer in 500 ms
             undo.push_async_callback(mesh.close)
@@ -174,6 +182,12 @@ class Stage:
 
         await asyncio.gather(*(call() for _ in range(callers)))
 
+    async def use_at_random(
+        self, names: Sequence[str], *, calls: int, callers: int, seed: int
+    ) -> None:
+        """Make calls, each for any of the models."""
+        await self.use(random.Random(seed).choices(names, k=calls), callers=callers)
+
     async def _use(self, name: str) -> None:
         while True:
             try:
@@ -184,7 +198,7 @@ class Stage:
                     self.refused.append(name)
                     return
                 await asyncio.sleep(0.5)
-            except (grpc.aio.AioRpcError, TimeoutError, RuntimeError) as error:
+            except (grpc.aio.AioRpcError, TimeoutError, RuntimeError, TooOld) as error:
                 text = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
                 self.tally.failed.append(f"{name}: {text}")
                 return
@@ -209,8 +223,26 @@ class Stage:
         """All were answered, and memory was never above the limit by more than one load, nor for
         longer than ModelMesh takes to unload.
         """
-        print(f"\n{os.environ['PYTEST_CURRENT_TEST']}: {self.tally}")  # noqa: T201
+        self._print()
         assert self.tally.failed == []
         assert self.tally.answered == answers
+        self._check_memory()
+
+    def check_share(self, *, answers: int, failed_share: float) -> None:
+        """At least so many were answered, and at most that share failed; memory as above."""
+        self._print()
+        assert self.tally.answered >= answers
+        assert len(self.tally.failed) <= failed_share * (
+            self.tally.answered + len(self.tally.failed)
+        )
+        self._check_memory()
+
+    def _check_memory(self) -> None:
         assert self.tally.most_over <= LARGE_BYTES + PROCESS_BYTES
         assert self.tally.longest_over < UNLOAD_SECONDS
+
+    def _print(self) -> None:
+        causes = Counter(failure.partition(": ")[2] for failure in self.tally.failed)
+        summary = replace(self.tally, failed=[])
+        test = os.environ["PYTEST_CURRENT_TEST"]
+        print(f"\n{test}: {summary}, {causes}, {self.cache.counts}")  # noqa: T201

@@ -125,9 +125,10 @@ async def test_the_mesh_as_it_was_recorded_has_every_call_answered(adapter, fold
         await played.unload()
 
     assert answers == {5: [5.0], 7: [7.0], 9: [9.0]}
-    assert first == (64 * 2**20, sum(model["bytes"].values()))
-    # learned, though nothing was ever loaded from the path in the bucket; it may have grown
-    assert again[0] >= first[1]
+    default = 1_000_000  # what is learned is larger, and never predicted
+    assert first == (default, sum(model["bytes"].values()))
+    assert again[0] == default
+    assert again[1] > default
     assert adapter.state()["models"] == []
 
 

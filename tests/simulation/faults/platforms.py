@@ -22,7 +22,7 @@ PLATFORMS = [
         "a load that its books allow is refused, and avoided for minutes",
         ModelRuntime,
         "_room_and_slot",
-        "await memory.until_left(size, lambda: books.evicts, seconds)",
+        "await self._control.memory.wait_for_evictions(self._told_seconds() / 2)",
         "pass",
         test="tests/frontends/grpc/modelmesh/test_full.py"
         "::test_a_load_that_waits_for_an_eviction_begins_when_the_model_is_gone",

@@ -37,7 +37,6 @@ class Front:
             self.triton,
             MeshSizes(
                 house.control,
-                [root],
                 default_bytes=given.modelmesh_default_size,
                 size_factor=given.size_factor,
                 memory_bytes=given.modelmesh_memory,

@@ -1,122 +1,26 @@
 """predictModelSize and modelSize."""
 
-import asyncio
-import json
-import threading
-import time
-
 import pytest
 
 from adapter.core.memory import Device
-from adapter.errors import ModelNotFound, OutOfMemory
-from adapter.frontends.grpc import modelmesh_sizes
-from adapter.packages.config_parameters import quick_size
-from adapter.runtime.threads import LOOKUPS
+from adapter.errors import AdapterError, ModelNotFound
 from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import Front
-from tests.trees import CONFIG
 
 MIB = 2**20
-LEAST = 64 * MIB  # what ModelMesh makes room for when nothing is known
+DEFAULT = 1_000_000
 
 
 class TestSizes:
-    async def test_learned_beats_the_key(self, house, front):
-        house.sizes["m"] = 77
-        await front.load("m")
-        assert await front.predict("/m", '{"disk_size_bytes": 10000000}') == 77
-
-    async def test_what_was_learned_is_known_by_the_id_where_the_path_is_another(
-        self, house, front
-    ):
-        """A puller asks with the path in the bucket, and loads from a local one."""
-        house.sizes["m"] = 77
-        await front.load("m", "/models/m/files")
-        await front.unload("m")
-        assert await front.predict("bucket/files", model_id="m") == 77
-        assert await front.predict("bucket/files", model_id="other") == LEAST
-
-    async def test_what_was_declared_is_known_by_the_id_too(self, house, front):
-        house.memory.limit_bytes = None
-        house.packages.declared["/models/m/files"] = 7_000_000
-        await front.load("m", "/models/m/files")
-        assert await front.predict("bucket/files", model_id="m") == 7_000_000
-
-    @pytest.mark.parametrize(
-        ("said", "declared"), [("64MiB", 64 * 2**20), ("64KiB", 2**16), ("much", None)]
-    )
-    def test_what_configs_declare_is_seen_before_the_load(self, tmp_path, said, declared):
-        parameter = f'parameters {{ key: "memory_bytes" value {{ string_value: "{said}" }} }}'
-        (tmp_path / "m" / "inner").mkdir(parents=True)
-        (tmp_path / "m" / "inner" / "config.pbtxt").write_text(CONFIG + parameter)
-        (tmp_path / "m" / "other").mkdir()
-        (tmp_path / "m" / "other" / "config.pbtxt").write_text(CONFIG)
-        roots = [str(tmp_path)]
-        assert quick_size(str(tmp_path / "m"), roots, time.monotonic() + 60)[0] == declared
-
-    async def test_what_is_declared_is_never_told_below_the_default(self, house, front):
-        house.memory.limit_bytes = None
-        house.packages.declared["/m"] = 2**16
-        assert await front.load("m") == 1_000_000
-        assert await front.predict("bucket/m", model_id="m") == 1_000_000
-
-    @pytest.mark.parametrize(
-        ("key", "size"),
-        [
-            ({"disk_size_bytes": 80_000_000}, 100_000_000),
-            ({"disk_size_bytes": 5432}, LEAST),
-            ({"disk_size_bytes": 1e30}, LEAST),
-            ({"disk_size_bytes": -5}, LEAST),
-            ({"disk_size_bytes": "5"}, LEAST),
-            ({}, LEAST),
-        ],
-    )
-    async def test_the_key_tells_the_size_on_disk_before_any_file_is_here(self, front, key, size):
-        assert await front.predict("my/model", json.dumps(key)) == size
-
-    async def test_the_factor_is_a_setting(self, house, tmp_path):
-        front = Front(house, tmp_path, size_factor=1.35)
-        assert await front.predict("x", '{"disk_size_bytes": 100000000}') == 135_000_000
-
-    async def test_files_that_are_here_are_added_up(self, front, tmp_path, monkeypatch):
-        monkeypatch.setattr(modelmesh_sizes, "_SCAN_SECONDS", 30.0)  # this disk answers
-        (tmp_path / "m" / "1").mkdir(parents=True)
-        with (tmp_path / "m" / "1" / "model.bin").open("wb") as file:
-            file.truncate(80_000_000)
-        (tmp_path / "m" / "config.pbtxt").write_bytes(b"#" * 800_000)
-        assert await front.predict(str(tmp_path / "m")) == 101_000_000
-        assert await front.predict(str(tmp_path / "m" / "1" / "model.bin")) == 100_000_000
-
-    async def test_nothing_is_told_of_files_outside_the_model_roots(self, house, tmp_path):
-        with (tmp_path / "secret").open("wb") as file:
-            file.truncate(90_000_000)
-        (tmp_path / "root").mkdir()
-        front = Front(house, tmp_path / "root")
-        assert await front.predict(str(tmp_path / "secret")) == LEAST
-
-    async def test_a_disk_that_does_not_answer_is_no_reason_to_wait(self, front, tmp_path):
-        (tmp_path / "m").write_bytes(b"x" * 2_000_000)
-        stuck = threading.Event()
-        waiting = [asyncio.create_task(LOOKUPS.run(stuck.wait)) for _ in range(20)]
-        await asyncio.sleep(0)
-        try:
-            async with asyncio.timeout(30):
-                assert await front.predict(str(tmp_path / "m")) == LEAST
-        finally:
-            stuck.set()
-            await asyncio.gather(*waiting)
-
-    def test_files_are_not_counted_past_the_time_for_it(self, tmp_path):
-        (tmp_path / "m").mkdir()
-        (tmp_path / "m" / "model.bin").write_bytes(b"x" * 1000)
-        roots = [str(tmp_path)]
-        assert quick_size(str(tmp_path / "m"), roots, time.monotonic() + 60) == (None, 1000)
-        assert quick_size(str(tmp_path / "m"), roots, time.monotonic() - 1) == (None, 0)
-
-    async def test_the_size_of_a_model_is_what_is_held(self, house, front):
+    async def test_size_of_model_is_what_ledger_holds(self, house, front):
         house.sizes["m"] = 700
         await front.load("m")
         assert await front.size("m") == 700
+
+    async def test_declared_size_is_never_told_below_default(self, house, front):
+        house.memory.limit_bytes = None
+        house.packages.declared["/m"] = 2**16
+        assert await front.load("m") == DEFAULT
 
     async def test_a_model_that_is_not_loaded_has_no_size(self, front):
         with pytest.raises(ModelNotFound):
@@ -124,34 +28,43 @@ class TestSizes:
 
 
 class TestPredictions:
-    """ModelMesh evicts by them, and before the load."""
+    """ModelMesh evicts by them when it queues a load, also models that it is loading."""
 
-    async def test_a_model_of_unknown_size_is_predicted_as_large_as_models_usually_are(
-        self, house, front
-    ):
-        house.sizes |= {"a": 90 * MIB, "b": 110 * MIB}
-        await front.load("a")
-        await front.load("b")
-        assert await front.predict("/new", model_id="new") == 100 * MIB
+    async def test_prediction_of_learned_size_is_at_most_default(self, house, front):
+        house.sizes |= {"small": 77, "large": 90 * MIB}
+        await front.load("small")
+        await front.load("large")
+        assert await front.predict("/small", model_id="small") == 77
+        assert await front.predict("/large", model_id="large") == DEFAULT
+        assert await front.size("large") == 90 * MIB
 
-    async def test_a_guess_empties_no_more_than_a_quarter_of_the_capacity(self, house, front):
-        house.sizes["a"] = 600 * MIB
-        await front.load("a")
-        told = (await front.status()).capacityInBytes
-        assert await front.predict("/new", model_id="new") == told // 4
+    async def test_learned_size_is_found_by_id_of_model(self, house, front):
+        """A puller asks with the path in the bucket, and loads from a local one."""
+        house.sizes["m"] = 77
+        await front.load("m", "/models/m/files")
+        await front.unload("m")
+        assert await front.predict("bucket/files", model_id="m") == 77
+        assert await front.predict("bucket/files", model_id="other") == DEFAULT
 
-    async def test_files_count_up_to_the_whole_capacity(self, front):
-        told = (await front.status()).capacityInBytes
-        half = json.dumps({"disk_size_bytes": told // 2})
-        assert await front.predict("/new", half) == told // 2 * 1.25
-        assert await front.predict("/new", '{"disk_size_bytes": 1e15}') == told
+    @pytest.mark.parametrize(
+        "key", ["", "no json", '{"disk_size_bytes": 80000000}', '{"disk_size_bytes": 5}']
+    )
+    async def test_prediction_is_default_when_nothing_was_learned(self, house, front, key):
+        house.packages.declared["/m"] = 80 * MIB
+        assert await front.predict("/m", key) == DEFAULT
 
-    async def test_a_load_that_ran_out_of_memory_is_predicted_twice_as_large(self, house, front):
-        await front.status()
-        house.steps.fail("load m", OutOfMemory("CUDA out of memory"))
-        with pytest.raises(OutOfMemory):
+    async def test_prediction_is_default_after_out_of_memory(self, house, front):
+        house.sizes["m"] = 1000 * MIB
+        with pytest.raises(AdapterError):
             await front.load("m")
-        assert await front.predict("/m", model_id="m") == 2 * LEAST
+        assert await front.predict("/m", model_id="m") == DEFAULT
+
+    async def test_default_of_predictions_is_a_setting(self, house, tmp_path):
+        front = Front(house, tmp_path, modelmesh_default_size="200MiB")
+        house.sizes["m"] = 90 * MIB
+        assert await front.predict("/m", model_id="m") == 200 * MIB
+        await front.load("m")
+        assert await front.predict("/m", model_id="m") == 90 * MIB
 
 
 class TestCapacity:
