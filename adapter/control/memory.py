@@ -57,7 +57,7 @@ from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.placement import Placer, choose_place
 from adapter.core.residency.terms import Terms
-from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
+from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes, tells_size
 from adapter.core.state import WaitsFor
 from adapter.errors import AboutMemory, CapacityError, InsufficientMemory
 from adapter.runtime import clock
@@ -379,7 +379,8 @@ class Memory:
             can_evict=can_evict,
             is_planned=is_planned,
             processes=package.processes,
-            is_told=self.reports.is_due(package),
+            # ModelMesh has made room by sizes on disk: two such loads may share what both take
+            is_told=self.reports.is_due(package) or (is_planned and tells_size(package)),
         )
 
     def _count_unloads(self, *, is_planned: bool) -> int:

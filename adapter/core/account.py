@@ -97,7 +97,7 @@ class Account:
     `is_planned`: as in Terms. `still_since`: since when its load has taken nothing, None while it
     may; `quiet_since`: since when it holds no more than before, which it may have given back
     meanwhile. `is_passed`: others are measured during its load, so that it cannot be. `is_told`:
-    Triton is expected to report what it takes, `reported` is what it did, and `is_first`: with a
+    as in AdmissionInput, `reported` is what it did, and `is_first`: with a
     CUDA context beside it, which is Triton's.
     """
 

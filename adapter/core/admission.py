@@ -31,7 +31,8 @@ class AdmissionInput:
     was learned of this package may be, and was not tried in this run. `proven` is what it was
     measured to take when that was too much. `can_evict`: a refusal makes room. `is_planned`:
     ModelMesh has made room by its own books, so that a refusal evicts nothing. `processes`: as of
-    the package. `is_told`: Triton will report what the model takes.
+    the package. `is_told`: Triton will report what the model takes, or ModelMesh plans with the
+    size of its files.
     """
 
     book: LedgerSnapshot

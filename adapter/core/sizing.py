@@ -292,9 +292,14 @@ class Sizes:
     def _guess(self, package: Package) -> tuple[int, Basis]:
         if package.declared_bytes is not None:
             return package.declared_bytes, Basis.DECLARED
-        if package.size_bytes >= _TELLING_BYTES:
+        if tells_size(package):
             return int(package.size_bytes * self._size_factor), Basis.DISK
         return self.default_bytes, Basis.DEFAULT
+
+
+def tells_size(package: Package) -> bool:
+    """Return whether the files of the package are more than code and configuration."""
+    return package.size_bytes >= _TELLING_BYTES
 
 
 def _may_use(package: Package, device: Device, index: int | None) -> bool:

@@ -48,6 +48,35 @@ class TestLoad:
         assert await front.load("m", disk_size_bytes=1000) == 7_000_000
         assert await front.size("m") == 7_000_000
 
+    @pytest.mark.parametrize("declared", [None, 7_000_000])
+    async def test_loads_run_together_when_files_tell_sizes(self, house, tmp_path, declared):
+        """`maxLoadingConcurrency` is kept for models that were never loaded before."""
+        front = Front(house, tmp_path, load_concurrency=2)
+        house.packages.size_bytes = 4_000_000
+        if declared is not None:
+            house.packages.declared |= {"/a": declared, "/b": declared}
+        gates = [house.steps.hold(f"load {name}") for name in ("a", "b")]
+        loads = [house.begin(front.load(name)) for name in ("a", "b")]
+        await gates[0].reached.wait()
+        await house.turns(500)
+        are_begun_together = gates[1].reached.is_set()
+        for gate in gates:
+            gate.open()
+        await asyncio.gather(*loads)
+        assert are_begun_together
+        house.check("a", "b")
+
+    async def test_load_waits_when_files_tell_no_size(self, house, tmp_path):
+        front = Front(house, tmp_path, load_concurrency=2)
+        gate = house.steps.hold("load a")
+        first = house.begin(front.load("a"))
+        await gate.reached.wait()
+        second = house.begin(front.load("b"))
+        await turns_of_the_loop()
+        assert "load b" not in house.steps.seen
+        gate.open()
+        await asyncio.gather(first, second)
+
     async def test_a_measured_size_may_be_below_the_default(self, house, front):
         house.sizes["m"] = 700
         assert await front.load("m") == 700
