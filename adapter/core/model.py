@@ -87,6 +87,11 @@ def replacement_name(model_id: ModelId, number: int) -> TritonName:
     return TritonName(f"{_REPLACED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")
 
 
+def strip_last_slash(url: str) -> str:
+    """Return the same place for a folder that is written with or without a slash at its end."""
+    return url.rstrip("/") or url
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A load request's description of a package. `url` is kept as given: `modelUrl` must echo it.

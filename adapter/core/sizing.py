@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, Gpu, most_of, total
-from adapter.core.model import ModelId, Package
+from adapter.core.model import ModelId, Package, strip_last_slash
 
 # Packages, and places of packages, that are remembered; the least recent go first.
 MAX_REMEMBERED = 10_000
@@ -232,11 +232,11 @@ class Sizes:
 
     def known_at(self, url: str, package: Package) -> None:
         """Remember which files are at `url`, so that a size can be told before they are read."""
-        remember(self._key_at, url, package.content_key)
+        remember(self._key_at, strip_last_slash(url), package.content_key)
 
     def of_url(self, url: str) -> int | None:
         """Bytes on all devices that the files last seen at `url` were learned to take."""
-        key = self._key_at.get(url)
+        key = self._key_at.get(strip_last_slash(url))
         if key is None or (learned := self._of(key)) is None:
             return None
         return total(learned.figures)
@@ -283,7 +283,7 @@ class Sizes:
             named = data.get(member) if isinstance(data, dict) else None
             for name, key in named.items() if isinstance(named, dict) else ():
                 if isinstance(name, str) and isinstance(key, str) and key in known:
-                    remember(keys, name, key)
+                    remember(keys, strip_last_slash(name) if member == "places" else name, key)
         baseline = data.get("baseline") if isinstance(data, dict) else None
         if (figures := _parse_bytes(baseline)) is not None:
             self._baseline = self.earlier_baseline = figures

@@ -14,7 +14,13 @@ from google.protobuf.message import DecodeError
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.control.models import ModelControl
-from adapter.core.model import ModelId, ModelSource, TritonName, parse_model_id
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    TritonName,
+    parse_model_id,
+    strip_last_slash,
+)
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState
@@ -128,7 +134,7 @@ class ModelRuntime:
         while True:
             known = self._registry.get(model_id)
             if known is not None and known.state in _PRESENT:
-                if known.source.url == source.url:
+                if strip_last_slash(known.source.url) == strip_last_slash(source.url):
                     return await self._control.loaded(model_id)
                 await self._unload(model_id, **log_fields)
             try:

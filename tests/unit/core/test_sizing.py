@@ -232,6 +232,17 @@ def test_the_size_at_a_url_is_that_of_the_files_last_seen_there():
     assert sizes.of_url("/m") == 5
 
 
+@pytest.mark.parametrize(("learned", "asked"), [("/m", "/m/"), ("/m/", "/m"), ("/", "/")])
+def test_last_slash_of_url_names_the_same_model(learned, asked):
+    sizes, restored = Sizes(), Sizes()
+    sizes.learn("k", {ONE: 7}, exact=True)
+    sizes.known_at(learned, package("k"))
+    assert sizes.of_url(asked) == 7
+    saved = sizes.as_dict() | {"places": {learned: "k"}}
+    restored.restore(saved)
+    assert restored.of_url(asked) == 7
+
+
 def test_the_size_at_a_url_is_unknown_until_seen_and_learned():
     sizes = Sizes()
     sizes.learn("", {ONE: 1}, exact=True)

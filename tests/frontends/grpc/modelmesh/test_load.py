@@ -48,6 +48,12 @@ class TestLoad:
         assert await front.load("m", disk_size_bytes=1000) == 7_000_000
         assert await front.size("m") == 7_000_000
 
+    async def test_last_slash_of_path_names_the_same_model(self, house, front):
+        house.sizes["m"] = 700
+        await front.load("m", "/models/m/")
+        assert await front.load("m", "/models/m") == 700
+        assert house.steps.seen.count("load m") == 1
+
     @pytest.mark.parametrize("declared", [None, 7_000_000])
     async def test_loads_run_together_when_files_tell_sizes(self, house, tmp_path, declared):
         """`maxLoadingConcurrency` is kept for models that were never loaded before."""

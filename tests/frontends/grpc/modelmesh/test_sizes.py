@@ -46,6 +46,12 @@ class TestPredictions:
         assert await front.predict("bucket/files", model_id="m") == 77
         assert await front.predict("bucket/files", model_id="other") == DEFAULT
 
+    async def test_prediction_is_the_same_for_last_slash(self, house, front):
+        house.sizes["m"] = 77
+        await front.load("m", "/models/m/")
+        assert await front.predict("/models/m") == 77
+        assert await front.predict("/models/m/") == 77
+
     @pytest.mark.parametrize(
         "key", ["", "no json", '{"disk_size_bytes": 80000000}', '{"disk_size_bytes": 5}']
     )
