@@ -90,6 +90,7 @@ class ModelControl:
         )
         self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
         self.reconcile, self.call_failed = found.reconcile, found.call_failed
+        self.unload_strangers = found.unload_strangers
         leases.failed = found.call_failed
         restarted = (registry, memory, ports.server, options, status)
         self.recycling = Recycling(*restarted, leases=leases, desired=desired)

@@ -11,7 +11,14 @@ from adapter.control.operations import Operations
 from adapter.control.ports import Ports, Server
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
-from adapter.core.model import ModelId, ModelSource, StagedModel, triton_name
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Placement,
+    StagedModel,
+    TritonName,
+    triton_name,
+)
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import LOADED, ModelEvent, ModelState
 from adapter.errors import (
@@ -92,6 +99,22 @@ class Reconciler:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
         else:
             await self._packages.remove(model.name)
+
+    async def unload_strangers(self) -> None:
+        """Unload the models that somebody has loaded into Triton past the adapter. Models of
+        Triton's own repository are not seen where loads carry their files.
+        """
+        ready = await self._triton.ready()
+        strangers = sorted(name for name in ready if not self._registry.is_owned(TritonName(name)))
+        if not strangers:
+            return
+        log.warning("triton.strangers_unloaded", extra={"triton_names": strangers})
+        for name in map(TritonName, strangers):
+            record = ModelRecord(ModelId(name), name, ModelSource(""))
+            record.placement = Placement((name,))
+            await self._unloader.unload(record)
+        await self._memory.readings.until_shown()
+        await self._memory.rebase()
 
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)

@@ -140,6 +140,10 @@ EVENTS: Mapping[str, str] = {
     "trying",
     "triton.restart_hook_failed": "a bug: comparing models with a restarted Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
+    "triton.strangers_unloaded": (
+        "models that somebody loaded into Triton past the adapter are unloaded for a ModelMesh "
+        "that starts"
+    ),
     "triton.unreachable": "Triton does not answer, until `triton.reachable`",
 }
 

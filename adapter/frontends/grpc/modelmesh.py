@@ -293,13 +293,14 @@ class ModelRuntime:
         return error is None
 
     async def _purge(self) -> None:
-        """End all loads, and unload every model, whichever frontend loaded it."""
+        """End all loads, and unload every model, also those loaded past the adapter."""
         while True:
             for wait in [wait for waits in self._waiting.values() for wait in waits]:
                 wait.cancel()
             ids = {record.id for record in self._registry.records()}
             ids.update(self._loads.values())
             if not ids and not self._waiting:
+                await self._control.unload_strangers()
                 return
             await asyncio.sleep(0)  # for loads whose wait has just ended
             ended = await asyncio.gather(*map(self._unload, sorted(ids)), return_exceptions=True)

@@ -19,6 +19,7 @@ from tests.fakes.mesh import Mesh, Unimplemented
 from tests.running import (
     COMPLETE,
     EXAMPLES,
+    Client,
     RunningAdapter,
     embedded_adapter,
     unload_all,
@@ -216,6 +217,21 @@ async def test_a_mesh_that_starts_anew_finds_nothing_loaded(mesh, everywhere, pa
         assert anew.polls > 1  # it is STARTING while the model loads
         assert left(everywhere) == ([], set(), [])
         await anew.load("m", IDENTITY)
+
+
+@once
+async def test_model_loaded_past_the_adapter_is_unloaded_at_start(everywhere):
+    """ModelMesh counts all memory as free at its start."""
+    folder = everywhere.repository / "stranger"
+    write_python_model(folder)
+    try:
+        with closing(Client(everywhere.http_address)) as raw:
+            assert raw.post("/v2/repository/models/stranger/load", {}).status == 200
+        assert triton_index(everywhere)["stranger"] == "READY"
+        async with started(everywhere):
+            assert triton_index(everywhere)["stranger"] != "READY"
+    finally:
+        shutil.rmtree(folder)
 
 
 @once

@@ -70,6 +70,22 @@ class TestStatus:
         assert (await front.status()).status == READY
         house.check()
 
+    async def test_status_unloads_models_that_others_loaded_into_triton(self, house, front):
+        """ModelMesh counts all memory as free then."""
+        house.sizes["stranger"] = 300
+        house.triton.models.add("stranger")
+        status = await front.status()
+        assert status.status == READY
+        assert house.triton.models == set()
+        assert status.capacityInBytes == (await front.status()).capacityInBytes
+
+    async def test_status_is_starting_while_a_stranger_is_not_unloaded(self, house, front):
+        house.triton.models.add("stranger")
+        house.steps.fail("unload stranger", BackendError("not now"))
+        assert (await front.status()).status == STARTING
+        assert (await front.status()).status == READY
+        assert house.triton.models == set()
+
     async def test_a_load_under_way_is_ended_and_undone_before_it_is_ready(self, house, front):
         gate = house.steps.hold("load m")
         load = house.begin(front.load("m"))
