@@ -30,11 +30,8 @@ _MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
 _SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
-# what a peer may send of a stream that is not open (RFC 9113 section 5.1): before it was, after it
-# was closed, and after we reset it, which the peer may not know
-_OF_IDLE = frozenset({frames.HEADERS, frames.PRIORITY})
-_OF_CLOSED = frozenset({frames.PRIORITY, frames.RST_STREAM, frames.WINDOW_UPDATE})
-_OF_RESET = _OF_CLOSED | {frames.DATA, frames.HEADERS}
+# frames of a closed stream that tell its peer nothing new: they are not answered by RST_STREAM
+_UNANSWERED = frozenset({frames.RST_STREAM, frames.WINDOW_UPDATE})
 _UNKNOWN = 2  # of gRPC's statuses
 _END_STREAM = frames.END_STREAM
 _OVER = Stage.OVER  # looking up a member is slow in Python 3.11
@@ -78,7 +75,7 @@ class Downstream(Endpoint[Exchange]):
         self.preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._last_id = self.small_frames = 0
-        # the latest streams that we closed before the peer did
+        # the latest streams that we reset: RFC 9113 section 5.4.2 wants one RST_STREAM of each
         self._reset: dict[int, None] = {}
         limits = {frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
         self.send_settings({**limits, frames.MAX_HEADER_LIST_SIZE: _HEADER_BYTES})
@@ -139,22 +136,17 @@ class Downstream(Endpoint[Exchange]):
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         if stream_id % 2 == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream of the caller's")
-        end, exchange = flags & _END_STREAM == _END_STREAM, None
-        if stream_id > self._last_id:
-            self._last_id, is_new = stream_id, True
-        else:
-            exchange, is_new = self.streams.get(stream_id), False
+        end = flags & _END_STREAM == _END_STREAM
+        if stream_id <= self._last_id:
+            self._take_later_block(stream_id, block, end=end)
+            return
+        self._last_id = stream_id
         try:
             call = self.reader.kept(block) or self._call_of(block)
-            if not is_new or self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
-                self._refuse_block(stream_id, exchange, is_new=is_new)
-                return
+            if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
+                self._refuse_stream()
         except StreamFault as fault:
-            if end and exchange is not None and self._takes_trailers(exchange):
-                exchange.is_ended = True
-                self.data(exchange, b"", end=True)
-            else:
-                self.reset_faulty(stream_id, fault.code, is_ended=end)
+            self.reset_faulty(stream_id, fault.code)
             return
         self.last_accepted = stream_id
         self.begin(stream_id, call, end=end)
@@ -172,19 +164,31 @@ class Downstream(Endpoint[Exchange]):
             self.glitch(self.reader.work)
         return call
 
-    def _takes_trailers(self, exchange: Exchange) -> bool:
-        """Return whether trailers may follow: never in gRPC, but RFC 9113 section 8.1 has them."""
-        return not exchange.is_ended and exchange.call.http_status is not None
+    def _take_later_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
+        """Handle HEADERS of a stream that had some: RFC 9113 section 8.1 has trailers of requests,
+        and gRPC has none.
+        """
+        may_be_trailers = False
+        try:
+            self._call_of(block)
+        except StreamFault:
+            may_be_trailers = end
+        exchange = self.streams.get(stream_id)
+        if exchange is None:
+            self.frame_without_stream(stream_id, frames.HEADERS)
+        elif exchange.is_ended:
+            self.reset_faulty(stream_id, Code.STREAM_CLOSED)
+        elif may_be_trailers and exchange.call.http_status is not None:
+            exchange.is_ended = True
+            self.data(exchange, b"", end=True)
+        else:
+            self.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
 
-    def _refuse_block(self, stream_id: int, exchange: Exchange | None, *, is_new: bool) -> None:
-        if exchange is not None:
-            code = Code.STREAM_CLOSED if exchange.is_ended else Code.PROTOCOL_ERROR
-            raise StreamFault(code, "gRPC has no trailers of requests")
-        if is_new:
-            if len(self.streams) >= MAX_STREAMS:
-                self.context.on_shed("streams")
-            raise StreamFault(Code.REFUSED_STREAM, "no more at once")
-        self.frame_without_stream(stream_id, frames.HEADERS)
+    def _refuse_stream(self) -> None:
+        """Raise StreamFault: the connection takes no more streams, or none now."""
+        if len(self.streams) >= MAX_STREAMS:
+            self.context.on_shed("streams")
+        raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def small_frame(self, glitches: int = 1) -> None:
         self.glitch(glitches)
@@ -201,17 +205,19 @@ class Downstream(Endpoint[Exchange]):
         self.take_off(_SMALL_FRAMES_A_SECOND)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
-        takes, code = _OF_CLOSED, Code.STREAM_CLOSED
+        """Discard a frame of a closed stream: the peer may have sent it before it learned of the
+        end, and grpc-java sends DATA behind its own RST_STREAM. Another call of the connection
+        never pays for it, as at Triton.
+        """
         if stream_id % 2 == 0 or stream_id > self._last_id:
-            takes, code = _OF_IDLE, Code.PROTOCOL_ERROR
-        elif stream_id in self._reset:
-            takes = _OF_RESET
-        if kind not in takes:
-            raise ConnectionFault(code, f"a frame {kind} of a stream that is not open")
-        self.glitch()
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame {kind} of a stream that is idle")
+        if kind in _UNANSWERED or stream_id in self._reset:
+            self.glitch()
+        else:
+            self.reset_faulty(stream_id, Code.STREAM_CLOSED)
 
     def _note_reset(self, stream_id: int) -> None:
-        """Remember that the peer may still send frames of this stream."""
+        """Remember that frames of this stream need no RST_STREAM any more."""
         if len(self._reset) >= _KEPT_RESETS:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
@@ -223,13 +229,12 @@ class Downstream(Endpoint[Exchange]):
     def stream_fault(self, stream: Exchange, code: Code) -> None:
         self.reset_faulty(stream.id, code)
 
-    def reset_faulty(self, stream_id: int, code: int, *, is_ended: bool = False) -> None:
+    def reset_faulty(self, stream_id: int, code: int) -> None:
         """Reset the stream because the client broke the protocol."""
         exchange = self.streams.get(stream_id)
         if exchange is None:
             self.out.append(frames.reset(stream_id, code))
-            if not is_ended:
-                self._note_reset(stream_id)
+            self._note_reset(stream_id)
         else:
             self.reset(exchange, code)
             self.client_cancelled(exchange)
@@ -259,8 +264,7 @@ class Downstream(Endpoint[Exchange]):
 
     def reset(self, stream: Exchange, code: int) -> None:
         self.out.append(frames.reset(stream.id, code))
-        if not stream.is_ended:
-            self._note_reset(stream.id)
+        self._note_reset(stream.id)
         self.forget(stream)
         self._close_if_done()
 
