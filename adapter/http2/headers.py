@@ -1,6 +1,10 @@
-"""HPACK header blocks (RFC 7541) of peers without a table: SETTINGS_HEADER_TABLE_SIZE is 0.
+"""Decodes and caches the HPACK header blocks (RFC 7541) of peers, and encodes ours.
 
-Without a table equal blocks mean equal headers, so what a block means is cached by its bytes.
+Our SETTINGS_HEADER_TABLE_SIZE is 0, but a peer has a table until one of its blocks says that it is
+gone, and grpc-okhttp never says so.
+
+Equal blocks mean equal headers, so what a block means is cached by its bytes: of a peer without a
+table every block, of a peer with one those that neither use nor change it.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,6 +28,9 @@ _CACHED_BLOCKS, _CACHED_BLOCK_BYTES, _CACHED_FIELD_BYTES = 512, 2048, 256
 _LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte
 _MAX_SHIFT = 28  # an integer has at most five more bytes
 _SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
+_IS_INDEXED = 0x80
+_IS_ADDED = 0x40  # a literal that goes into the table
+_LAST_STATIC_INDEX = 61
 _ENTRY_BYTES = 32  # overhead of each header, by RFC 7541 section 4.1
 _SHORT_BYTES, _CACHED_SHORT = 128, 1024
 _LENGTH_DIGITS = 18
@@ -38,25 +45,35 @@ _NOT_IN_NAMES = frozenset([*range(0x21), *_UPPER, *range(0x7F, 0x100)])
 _PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte != 0x25)  # noqa: PLR2004 - not %
 
 
-class HeaderBlockCache(Generic[T]):
-    """Caches what header blocks mean by their bytes, for all connections of a kind."""
+class _Cache(Generic[T]):
+    """What header blocks mean, and their fields, by their bytes."""
 
-    def __init__(self, meaning: Callable[[Headers], T]) -> None:
-        self.of = meaning
-        self.kept: dict[bytes, T] = {}
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, T] = {}
         self.fields: dict[bytes, tuple[bytes, bytes]] = {}
 
     def keep(self, block: bytes, meaning: T) -> None:
         if len(block) > _CACHED_BLOCK_BYTES:
             return
-        if len(self.kept) >= _CACHED_BLOCKS:
-            self.kept.clear()
-        self.kept[block] = meaning
+        if len(self.blocks) >= _CACHED_BLOCKS:
+            self.blocks.clear()
+        self.blocks[block] = meaning
 
     def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
+        if len(field) > _CACHED_FIELD_BYTES:
+            return
         if len(self.fields) >= _CACHED_BLOCKS:
             self.fields.clear()
         self.fields[field] = header
+
+
+class HeaderBlockCache(Generic[T]):
+    """Caches what header blocks mean by their bytes, for all connections of a kind."""
+
+    def __init__(self, meaning: Callable[[Headers], T]) -> None:
+        self.of = meaning
+        self.without_table: _Cache[T] = _Cache()
+        self.with_table: _Cache[T] = _Cache()
 
 
 class HeadersTooLarge(StreamFault):
@@ -68,28 +85,35 @@ class HeadersTooLarge(StreamFault):
 
 
 class HeaderReader(Generic[T]):
-    """Decodes the header blocks of one connection. The peer may use a table until it acknowledges
-    our settings. `work` is what the latest block cost, in glitches.
+    """Decodes the header blocks of one connection. `work` is what the latest block cost, in
+    glitches.
     """
 
     def __init__(self, cache: HeaderBlockCache[T], max_bytes: int) -> None:
-        self._cache = cache
+        self._caches = cache
+        self._cache = cache.with_table
         self._max_bytes = max_bytes
         self._decoder = Decoder(max_header_list_size=_MOST_DECODED * max_bytes)
         self._has_table = True
-        self._known: dict[bytes, tuple[bytes, bytes]] = {}
-        self.kept: Callable[[bytes], T | None] = _nothing
+        self._is_acknowledged = False
+        self._is_cacheable = False  # the latest block
+        self.kept: Callable[[bytes], T | None] = self._cache.blocks.get
         self.work = 0
 
     def table_size_acknowledged(self) -> None:
-        """Cache blocks from here on. The peer's next block should start with a table size update
-        (RFC 7541 section 4.2), which grpc omits where it refuses a message for its size.
+        """Expect the peer's next block to start with a table size update (RFC 7541 section 4.2).
+
+        A peer that omits it, as grpc-okhttp does, still has its table.
         """
-        self._decoder.max_allowed_table_size = 0
-        self._decoder.header_table_size = 0
-        self._has_table = False
-        self._known = self._cache.fields
-        self.kept = self._cache.kept.get
+        self._is_acknowledged = True
+        self._forget_table()
+
+    def _forget_table(self) -> None:
+        """Cache every block from here on, if the peer has given up its table for good."""
+        if self._is_acknowledged and self._decoder.header_table_size == 0:
+            self._has_table = False
+            self._cache = self._caches.without_table
+            self.kept = self._cache.blocks.get
 
     def read(self, block: bytes) -> T:
         """Return the meaning of a block. Raise StreamFault, after which the connection continues,
@@ -104,8 +128,8 @@ class HeaderReader(Generic[T]):
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
-        meaning = self._cache.of(found)
-        if not self._has_table:
+        meaning = self._caches.of(found)
+        if self._is_cacheable:
             self._cache.keep(block, meaning)
         return meaning
 
@@ -114,10 +138,13 @@ class HeaderReader(Generic[T]):
         limit is decoded only where there is a table that it may change.
         """
         found: list[tuple[bytes, bytes]] = []
-        room, over, known = self._max_bytes, 0, self._known
+        known = self._cache.fields
+        room = self._max_bytes
+        over = 0
         most = _MOST_DECODED * MAX_FIELDS if self._has_table else MAX_FIELDS + 1
         starts = field_starts(block, most)
         self.work = len(starts) >> 2
+        self._is_cacheable = True
         for start, end in pairwise(starts):
             field = block[start:end]
             header = known.get(field) or self._decode(field, is_first=not found)
@@ -142,15 +169,37 @@ class HeaderReader(Generic[T]):
     def _decode(self, field: bytes, *, is_first: bool) -> tuple[bytes, bytes] | None:
         """Decode one field; return None for an update of the table's size."""
         self.work += 1 + (len(field) >> 4)
-        decoded = self._decoder.decode(field, raw=True)
-        for key, value in decoded:
-            header = (bytes(key), bytes(value))
-            if not self._has_table and len(field) <= _CACHED_FIELD_BYTES:
-                self._cache.keep_field(field, header)
-            return header
+        if field[0] & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
+            self._update_size(field, is_first=is_first)
+            return None
+        ((key, value),) = self._decoder.decode(field, raw=True)
+        header = (bytes(key), bytes(value))
+        if not self._has_table or _is_independent(field):
+            self._cache.keep_field(field, header)
+        else:
+            self._is_cacheable = False
+        return header
+
+    def _update_size(self, field: bytes, *, is_first: bool) -> None:
         if not is_first:
             raise HPACKError("a table size update after a header")
-        return None
+        if self._is_acknowledged:
+            self._decoder.max_allowed_table_size = 0
+        self._decoder.decode(field, raw=True)
+        self._forget_table()
+        self._is_cacheable = not self._has_table
+
+
+def _is_independent(field: bytes) -> bool:
+    """Return whether a field neither refers to the table nor goes into it: RFC 7541 section 6."""
+    first = field[0]
+    if first & _IS_INDEXED:
+        return first & ~_IS_INDEXED <= _LAST_STATIC_INDEX
+    if first & _IS_ADDED:
+        return False
+    prefix = 0x0F
+    index = first & prefix
+    return index < prefix or index + field[1] <= _LAST_STATIC_INDEX
 
 
 def field_starts(block: bytes, most: int) -> list[int]:
@@ -162,10 +211,10 @@ def field_starts(block: bytes, most: int) -> list[int]:
         first = block[at]
         if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
             prefix, strings = 0x1F, 0
-        elif first & 0x80:
+        elif first & _IS_INDEXED:
             prefix, strings = 0x7F, 0
         else:
-            prefix = 0x3F if first & 0x40 else 0x0F
+            prefix = 0x3F if first & _IS_ADDED else 0x0F
             strings = 1 if first & prefix else 2
         index, at = first & prefix, at + 1
         if index == prefix:
@@ -189,10 +238,6 @@ def _long_integer(block: bytes, at: int, value: int) -> tuple[int, int]:
         if not block[at - 1] & 0x80:
             return value, at
     raise HPACKError("an integer is too long")
-
-
-def _nothing(_: bytes) -> None:
-    """Placeholder until the peer acknowledges table size 0: blocks are not cacheable before."""
 
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -1,6 +1,7 @@
 """What callers may do with HTTP/2 at the gRPC proxy, and what it answers to what they may not."""
 
 import pytest
+from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.http2 import frames
@@ -11,6 +12,7 @@ from tests.cases import case
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
+    Wire,
     channel_to,
     frame,
     head_of,
@@ -22,6 +24,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.frontends.grpc.test_proxy import echo
 
 MIB = 2**20
+FIRST_OF_TABLE = b"\xbe"
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
@@ -212,31 +215,76 @@ async def test_more_than_the_window_of_the_connection_ends_it():
         await proxy.until_free("m")
 
 
-async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
-    from hpack import Encoder
+HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", INFER),
+    (":authority", "x"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
 
+
+async def ask(wire: Wire, stream_id: int, block: bytes) -> None:
+    wire.send(frames.header_block(stream_id, block, end=False))
+    wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+    await wire.answer(stream_id)
+
+
+async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         encoder = Encoder()
-        headers = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", INFER),
-            (":authority", "x"),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        ]
         wire.send(frames.PREFACE, frames.settings({}))
         for stream_id in (1, 3):
-            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
-            await wire.answer(stream_id)
+            await ask(wire, stream_id, encoder.encode(HEADERS))
         wire.send(frame(frames.SETTINGS, frames.ACK))
         encoder.header_table_size = 0
         for stream_id in (5, 7):
-            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
-            await wire.answer(stream_id)
+            await ask(wire, stream_id, encoder.encode(HEADERS))
         assert proxy.counted("OK") == 4
+
+
+async def test_a_client_keeps_its_table_until_its_size_update():
+    """grpc-okhttp acknowledges our SETTINGS and goes on using its table (RFC 7541 section 4.2)."""
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        encoder = Encoder()
+        wire.greet()
+        for stream_id in (1, 3, 5):
+            await ask(wire, stream_id, encoder.encode([*HEADERS, ("x-own", str(stream_id))]))
+        encoder.header_table_size = 0
+        for stream_id in (7, 9):
+            await ask(wire, stream_id, encoder.encode(HEADERS))
+        assert proxy.counted("OK") == 5
+        wire.send(frame(frames.HEADERS, frames.END_HEADERS, 11, FIRST_OF_TABLE))
+        assert await wire.ended_with() == Code.COMPRESSION_ERROR
+
+
+async def test_a_client_cannot_have_a_table_again():
+    async with proxy_before(echo) as proxy:
+        for before in (b"", b"\x20"):
+            async with wire_to(proxy.address) as wire:
+                wire.greet()
+                await ask(wire, 1, before + head_of()[1:])
+                larger = b"\x3f\xe1\x1f" + head_of()[1:]
+                wire.send(frame(frames.HEADERS, frames.END_HEADERS, 3, larger))
+                assert await wire.ended_with() == Code.COMPRESSION_ERROR
+
+
+async def test_tables_of_two_clients_are_apart():
+    """The same block means one thing to each, and of those without a table it is cached."""
+    adds = b"\x40" + encoded([(b"x-own", b"1")])[1:]
+    async with proxy_before(echo) as proxy:
+        for greeting in (b"\x20", b"", b"\x20", b""):
+            async with wire_to(proxy.address) as wire:
+                wire.greet()
+                await ask(wire, 1, greeting + head_of()[1:])
+                await ask(wire, 3, head_of()[1:] + adds)
+                refers = frames.header_block(5, head_of()[1:] + FIRST_OF_TABLE, end=False)
+                if greeting:
+                    wire.send(refers)
+                    assert await wire.ended_with() == Code.COMPRESSION_ERROR
+                else:
+                    await ask(wire, 5, head_of()[1:] + FIRST_OF_TABLE)
 
 
 def test_headers_are_encoded_as_others_read_them():
