@@ -134,7 +134,7 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
             # the caller has left amid an answer: nobody reads this one, and aiohttp logs no error
             return _error(499, "the caller has left")
 
-    app = web.Application(middlewares=[_answered_bugs, answered])
+    app = web.Application(middlewares=[_answered_bugs, _without_ambiguity, answered])
     app.on_response_prepare.append(_without_server)
     for operation, serve in (item for each in pages for item in each.handlers().items()):
         route = ADMIN_ROUTES[operation]
@@ -156,6 +156,23 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
         if request.writer.output_size:  # the caller sees that by an answer that breaks off
             raise
         return _error(500, "internal error; see the log")
+
+
+@web.middleware
+async def _without_ambiguity(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what others may see another end of than aiohttp, which takes all behind the head of
+    CONNECT for the next request.
+    """
+    headers = request.headers
+    has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
+    if request.method == "CONNECT":
+        response = _error(400, "CONNECT is not served: this is not a proxy")
+    elif has_body and "Upgrade" in headers:
+        response = _error(400, "a request with a body is not upgraded: send it without Upgrade")
+    else:
+        return await handler(request)
+    response.force_close()
+    return response
 
 
 async def _without_server(_: web.Request, response: web.StreamResponse) -> None:

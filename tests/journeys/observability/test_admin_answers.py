@@ -74,3 +74,49 @@ def test_a_caller_who_leaves_before_the_state_is_told_is_no_error(shared_adapter
             caller.sendall(b"GET /debug/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert admin.get("/debug/state").status == 200
     assert [line for line in shared_adapter.lines[seen:] if line["level"] == "error"] == []
+
+
+SECOND = b"POST /recycle HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UPGRADE = "Connection: upgrade\r\nUpgrade: h2c\r\n"
+AMBIGUOUS = {
+    "CONNECT": f"CONNECT /livez HTTP/1.1\r\nContent-Length: {len(SECOND)}\r\n",
+    "CONNECT of another host": f"CONNECT x:80 HTTP/1.1\r\nContent-Length: {len(SECOND)}\r\n",
+    "CONNECT in chunks": "CONNECT /livez HTTP/1.1\r\nTransfer-Encoding: chunked\r\n",
+    "CONNECT without a length": "CONNECT /livez HTTP/1.1\r\n",
+    "an upgrade of GET": f"GET /livez HTTP/1.1\r\n{UPGRADE}Content-Length: {len(SECOND)}\r\n",
+    "an upgrade of POST": f"POST /drain HTTP/1.1\r\n{UPGRADE}Content-Length: {len(SECOND)}\r\n",
+    "an upgrade in chunks": f"POST /drain HTTP/1.1\r\n{UPGRADE}Transfer-Encoding: chunked\r\n",
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_admin_refuses_a_body_that_may_be_a_second_request(shared_adapter, name):
+    """The server, aiohttp, ends CONNECT at its head, and before 3.14.3 also an upgrade. A proxy
+    that reads a body there would let another request through.
+    """
+    body = SECOND
+    if "chunks" in name:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SECOND), SECOND)
+    head = f"{AMBIGUOUS[name]}Host: localhost\r\n\r\n".encode()
+    received = sent_to(shared_adapter.admin, head + body)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nConnection: close\r\n" in received
+
+
+def test_an_upgrade_without_a_body_is_answered_as_a_plain_request(admin):
+    """Java's HttpClient offers h2c with its first request."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": ""}
+    for headers in (offer, {**offer, "Content-Length": "0"}):
+        assert admin.get("/livez", **headers).status == 200
+
+
+def sent_to(address: str, raw: bytes) -> bytes:
+    """Send these bytes and return all that comes until the server closes the connection."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw)
+        received = b""
+        while data := connection.recv(2**16):
+            received += data
+        return received
