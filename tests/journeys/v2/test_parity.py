@@ -112,7 +112,10 @@ SIBLINGS = "load of an ensemble whose steps are other folders of the repository"
 
 RESTS = [
     *(Rest("GET", f"/v2{path}", 200) for path in ("", "/health/live", "/health/ready")),
-    *(Rest("HEAD", f"/v2{path}", 405, 200, "`HEAD`") for path in ("/health/live",)),
+    *(
+        Rest("HEAD", f"/v2{path}", 405, 200, "`HEAD`")
+        for path in ("", "/health/live", "/health/ready")
+    ),
     *(Rest("GET", M + path, 200) for path in ("", "/ready", "/config", "/stats", "/trace/setting")),
     *(Rest("GET", NONE + path, 404) for path in ("", "/config")),
     *(Rest("GET", NONE + path, 400, 404, UNKNOWN) for path in ("/ready", "/stats")),
