@@ -6,6 +6,7 @@ They are built where there is what builds them, and kept in pytest's cache for t
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 CALLERS, CALLS, SECONDS = 16, 50, 20
+CANCELLER_CALLS = 200  # to be answered, of each caller
 MODELS = ("m", "team/a")
 
 
@@ -43,7 +45,7 @@ def java(pytestconfig) -> list[str]:
         build(folder, copy, "mvn", "-q", "-B", "package", "dependency:copy-dependencies")
     target = folder / "source" / "target"
     path = os.pathsep.join([str(target / "classes"), str(target / "dependency" / "*")])
-    return ["java", "-cp", path, "Client"]
+    return ["java", "-cp", path]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,16 @@ def adapter(tmp_path_factory):
 
 @pytest.fixture
 def client(request) -> list[str]:
-    return request.getfixturevalue(request.param)
+    language = request.getfixturevalue(request.param)
+    return [*language, "Client"] if request.param == "java" else language
+
+
+@pytest.fixture
+def canceller(request) -> tuple[list[str], list[str]]:
+    """A command that gives up two thirds of its calls, and what it wants behind its arguments."""
+    language, transport = request.param
+    command = request.getfixturevalue(language)
+    return ([*command, "Canceller"] if language == "java" else command), [transport]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +95,31 @@ def test_many_callers_on_one_connection_all_get_their_own_answers(
         timeout=300,
     ).stdout.split()
     assert dict(zip(counts[::2], counts[1::2], strict=True)) == {"OK": str(CALLERS * CALLS)}
+
+
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data", "Triton itself"])
+@pytest.mark.parametrize(
+    "canceller", [("go", "cancel"), ("java", "netty"), ("java", "okhttp")], indirect=True, ids=str
+)
+def test_calls_that_are_given_up_cost_no_other_call(canceller, adapter, listener, tmp_path):
+    """They share one connection, as those of ModelMesh do, and cancels cross what is sent.
+
+    The counts at Triton itself are printed to compare: grpc-okhttp sometimes loses a call there.
+    """
+    addresses = {**adapter.listeners, "Triton itself": adapter.grpc_address}
+    command, last = canceller
+    message = tmp_path / "request"
+    message.write_bytes(infer_request(MODELS[0], *range(16)).SerializeToString())
+    numbers = (str(CALLERS), str(CANCELLER_CALLS), str(SECONDS))
+    counts = subprocess.run(
+        [*command, addresses[listener], message, *numbers, *last],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    ).stdout.split()
+    sys.stdout.write(f"{' '.join(last)} at {listener}: {' '.join(counts)}\n")
+    if listener in adapter.listeners:
+        answered = CALLERS * CANCELLER_CALLS
+        expected = {"OK": str(answered), "given_up": str(2 * answered)}
+        assert dict(zip(counts[::2], counts[1::2], strict=True)) == expected

@@ -1,9 +1,10 @@
 // A caller as grpc-go makes one: goroutines that share a connection.
 //
-// usage: go_client ADDRESS REQUEST_FILE GOROUTINES CALLS SECONDS
+// usage: go_client ADDRESS REQUEST_FILE GOROUTINES CALLS SECONDS [cancel]
 //
 // The file is a ModelInferRequest without an id. Each call gets an id of its own, and its answer has to
-// hold that id. Prints how many were answered and, by status, how many were not.
+// hold that id. Prints how many were answered and, by status, how many were not. With cancel, two calls
+// before each are given up: one is cancelled while it is sent, one has a deadline of a few milliseconds.
 package main
 
 import (
@@ -44,6 +45,7 @@ func main() {
 	)
 	must(err)
 	goroutines, calls, seconds := number(os.Args[3]), number(os.Args[4]), number(os.Args[5])
+	cancels := len(os.Args) > 6
 	counts := map[string]int{}
 	var lock sync.Mutex
 	var all sync.WaitGroup
@@ -52,9 +54,15 @@ func main() {
 		go func() {
 			defer all.Done()
 			for j := range calls {
+				if cancels {
+					giveUp(connection, message, j)
+				}
 				ended := call(connection, message, fmt.Sprintf("%04d.%06d", i, j), seconds)
 				lock.Lock()
 				counts[ended]++
+				if cancels {
+					counts["given_up"] += 2
+				}
 				lock.Unlock()
 			}
 		}()
@@ -78,6 +86,16 @@ func call(connection *grpc.ClientConn, message []byte, id string, seconds int) s
 		return "WrongAnswer"
 	}
 	return "OK"
+}
+
+func giveUp(connection *grpc.ClientConn, message []byte, number int) {
+	var answer []byte
+	ctx, cancel := context.WithCancel(context.Background())
+	go cancel()
+	_ = connection.Invoke(ctx, method, &message, &answer)
+	late, end := context.WithTimeout(context.Background(), time.Duration(1+number%5)*time.Millisecond)
+	defer end()
+	_ = connection.Invoke(late, method, &message, &answer)
 }
 
 func number(text string) int {

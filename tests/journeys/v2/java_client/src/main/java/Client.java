@@ -41,7 +41,7 @@ public final class Client {
           }
         }
       };
-  private static final MethodDescriptor<byte[], byte[]> INFER =
+  static final MethodDescriptor<byte[], byte[]> INFER =
       MethodDescriptor.<byte[], byte[]>newBuilder(RAW, RAW)
           .setType(MethodDescriptor.MethodType.UNARY)
           .setFullMethodName("inference.GRPCInferenceService/ModelInfer")
@@ -74,13 +74,18 @@ public final class Client {
     channel.shutdownNow();
   }
 
-  private static String call(ManagedChannel channel, byte[] message, String id, int seconds) {
+  static byte[] withId(byte[] message, String id) {
     byte[] text = id.getBytes(StandardCharsets.US_ASCII);
     byte[] request = new byte[message.length + 2 + text.length];
     System.arraycopy(message, 0, request, 0, message.length);
     request[message.length] = 0x1a; // field 3
     request[message.length + 1] = (byte) text.length;
     System.arraycopy(text, 0, request, message.length + 2, text.length);
+    return request;
+  }
+
+  static String call(ManagedChannel channel, byte[] message, String id, int seconds) {
+    byte[] request = withId(message, id);
     CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(seconds, TimeUnit.SECONDS);
     try {
       byte[] answer = ClientCalls.blockingUnaryCall(channel, INFER, options, request);
