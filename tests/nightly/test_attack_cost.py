@@ -22,6 +22,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.http2 import frames
+from adapter.http2.headers import encoded
 from tests.asking import binary_request
 from tests.attack.test_bodies import PATH, RAW, TARGET, Slow, forged, invoke, store_of
 from tests.frontends.grpc.proxy_listener import STREAM, frame, head_of, prefixed
@@ -207,6 +208,9 @@ HTTP: dict[str, Callable[[], Pieces]] = {
     ),
     "large answers of a stream": lambda: repeat(large_answer(), 2),
 }
+# RFC 7541 section 6.2.1: a header of 3,900 bytes goes into the table, and seven bytes refer to it
+TABLE_HEAD = head_of()[1:] + b"\x40" + encoded([(b"x-long", b"v" * 3900)])[1:]
+REFERENCES = head_of()[1:] + b"\xbe" * 7
 GRPC: dict[str, Callable[[], Pieces]] = {
     "fields": over_grpc(heads),
     "known fields": over_grpc(known_heads),
@@ -220,6 +224,26 @@ GRPC: dict[str, Callable[[], Pieces]] = {
     "resets": over_grpc(
         lambda i: b"".join(
             frames.header_block(n, head_of(), end=False) + frames.reset(n, 8)
+            for n in range(200 * i + 1, 200 * i + 201, 2)
+        )
+    ),
+    "DATA behind resets": over_grpc(
+        lambda i: b"".join(
+            frames.header_block(n, head_of(), end=False)
+            + frames.reset(n, 8)
+            + frame(frames.DATA, frames.END_STREAM, n, bytes(100))
+            for n in range(200 * i + 1, 200 * i + 201, 2)
+        )
+    ),
+    "trailers of a closed stream": over_grpc(
+        of_one_stream(
+            frames.reset(1, 8) + frames.header_block(1, head_of(), end=True) * 200,
+        )
+    ),
+    "references to a table": over_grpc(
+        lambda i: b"".join(
+            frames.header_block(n, TABLE_HEAD if n == 1 else REFERENCES, end=False)
+            + frames.reset(n, 8)
             for n in range(200 * i + 1, 200 * i + 201, 2)
         )
     ),
