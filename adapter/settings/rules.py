@@ -1,5 +1,6 @@
 """Checks settings against each other: rules that no single field can state."""
 
+import re
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationInfo, field_validator
@@ -8,6 +9,25 @@ from adapter.settings.modelmesh import refuse_capacity
 from adapter.settings.values import Address, parse_endpoint_key
 
 EXTERNAL_REPOSITORY = Path("/models/_triton_models")
+
+# Options that the adapter itself gives to an embedded tritonserver, and what decides their values.
+# tritonserver takes the last of two, and the adapter would look for it at the address of the first.
+_DECIDED_OPTIONS = {
+    "--http-address": "triton_http decides",
+    "--http-port": "triton_http decides",
+    "--grpc-address": "triton_grpc decides",
+    "--grpc-port": "triton_grpc decides",
+    "--metrics-address": "triton_metrics decides",
+    "--metrics-port": "triton_metrics decides",
+    "--model-repository": "repository decides",
+    "--model-store": "repository decides",  # an older name of --model-repository
+    "--model-control-mode": "the adapter sets to explicit",
+    "--strict-readiness": "the adapter sets to false",
+    "--exit-timeout-secs": "the adapter sets",
+    "--http-max-input-size": "max_body_bytes decides",
+    "--grpc-max-response-pool-size": "the adapter sets",
+    "--allow-client-shm": "passthrough decides",
+}
 
 
 class Rules(BaseModel):
@@ -19,6 +39,20 @@ class Rules(BaseModel):
         if address.port == 0 and info.data.get("triton") == "external":
             raise ValueError("port 0 (any free one) needs triton=embedded")
         return address
+
+    @field_validator("triton_args", check_fields=False)
+    @classmethod
+    def _leave_decided_options(
+        cls, arguments: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
+        if info.data.get("triton") != "embedded":
+            return arguments
+        options = [re.split(r"[=\s]", argument)[0] for argument in arguments]
+        decided = [option for option in options if option in _DECIDED_OPTIONS]
+        if decided:
+            reasons = [f"{option}, which {_DECIDED_OPTIONS[option]}" for option in decided]
+            raise ValueError(f"triton_args has {'; and '.join(reasons)}")
+        return arguments
 
     @field_validator("endpoint_keys", check_fields=False)
     @classmethod

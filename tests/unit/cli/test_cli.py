@@ -212,6 +212,13 @@ class TestCheckConfig:
         assert "ADAPTER_PORT" not in out
 
     @pytest.mark.parametrize("command", ["check-config", "serve"])
+    def test_decided_triton_args_are_refused_before_start(self, run, command):
+        argv = (command, "--triton=embedded", "--triton-args=--http-port=9999")
+        code, out, err = run(*argv, environ={})
+        assert (code, out) == (2, "")
+        assert "triton_args has --http-port, which triton_http decides" in err
+
+    @pytest.mark.parametrize("command", ["check-config", "serve"])
     def test_bad_settings_exit_2_with_one_line_each(self, run, tmp_path, command):
         (file := tmp_path / "a.yaml").write_text("admin: 1\n")
         argv = (command, "--http=x", "--config", str(file))

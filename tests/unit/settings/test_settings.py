@@ -420,6 +420,43 @@ class TestProblems:
         [problem] = problems({}, {"ADAPTER_TRITON_ARGS": "--a 'b"})
         assert problem == 'environment ADAPTER_TRITON_ARGS: "--a \'b": No closing quotation'
 
+    @pytest.mark.parametrize(
+        ("option", "reason"),
+        [
+            ("--http-port", "triton_http decides"),
+            ("--http-address", "triton_http decides"),
+            ("--grpc-port", "triton_grpc decides"),
+            ("--grpc-address", "triton_grpc decides"),
+            ("--metrics-port", "triton_metrics decides"),
+            ("--metrics-address", "triton_metrics decides"),
+            ("--model-repository", "repository decides"),
+            ("--model-store", "repository decides"),
+            ("--model-control-mode", "the adapter sets to explicit"),
+            ("--strict-readiness", "the adapter sets to false"),
+            ("--exit-timeout-secs", "the adapter sets"),
+            ("--http-max-input-size", "max_body_bytes decides"),
+            ("--grpc-max-response-pool-size", "the adapter sets"),
+            ("--allow-client-shm", "passthrough decides"),
+        ],
+    )
+    @pytest.mark.parametrize("spelling", ["{}=9", "{} 9"])
+    def test_triton_args_are_refused_when_adapter_decides(self, option, reason, spelling):
+        """Of two such options tritonserver takes the last, and the adapter would not find it."""
+        environ = {"ADAPTER_TRITON_ARGS": f"--log-verbose=1 {spelling.format(option)}"}
+        [problem] = problems({"triton": "embedded"}, environ)
+        assert problem.endswith(f": triton_args has {option}, which {reason}")
+        assert problem.startswith("environment ADAPTER_TRITON_ARGS: ")
+        flags = {"triton": "embedded", "triton_args": [spelling.format(option)]}
+        assert problems(flags)[0].endswith(f": triton_args has {option}, which {reason}")
+
+    def test_triton_args_refusal_names_all_decided_options(self):
+        arguments = ["--http-port=1", "--grpc-port=2"]
+        [problem] = problems({"triton": "embedded", "triton_args": arguments})
+        assert problem.endswith(
+            "triton_args has --http-port, which triton_http decides; "
+            "and --grpc-port, which triton_grpc decides"
+        )
+
     def test_nothing_is_suggested_for_a_name_like_no_other(self):
         assert problems({}, {"ADAPTER_XYZZY": "1"}) == [
             "environment ADAPTER_XYZZY: '1': no such setting"
