@@ -248,8 +248,11 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.ModelNotReady: ("the model is being loaded", "try again in a while"),
     errors.BackendError: (
-        "a folder of the repository cannot be listed or removed; Triton failed to unload",
-        "read the text; look at the disk and at who may write to it",
+        (
+            "a folder of the repository cannot be listed or removed; Triton failed to unload, or "
+            "is not in explicit mode"
+        ),
+        "read the text; look at the disk and at who may write to it, or restart Triton",
     ),
     errors.BackendUnavailable: (
         "Triton cannot be reached; the adapter is starting or stopping",

@@ -185,7 +185,9 @@ class Adapter:
         def why_triton() -> str | None:
             if not self._triton.live:
                 return "Triton does not answer"
-            return MODELS_LOOKED_FOR if self._status.has_ended else None
+            if self._status.has_ended:
+                return MODELS_LOOKED_FOR
+            return self._triton.why_not_explicit
 
         def why_drained() -> str | None:
             return "draining" if self._drain.is_on else None

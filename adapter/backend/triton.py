@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from adapter.backend.control_client import ControlClient, SharedIndex, control_retries, in_state
-from adapter.core.faults import Faults
+from adapter.core.faults import NOT_EXPLICIT, Faults, is_not_explicit
 from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, TritonName
 from adapter.core.sizing import format_size
@@ -52,6 +52,9 @@ _LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
 _WAITING_LINE_SECONDS = 5.0
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
+# No model has this name, so its unload does nothing: only a Triton that is not in explicit mode
+# refuses it.
+_NO_MODEL = "triton-adapter asks whether models can be unloaded"
 # Bytes of one element; an element of BYTES is its length, 0, and nothing.
 _ELEMENT_BYTES = {**SIZES, "BF16": 2, "BYTES": 4}
 # Of the inference of zeros, which the event loop copies; the others wait as long.
@@ -81,6 +84,8 @@ class TritonControl:
         # the result of the last probe of `monitor`; False as soon as the connection breaks
         self.live = False
         self.version = ""  # as Triton reported when it became live
+        # why Triton takes no loads and unloads, as it said when it became live; None: it takes them
+        self.why_not_explicit: str | None = None
         self.lives = 0  # how often it became live
         self.answers = 0  # probes that it answered
         self._breaks = 0
@@ -339,6 +344,7 @@ class TritonControl:
             self._why_not_live = error.message() or "no answer"
         if is_live and not self.live:
             self.version = await self._reported_version()
+            self.why_not_explicit = await self._ask_mode()
         # an answer from before a break says nothing of the Triton that is there now
         self._update(is_live=is_live and breaks == self._breaks)
         return self.live
@@ -349,6 +355,18 @@ class TritonControl:
         except InferenceServerException:
             return ""
         return str(said.version)
+
+    async def _ask_mode(self) -> str | None:
+        """Return why Triton takes no loads and unloads; None if it takes them, or does not say."""
+        refusal = ""
+        try:
+            await self._connected().unload_model(_NO_MODEL, client_timeout=_PROBE_TIMEOUT)
+        except InferenceServerException as error:
+            refusal = error.message() or ""
+        if not is_not_explicit(refusal):
+            return None
+        log.error("triton.not_explicit", extra={"reason": NOT_EXPLICIT})
+        return NOT_EXPLICIT
 
     def _update(self, *, is_live: bool) -> None:
         was, self.live = self.live, is_live

@@ -12,6 +12,7 @@ from adapter.core.oom import Classifier, Phase, Strength, Verdict
 from adapter.errors import (
     AdapterError,
     AlreadyRegistered,
+    BackendError,
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
@@ -79,6 +80,13 @@ _STREAMS = (
     " InvokeEndpointWithResponseStream"
 )
 
+# What Triton says to every load and unload in the modes `none`, its default, and `poll`.
+_NOT_EXPLICIT = "explicit model load / unload is not allowed"
+NOT_EXPLICIT = (
+    "Triton does not load or unload models by call: start Triton with"
+    " --model-control-mode=explicit; see docs/triton.md#external-triton-is-another-process"
+)
+
 ENVIRONMENTS = "docs/packages.md#python-environments"
 # The package may be fine: Triton's own installation lacks what runs it.
 _NO_BACKEND = re.compile(
@@ -144,6 +152,8 @@ class Faults:
         if code == "RESOURCE_EXHAUSTED":
             # grpcio's own limits on messages and metadata; Triton never uses this code
             return LoadFailed(said, model_id=model_id)
+        if is_not_explicit(text):
+            return BackendError(NOT_EXPLICIT, model_id=model_id)
         verdict = self._classifier.judge(
             text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
         )
@@ -227,6 +237,11 @@ class Faults:
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
         return _of_execution(status, text, said, verdict, model_id)
+
+
+def is_not_explicit(text: str) -> bool:
+    """Return whether Triton refused a load or unload because of its model control mode."""
+    return text.startswith(_NOT_EXPLICIT)
 
 
 def _of_execution(

@@ -128,6 +128,7 @@ EVENTS: Mapping[str, str] = {
     "triton.models_vanished": "Triton was restarted and no longer has models that were loaded",
     "triton.no_gpu": "the embedded tritonserver finds no GPU, for the reason given; its own lines "
     "are at debug",
+    "triton.not_explicit": "Triton takes no loads: it is not in explicit model control mode",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
     "triton.environment_left": "files that Triton unpacked stay if it is killed, for the reason "
     "given",

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,8 +15,7 @@ from tritonclient.grpc import service_pb2 as v2
 
 from tests.fakes.mesh import Mesh
 from tests.grpc_calls import infer_request
-from tests.journeys.modelmesh.tritons import write_tritonserver
-from tests.ports import free_ports
+from tests.journeys.modelmesh.tritons import KINDS, Elsewhere, write_tritonserver
 from tests.processes import tritonserver
 from tests.running import COMPLETE, EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter
 from tests.trees import write_python_model
@@ -25,7 +23,6 @@ from tests.trees import write_python_model
 pytestmark = pytest.mark.triton
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
-KINDS = ("http", "grpc", "metrics")
 IDENTITY = str(EXAMPLES / "identity")
 
 
@@ -82,38 +79,6 @@ async def mesh_before(outage: Outage, *flags: str) -> AsyncIterator[tuple[Mesh, 
         finally:
             outage.end()
             await mesh.close()
-
-
-class Elsewhere:
-    """A Triton that is not the adapter's, as in another container; always at the same ports."""
-
-    def __init__(self, folder: Path) -> None:
-        ports = free_ports(3)
-        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
-        self.repository = folder / "repository"
-        self.repository.mkdir()
-        shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
-        self._command = [
-            str(write_tritonserver(folder, shared)),
-            f"--model-repository={self.repository}",
-            "--model-control-mode=explicit",
-            *(f"--{kind}-port={port}" for kind, port in zip(KINDS, ports, strict=True)),
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(self._command, stdout=quiet, stderr=quiet)
-
-    def send(self, number: int) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10)
-            self._process = None
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
 from adapter.errors import (
     AlreadyRegistered,
+    BackendError,
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
@@ -90,7 +91,7 @@ NOBODY = "failed to connect to all addresses; last error"
         (
             "UNAVAILABLE",
             "explicit model load / unload is not allowed if polling is enabled",
-            LoadFailed,
+            BackendError,
         ),
         # grpcio's own limit: the words are lost, and it is no lack of memory
         (
