@@ -11,11 +11,10 @@ from adapter.control.ports import MemoryReader, Server, TimeLimits
 from adapter.core.account import Unloaded
 from adapter.core.accounts import Accounts, MemorySplit
 from adapter.core.evidence import (
-    NO_GPU,
+    SUSPECTED,
     MemorySample,
     Suspicion,
     corroborated,
-    doubted,
     is_of_gpu,
     sample_of,
     view_of,
@@ -23,12 +22,11 @@ from adapter.core.evidence import (
 )
 from adapter.core.ledger import DeviceBook, Ledger
 from adapter.core.measuring import Measured
-from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
+from adapter.core.memory import HOST, NO_BYTES, Bytes, MemoryReading, total
 from adapter.core.model import TritonName
 from adapter.errors import (
     AdapterError,
     CapacityError,
-    LoadFailed,
     MemoryFigures,
     ModelFailed,
     OutOfMemory,
@@ -181,14 +179,21 @@ class Readings:
         is_of_shm = isinstance(error, ModelFailed) and error.of_shm
         view = view_of_shm(samples) if is_of_shm else view_of(samples, predicted=predicted)
         judged = corroborated(error, view, MemoryFigures())
-        if isinstance(judged, OutOfMemory) and judged is error:
-            if since is None:
-                judged = self._believed(judged, name, reading)
-            elif reading is not None and reading.has_no_gpu and is_of_gpu(judged):
-                judged = doubted(judged, NO_GPU, LoadFailed)
-        if isinstance(judged, CapacityError):
-            judged.figures = self._figures(judged.figures, name, reading)
+        is_inference = since is None
+        if is_inference and isinstance(judged, OutOfMemory) and judged is error:
+            judged = self._believed(judged, name, reading)
+        if isinstance(judged, CapacityError) and not self._is_of_unseen_gpu(judged):
+            # what a loaded model takes is not what its inference lacked
+            needs = NO_BYTES if is_inference else self._ledger.of(name)
+            judged.figures = self._figures(judged.figures, needs, reading)
         return judged
+
+    def _is_of_unseen_gpu(self, error: CapacityError) -> bool:
+        """Return whether the text is about a GPU and none is seen: the figures of host memory would
+        refute it. A failure that counts because a reading was low has the figures of that reading.
+        """
+        is_by_text = isinstance(error, OutOfMemory) and error.pattern != SUSPECTED
+        return is_by_text and is_of_gpu(error) and self._ledger.snapshot().devices.keys() <= {HOST}
 
     def _believed(
         self, error: OutOfMemory, name: TritonName, reading: MemoryReading | None
@@ -201,7 +206,6 @@ class Readings:
             error,
             self._accounts.key_of(name) or name,
             free=free,
-            has_no_gpu=reading is not None and reading.has_no_gpu,
             is_alone=book.models <= 1,
         )
 
@@ -214,11 +218,10 @@ class Readings:
         return [sample for at, sample in self.samples if at >= first]
 
     def _figures(
-        self, known: MemoryFigures, name: TritonName, reading: MemoryReading | None
+        self, known: MemoryFigures, needs: Bytes, reading: MemoryReading | None
     ) -> MemoryFigures:
         """Complete the figures of the failure's text by the ledger's, for the tightest device."""
         book = self._ledger.snapshot()
-        needs = self._ledger.of(name)
         device = book.tightest(needs, reading)
         if device is None:
             return known

@@ -32,7 +32,7 @@ _MIB = 2**20
 _LOW_SHARE = 20
 # An allocator hardly ever fails with four times as much free as was requested.
 _FAR_MORE = 4
-NO_GPU = "no GPU is here"
+SUSPECTED = "suspected"  # the rule of a failure that counts because memory was low
 _OF_GPU = re.compile(
     r"\b(?:cuda|gpu|hip|cu(?:blas|dnn|solver|sparse|rand|fft))|cuda_", re.IGNORECASE
 )
@@ -122,7 +122,7 @@ def corroborated(error: AdapterError, view: View, figures: MemoryFigures) -> Ada
         model_id=error.model_id,
         figures=figures,
         matched=error.suspected,
-        pattern="suspected",
+        pattern=SUSPECTED,
     )
     found.__cause__ = error.__cause__
     return found
@@ -153,9 +153,8 @@ class Suspicion:
         key: str,
         *,
         free: Mapping[Device, int],
-        has_no_gpu: bool,
         is_alone: bool,
-    ) -> OutOfMemory | ModelFailed:
+    ) -> OutOfMemory | InferenceFailed:
         """Return `error` if it is believed, else InferenceFailed. `free`: the free bytes of each
         device by a reading that does not lag, empty without one. `is_alone`: no other model is
         loaded.
@@ -167,14 +166,12 @@ class Suspicion:
         )
         if is_first:
             return error
-        if has_no_gpu and is_of_gpu(error):
-            return doubted(error, NO_GPU)
         if _is_far_more(error, free):
-            return doubted(error, "far more was free than that")
-        return doubted(error, "again with nothing else loaded") if hopeless else error
+            return _doubted(error, "far more was free than that")
+        return _doubted(error, "again with nothing else loaded") if hopeless else error
 
 
-def is_of_gpu(error: OutOfMemory) -> bool:
+def is_of_gpu(error: AdapterError) -> bool:
     """Return whether the text is about the memory of a GPU."""
     return _OF_GPU.search(str(error)) is not None
 
@@ -190,8 +187,10 @@ def _is_far_more(error: OutOfMemory, free: Mapping[Device, int]) -> bool:
     return needed * _FAR_MORE <= min(about)
 
 
-def doubted(error: OutOfMemory, why: str, kind: type[ModelFailed] = InferenceFailed) -> ModelFailed:
-    """Return what `error` is where its text is not believed."""
-    found = kind(f"{error} (not taken for out of memory: {why})", model_id=error.model_id)
-    found.__cause__ = error
-    return found
+def _doubted(error: OutOfMemory, reason: str) -> InferenceFailed:
+    """Return the error of an inference whose text is not believed."""
+    failure = InferenceFailed(
+        f"{error} (not taken for out of memory: {reason})", model_id=error.model_id
+    )
+    failure.__cause__ = error
+    return failure

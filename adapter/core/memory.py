@@ -38,7 +38,6 @@ class MemoryReading:
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
     this container for memory, are None where Triton's are not ours. `of_models` is how much of
     HOST is in processes of one model alone, by its name in Triton; None where nobody can tell.
-    `has_no_gpu`: it is known that Triton has none.
     """
 
     devices: Mapping[Device, DeviceReading]
@@ -47,7 +46,6 @@ class MemoryReading:
     shm_free_bytes: int | None = None
     oom_kills: int | None = None
     of_models: Mapping[str, int] | None = None
-    has_no_gpu: bool = False
 
     @property
     def used(self) -> Bytes:

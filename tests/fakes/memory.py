@@ -21,7 +21,7 @@ class FakeMemory:
         self.device = HOST
         self.lag = 0.0
         self.frozen: int | None = None
-        self.is_in_doubt = self.has_no_gpu = False
+        self.is_in_doubt = False
         self.changes: list[float] = []
         self.last: MemoryReading | None = None
         self.tells_apart = False
@@ -41,7 +41,6 @@ class FakeMemory:
                 {self.device: seen},
                 lag_seconds=self.lag,
                 of_models=of_models,
-                has_no_gpu=self.has_no_gpu,
             )
         if self.gpus:
             devices = {

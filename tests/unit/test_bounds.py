@@ -22,7 +22,7 @@ def test_packages_that_ran_out_of_memory():
 def test_packages_whose_texts_are_doubted():
     doubt, error = Suspicion(), OutOfMemory("std::bad_alloc")
     for number in range(MANY):
-        doubt.judged(error, str(number), free={HOST: 1}, has_no_gpu=True, is_alone=False)
+        doubt.judged(error, str(number), free={HOST: 1}, is_alone=False)
     assert len(doubt._failed) == 10_000
 
 

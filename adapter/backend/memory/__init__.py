@@ -100,9 +100,6 @@ class ChosenMemory:
                     shm_free_bytes=container.shm_free_bytes,
                     oom_kills=container.oom_kills,
                 )
-            if reading is not None and reading.source == HOST:
-                is_none = self._nvml.has_gpus is False and not self._metrics.uuids
-                reading = replace(reading, has_no_gpu=is_none)
             self.last = reading
             self._log_source(_NONE if reading is None else reading.source)
             return reading

@@ -15,7 +15,7 @@ async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(house):
     await house.load("n")
     house.packages.declared["/m"] = 500 * MIB
     cause = ValueError("grpc")
-    text = "CUDA out of memory"
+    text = "DefaultCPUAllocator: not enough memory"
     failure = OutOfMemory(text, model_id="m", matched=text, pattern="torch")
     failure.__cause__ = cause
     house.steps.fail("load m", failure)

@@ -201,7 +201,7 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
 
 @at_one_listener
 def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, listener):
-    """Said of a model for the first time; a second time it would be doubted without a GPU."""
+    """Said of a model for the first time; a second time it might be doubted."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
     name = kept.load(f"an oom at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}")
     code, said = calls.refused_infer(name, 1.0)

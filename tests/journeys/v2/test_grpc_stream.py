@@ -190,7 +190,7 @@ def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
 
 @at_one_listener
 def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
-    """Said of a model for the first time; a second time it would be doubted without a GPU."""
+    """Said of a model for the first time; a second time it might be doubted."""
 
     def counted() -> float:
         with closing(adapter.client()) as admin:

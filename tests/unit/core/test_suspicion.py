@@ -16,9 +16,9 @@ NUMPY = "MemoryError: Unable to allocate 2.00 GiB for an array"
 DATA = Path(__file__).parents[2] / "data"
 
 
-def ask(doubt, text=CUDA, needed=2 * GIB, *, free=None, has_no_gpu=False, is_alone=False):
+def ask(doubt, text=CUDA, needed=2 * GIB, *, free=None, is_alone=False):
     error = OutOfMemory(text, model_id="m", figures=MemoryFigures(needed_bytes=needed))
-    return doubt.judged(error, "key", free=free or {}, has_no_gpu=has_no_gpu, is_alone=is_alone)
+    return doubt.judged(error, "key", free=free or {}, is_alone=is_alone)
 
 
 def second(text=CUDA, needed=2 * GIB, **more):
@@ -59,12 +59,6 @@ def test_a_text_without_a_size_is_believed_beside_others():
     assert second("std::bad_alloc", None, free={HOST: 80 * GIB}) is OutOfMemory
 
 
-@pytest.mark.parametrize("text", [CUDA, "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
-def test_cuda_is_not_believed_twice_where_there_is_no_gpu(text):
-    assert second(text, None, has_no_gpu=True) is InferenceFailed
-    assert second(text, None, has_no_gpu=False) is OutOfMemory
-
-
 def test_what_is_said_again_and_again_with_nothing_else_loaded_is_not_believed():
     doubt = Suspicion()
     kinds = [type(ask(doubt, "std::bad_alloc", None, is_alone=True)) for _ in range(5)]
@@ -83,5 +77,5 @@ def test_why_it_was_not_believed_is_said():
 def test_a_models_first_failure_keeps_its_label_whatever_was_free(file):
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     for text in texts:
-        found = ask(Suspicion(), text, 1, free={GPU: 80 * GIB, HOST: 80 * GIB}, has_no_gpu=True)
+        found = ask(Suspicion(), text, 1, free={GPU: 80 * GIB, HOST: 80 * GIB})
         assert type(found) is OutOfMemory
