@@ -45,8 +45,7 @@ frontends/status.py.
     ├─ StoreUnavailable   the store cannot be reached, or fails
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
-       │  ├─ Overloaded          turns work away: a queue is full
-       │  └─ TooManyAbandoned    the model is busy with requests whose callers left
+       │  └─ Overloaded          turns work away: a queue is full
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
@@ -318,10 +317,6 @@ class Overloaded(BackendUnavailable):
     pass
 
 
-class TooManyAbandoned(BackendUnavailable):
-    pass
-
-
 class BackendTimeout(BackendError):
     pass
 
@@ -371,10 +366,10 @@ def was_refused(error: AdapterError) -> bool:
 
 def was_not_started(error: AdapterError) -> bool:
     """Return whether Triton surely had nothing of the request, so that another machine may be
-    asked. Not so of TooManyAbandoned, which the model would bring about there as well.
+    asked.
     """
     if isinstance(error, BackendUnavailable):
-        return not error.delivered and not isinstance(error, TooManyAbandoned)
+        return not error.delivered
     return isinstance(error, _NOT_STARTED)
 
 

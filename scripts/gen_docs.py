@@ -280,10 +280,6 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "the body was still arriving when the model was unloaded or the adapter stopped",
         "send it again, to another copy or when the model is loaded: no work had begun",
     ),
-    errors.TooManyAbandoned: (
-        "Triton works on `max_abandoned_requests` requests of the model whose callers left",
-        "try again later; check whether the model hangs or callers time out too early",
-    ),
     errors.TooManyConnections: (
         "a listener has `max_connections`; `http` returns this, gRPC closes the connection",
         "try again in a second (`Retry-After`), over fewer connections; or raise the limit",

@@ -187,7 +187,6 @@ def _build_control(
             limits=_limits(settings),
             loads_again=_LOADS_AGAIN[settings.on_triton_restart],
             load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
-            max_abandoned=settings.max_abandoned_requests,
             recycle_share=settings.recycle_unaccounted,
             placing=PLACINGS[settings.gpu_placement],
         ),

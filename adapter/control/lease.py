@@ -10,7 +10,7 @@ from typing import TypeAlias
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.usage import Usage
-from adapter.errors import ModelNotReady, TooManyAbandoned
+from adapter.errors import ModelNotReady
 from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
@@ -35,41 +35,28 @@ class Leases:
 
     `failed` is called with the error of each lease that ends with one, and returns the error for
     the caller. `abandoned`: how many leases are abandoned now, also of models that are gone.
-    `max_abandoned`: with so many a model gets no new requests. `is_paused`: none does.
+    `is_paused`: no model gets new requests.
     """
 
     def __init__(
         self,
-        max_abandoned: int,
         failed: Callable[[ModelRecord, BaseException], BaseException] = lambda _, error: error,
     ) -> None:
         self.abandoned, self.is_paused = 0, False
         self.begun = self.ended = 0  # leases, ever
         self.failed = failed
         self.became_idle = asyncio.Event()  # set when a model has no lease any more
-        self._max_abandoned = max_abandoned
         self._drained: dict[ModelRecord, asyncio.Event] = {}  # of unloads that wait for leases
         # empty but for slow callers: each end of a lease asks
         self.arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
-        """Return a new lease; raise TooManyAbandoned if too many of the model are abandoned, and
-        ModelNotReady while Triton is restarted to free memory.
-        """
+        """Return a new lease; raise ModelNotReady while Triton is restarted to free memory."""
         if self.is_paused:
             why = f"model {record.id!r} is not ready: Triton is restarted to free memory"
             raise ModelNotReady(why, model_id=record.id)
-        usage = record.usage
-        if usage.abandoned >= self._max_abandoned:
-            raise TooManyAbandoned(
-                f"model {record.id!r} still works on {usage.abandoned} requests whose callers "
-                "have left or timed out, the limit of max_abandoned_requests; "
-                "see docs/operations.md#an-inference-fails",
-                model_id=record.id,
-                delivered=False,
-            )
         lease = Lease()
-        lease.record, lease._usage = record, usage  # noqa: SLF001
+        lease.record, lease._usage = record, record.usage  # noqa: SLF001
         lease.state, lease._leases = _NEW, self  # noqa: SLF001
         return lease
 

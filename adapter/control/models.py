@@ -69,7 +69,7 @@ class ModelControl:
         self._limits, self._packages, threads = options.limits, ports.packages, options.load_threads
         self.registry, self.history = (registry := Registry(clock.now)), metrics.history
         self.operations = operations = Operations(metrics)
-        self.leases = leases = Leases(options.max_abandoned)
+        self.leases = leases = Leases()
         orphans = OrphanProcesses(registry, ports.server, metrics)
         books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
         self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)

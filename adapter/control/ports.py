@@ -249,12 +249,11 @@ class TimeLimits:
 @dataclass(frozen=True, slots=True)
 class Options:
     """`loads_again`: as in TritonStatus; `load_threads`: how many loads Triton runs at a time;
-    `max_abandoned`: as in Leases; `recycle_share`: as in Recycling; `placing`: as in Placer.
+    `recycle_share`: as in Recycling; `placing`: as in Placer.
     """
 
     limits: TimeLimits = TimeLimits()
     loads_again: bool | None = False
     load_threads: int = 4
-    max_abandoned: int = 64
     recycle_share: float | None = None
     placing: Placing = as_triton_does

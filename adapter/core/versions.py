@@ -47,7 +47,7 @@ CANCELS = Change(
     (2, 59),
     "cancelled calls no longer end it; 2.51 dies within 10 s of them",
     "the cancel of a ModelInfer is passed on; a stream, and before 2.59 each call, goes on to its"
-    " end, by which unloads and `max_abandoned_requests` go",
+    " end, for which unloads wait",
 )
 SLOW_POLLS = Change(
     (2, 61),

@@ -42,7 +42,6 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.TooManyWaiting: (503, "TooManyWaiting"),
     errors.ModelNotReady: (503, "ModelNotReady"),
     errors.BackendUnavailable: (503, "BackendUnavailable"),
-    errors.TooManyAbandoned: (503, "TooManyAbandoned"),
     errors.TooManyConnections: (503, "TooManyConnections"),
     errors.BackendError: (503, "BackendUnavailable"),
     errors.BackendTimeout: (504, "BackendTimeout"),
@@ -114,7 +113,6 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.TooManyStreams: grpc.StatusCode.UNAVAILABLE,  # clients open a stream again
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyConnections: grpc.StatusCode.UNAVAILABLE,  # by grpc: the connection is closed
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,  # another copy has room
     errors.BackendError: grpc.StatusCode.INTERNAL,

@@ -368,11 +368,6 @@ class Settings(Rules):
         "2 more with http_data, 4 more with each of grpc and grpc_data; "
         "at least 16 and at most 10000",
     )
-    max_abandoned_requests: Count = Group.LIMITS.setting(
-        64,
-        "most requests of one model that Triton still computes although their callers have "
-        "disconnected or timed out; above it new requests of the model are refused",
-    )
     load_concurrency: Count | None = Group.LIMITS.setting(
         None,
         "how many models ModelMesh may load at once, and how many calls may; further loads are "

@@ -9,7 +9,7 @@ from adapter.control import lease as leasing
 from adapter.control.lease import LeaseState
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
-from adapter.errors import InferenceFailed, ModelNotFound, StubDied, TooManyAbandoned
+from adapter.errors import InferenceFailed, ModelNotFound, StubDied
 from adapter.telemetry.traffic import WAITED, Waited, add_waited
 from tests.fakes.house import House
 
@@ -135,27 +135,6 @@ async def test_an_unload_of_a_model_without_requests_waits_for_none(house, caplo
         "model.unloading",
         "model.unloaded",
     ]
-
-
-async def test_with_too_many_of_them_a_model_gets_no_new_calls(house):
-    leases = [house.control.lease(M) for _ in range(64)]
-    for lease in leases:
-        lease.begin()
-        lease.abandon()
-    said = "64 requests whose callers have left or timed out.*max_abandoned_requests"
-    with pytest.raises(TooManyAbandoned, match=said) as caught:
-        house.control.lease(M)
-    assert (caught.value.model_id, caught.value.delivered) == ("m", False)
-    with pytest.raises(TooManyAbandoned):
-        await house.control.serving(M, 1)
-    await house.load("other")
-    with house.control.lease(ModelId("other")):
-        pass
-    leases.pop().end()
-    with house.control.lease(M):
-        assert counts(house) == (64, 63)
-    for lease in leases:
-        lease.end()
 
 
 async def test_the_end_of_an_abandoned_call_still_tells_that_its_process_died(house):

@@ -29,6 +29,7 @@ SHARES = {
     "attack_resources": ("tests/nightly/test_attack_resources.py", 8.0),
     "neighbours": ("tests/nightly/test_neighbours.py", 4.0),
     "held": ("tests/nightly/test_held.py", 1.0),
+    "cancelled_callers": ("tests/nightly/test_cancelled_callers.py", 3.0),
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "cuts": ("tests/nightly/test_cuts.py", 10.0),
     "cycles": ("tests/nightly/test_cycles.py", 7.0),

@@ -54,7 +54,6 @@ HELD = {
     "max_inflight_body_bytes": ("34567891", {"limit"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
     "memory_limit": ("98765432109", {"_memory_limit"}),
-    "max_abandoned_requests": ("77", {"_max_abandoned"}),
     "modelmesh_default_size": ("567891", {"default_bytes"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_container_bytes"}),

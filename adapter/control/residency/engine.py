@@ -111,7 +111,7 @@ class Residency:
         """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited,
         also where Triton has ended since, or is about to.
 
-        It is for the fast path: a look-up, no IO. Raises TooManyAbandoned, and ArtifactNotFound if
+        It is for the fast path: a look-up, no IO. Raises ArtifactNotFound if
         the name is that of a model which was loaded from another key than `key`.
         """
         record = self._registry.get(model_id)  # as `_ready` does, without a call more

@@ -196,7 +196,6 @@ _HINTS = {
     "SourceMissing": "the path must exist where the adapter runs",
     "StoreDenied": "see docs/stores.md#credentials",
     "StoreUnavailable": "see docs/stores.md#when-something-is-wrong",
-    "TooManyAbandoned": _LATER,
     "TooManyConnections": _LATER,
     "Unauthenticated": TOKEN_HINT,
 }

@@ -145,17 +145,16 @@ async def test_many_refusals_have_few_lines_in_the_log(caplog):
 IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]
 
 
-@pytest.mark.parametrize("why", ["unknown", "no name", "abandoned"])
+@pytest.mark.parametrize("why", ["unknown", "no name"])
 @pytest.mark.parametrize("size", [1, 20_000], ids=["one frame", "several"])
 @pytest.mark.parametrize("is_of_mesh", [False, True])
 async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_mesh, caplog):
     """A compressed message goes to the fallback server."""
-    name = {"unknown": "nope", "no name": "a\0", "abandoned": "m"}[why]
+    name = {"unknown": "nope", "no name": "a\0"}[why]
     message = request_of(name, *[0.0] * size)
     mesh = [("mm-model-id-bin", name.encode())] if is_of_mesh else []
     caplog.set_level(logging.INFO)
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
-        proxy.house.control.registry.serving("m").usage.abandoned = 64 * (why == "abandoned")
         found, called = [], []
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             caplog.clear()
@@ -174,7 +173,6 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
         assert found[0][3]["trace_id"] == "a" * 32
         assert proxy.counted(found[0][0]) == 1
         assert called == [False, True]
-        proxy.house.control.registry.serving("m").usage.abandoned = 0
 
 
 @pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])

@@ -22,7 +22,6 @@ import uvloop
 from aiohttp import web
 
 from adapter.control.triton_status import Phase
-from adapter.core.model import ModelId
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.cases import case
@@ -300,11 +299,6 @@ async def starting(listener: Listener) -> str:
     return "nobody"
 
 
-async def abandoned(listener: Listener) -> str:
-    listener.house.control.registry.serving(ModelId("m")).usage.abandoned = 64
-    return "m"
-
-
 async def refused_by(
     listener: Listener, data: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> tuple[bytes, dict[str, object]]:
@@ -327,7 +321,7 @@ async def refused_by(
 
 @pytest.mark.parametrize("pieces", [1, 2], ids=["whole", "the body behind its head"])
 @pytest.mark.parametrize("path", ["/models/{}/invoke", "/v2/models/{}/infer"])
-@pytest.mark.parametrize("why", [unknown, being_loaded, too_deep, starting, abandoned])
+@pytest.mark.parametrize("why", [unknown, being_loaded, too_deep, starting])
 async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log(
     why: Callable[[Listener], Awaitable[str]],
     path: str,

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -117,25 +118,34 @@ def test_the_answers_of_a_stream_without_a_caller_are_read_to_the_last(
 @pytest.fixture
 def own(model_root: Path) -> Iterator[RunningAdapter]:
     """An adapter whose Triton may be hurt."""
-    flags = ("--infer-timeout-seconds=1", "--max-abandoned-requests=2")
-    with embedded_adapter(f"--model-roots={model_root}", COMPLETE, *flags) as adapter:
+    flags = (f"--model-roots={model_root}", COMPLETE, "--infer-timeout-seconds=1")
+    with embedded_adapter(*flags) as adapter:
         yield adapter
 
 
-def test_a_model_busy_with_what_nobody_waits_for_gets_no_more(
+_MANY = 100
+
+
+def test_abandoned_requests_refuse_no_others(
     own: RunningAdapter, package: Path, gate: Gate
 ) -> None:
+    """What bounds them is Triton's own queue, where the model's config sets its size."""
     write_python_model(package, answer=gate.statements)
+
+    def time_out(_: int) -> tuple[object, ...]:
+        with closing(own.client()) as client:
+            return refusal(client.post("/models/m/invoke", infer_body(1.0)))
+
     with closing(own.client()) as client, calls_to(own.grpc) as calls:
         assert client.load("m", package).status == 200
-        for _ in range(2):
-            reply = client.post("/models/m/invoke", infer_body(1.0))
-            assert refusal(reply) == (504, "BackendTimeout", "m")
-        assert counts(own) == (2, 2, 2.0)
-        reply = client.post("/models/m/invoke", infer_body(1.0))
-        assert refusal(reply) == (503, "TooManyAbandoned", "m")
+        with ThreadPoolExecutor(_MANY) as pool:
+            outcomes = [*pool.map(time_out, range(_MANY))]
+        assert outcomes == [(504, "BackendTimeout", "m")] * _MANY
+        assert counts(own) == (_MANY, _MANY, _MANY)
+
+        assert time_out(0) == (504, "BackendTimeout", "m")
         code, text = calls.refused_infer("m", 1.0)
-        assert (code, text.partition(":")[0]) == ("UNAVAILABLE", "TooManyAbandoned")
+        assert (code, text.partition(":")[0]) == ("DEADLINE_EXCEEDED", "BackendTimeout")
         gate.open()
         wait_until(lambda: counts(own) == (0, 0, 0.0), 60, "Triton is done with them")
         wait_until(  # a busy machine may need longer than the limit for the first

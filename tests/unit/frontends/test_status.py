@@ -55,7 +55,6 @@ EXPECTED = {
     "BackendError": (503, "BackendUnavailable"),  # the disk under Triton refused
     "BackendUnavailable": (503, "BackendUnavailable"),
     "Overloaded": (503, "BackendUnavailable"),  # Triton's own queue is full
-    "TooManyAbandoned": (503, "TooManyAbandoned"),
     "BackendTimeout": (504, "BackendTimeout"),
     "LoadFailed": (400, "InvalidModel"),
     "GivenUp": (400, "InvalidModel"),
