@@ -233,24 +233,94 @@ def test_pods_have_no_number_of_their_own_where_something_scales_them():
     assert only("Deployment", {})["spec"]["replicas"] == 1
 
 
+RECREATE = {"type": "Recreate"}
 OLD_GOES_FIRST = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+NEW_GOES_FIRST = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 NO_GPU = {"triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": "8GiB"}}
+
+
+def scaled_from(replicas: int) -> dict:
+    """Return the values of pods that a HorizontalPodAutoscaler scales up from this number."""
+    hpa = {"enabled": True, "cpuPercent": 70}
+    models = {"type": "existingClaim", "existingClaim": "models", "load": ["*"]}
+    return {
+        "models": models,
+        "autoscaling": {"minReplicas": replicas, "maxReplicas": 4, "hpa": hpa},
+    }
 
 
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({}, OLD_GOES_FIRST),
-        ({**NO_GPU, "models": {"type": "pvc"}}, OLD_GOES_FIRST),
+        ({}, RECREATE),
+        ({"replicaCount": 2}, OLD_GOES_FIRST),
+        ({**NO_GPU, "models": {"type": "pvc"}}, RECREATE),
         ({**NO_GPU, "models": {"type": "pvc", "pvc": {"accessModes": ["ReadWriteMany"]}}}, None),
         (NO_GPU, None),
-        ({"mode": "single"}, OLD_GOES_FIRST),
-        ({"triton": {"enabled": False, "address": "t"}}, {"type": "Recreate"}),
-        ({"strategy": {"type": "Recreate"}}, {"type": "Recreate"}),
+        ({"mode": "single"}, RECREATE),
+        ({"triton": {"enabled": False, "address": "t"}}, RECREATE),
+        ({"strategy": {"type": "Recreate"}}, RECREATE),
+        (values_of("keda"), NEW_GOES_FIRST),
+        (scaled_from(1), NEW_GOES_FIRST),
+        (scaled_from(2), OLD_GOES_FIRST),
     ],
 )
 def test_a_rollout_waits_for_no_gpu_or_claim_that_the_old_pod_holds(values, wanted):
     assert only("Deployment", values)["spec"].get("strategy") == wanted
+
+
+def max_unavailable(strategy: dict, replicas: int) -> int:
+    """Resolve the field as Kubernetes does: it rounds down, and takes 1 where both limits are 0."""
+
+    def resolve(limit: int | str, round_up: bool) -> int:
+        if isinstance(limit, int):
+            return limit
+        share = int(limit.removesuffix("%")) * replicas
+        return -(-share // 100) if round_up else share // 100
+
+    if strategy.get("type") == "Recreate":
+        return 0
+    limits = strategy.get("rollingUpdate", {})
+    surge = resolve(limits.get("maxSurge", "25%"), round_up=True)
+    unavailable = resolve(limits.get("maxUnavailable", "25%"), round_up=False)
+    return 1 if surge == unavailable == 0 else unavailable
+
+
+def variants(name: str) -> list[dict]:
+    """Return the file's values with several numbers of pods, fixed and scaled."""
+    made = [values_of(name)]
+    for replicas in (0, 1, 2, 5):
+        fixed = values_of(name)
+        fixed["replicaCount"] = replicas
+        scaled = values_of(name)
+        autoscaling = scaled.setdefault("autoscaling", {})
+        autoscaling |= {"minReplicas": replicas, "maxReplicas": 10}
+        autoscaling.setdefault("hpa", {})["enabled"] = "keda" not in autoscaling
+        autoscaling["hpa"].setdefault("cpuPercent", 70)
+        made += [fixed, scaled]
+    with_and_without_gpu = []
+    for values in made:
+        cpu = json.loads(json.dumps(values))
+        cpu.setdefault("triton", {}).setdefault("gpu", {})["count"] = 0
+        with_and_without_gpu += [values, cpu]
+    return with_and_without_gpu
+
+
+def test_helm_waits_for_at_least_one_pod_in_every_rendering():
+    """Helm 3 waits for `replicas - maxUnavailable` pods: if that is 0, any upgrade succeeds."""
+    rendered = 0
+    for name in map(case, CASES):
+        for values in variants(name):
+            try:
+                made = [made for made in objects(values) if made["kind"] == "Deployment"]
+            except helm.HelmError:  # not every feature takes every number of pods
+                continue
+            for spec in (deployment["spec"] for deployment in made):
+                least = spec.get("replicas", values.get("autoscaling", {}).get("minReplicas", 1))
+                replicas = max(least, 1)  # of no pods there is none to wait for
+                assert max_unavailable(spec.get("strategy", {}), replicas) < replicas, values
+                rendered += 1
+    assert rendered > 200
 
 
 def test_a_rollout_has_the_time_that_the_probes_allow_a_start():
@@ -350,7 +420,7 @@ def test_gpus_that_are_claimed_go_to_triton_and_count_as_gpus():
     assert "claims" not in both["adapter"]["resources"]
     assert not [name for name in both["triton"]["resources"]["limits"] if "gpu" in name]
     assert "ADAPTER_MEMORY_LIMIT" not in variables(values)
-    assert only("Deployment", values)["spec"]["strategy"] == OLD_GOES_FIRST
+    assert only("Deployment", values)["spec"]["strategy"] == RECREATE
 
 
 def test_fields_that_the_chart_has_no_key_for_are_merged_over_what_it_makes():

@@ -155,14 +155,24 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- default (add 5 (include "triton-adapter.leastGraceSeconds" .)) .Values.terminationGracePeriodSeconds | int -}}
 {{- end -}}
 
-{{/* If the GPU or the claim allows only one pod, the old pod ends before the new one starts. Two adapters must never share
-     a Triton or a cache: then the old pod must be gone first */}}
+{{/* Two adapters must never share a Triton or a cache: then the old pod must be gone before the new one starts. If the GPU
+     or the claim is busy, an old pod ends before a new one starts. Of one pod maxUnavailable must not allow that: Helm 3
+     waits for replicas less maxUnavailable, which is none. A scaler adds pods beside those that run, so one more may start */}}
 {{- define "triton-adapter.strategy" -}}
+{{- $isScaled := or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
+{{- $replicas := ternary .Values.autoscaling.minReplicas .Values.replicaCount $isScaled | int -}}
 {{- if or (include "triton-adapter.isElsewhere" .) (and (include "triton-adapter.hasStore" .) (eq .Values.endpoint.cache.type "existingClaim")) -}}
 type: Recreate
 {{- else if or (include "triton-adapter.hasGpu" .) (include "triton-adapter.isClaimOfOneNode" .) -}}
+{{- if gt $replicas 1 -}}
 type: RollingUpdate
 rollingUpdate: {maxSurge: 0, maxUnavailable: 1}
+{{- else if $isScaled -}}
+type: RollingUpdate
+rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+{{- else -}}
+type: Recreate
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
