@@ -358,6 +358,13 @@ def test_the_control_token_is_mounted_where_it_is_asked_for_and_nowhere_else():
     assert "ADAPTER_CONTROL_TOKEN" not in variables(values)
 
 
+def test_helm_test_keeps_its_pod_for_the_logs():
+    """`helm test --logs` reads them after the hook: a pod deleted on success made it fail."""
+    annotations = only("Pod", {})["metadata"]["annotations"]
+
+    assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation"
+
+
 def test_there_is_no_helm_test_where_loads_may_not_bring_files():
     assert [made["kind"] for made in objects({}) if made["kind"] == "Pod"] == ["Pod"]
     assert [
