@@ -294,6 +294,19 @@ def test_health_and_limits_are_those_of_deploy_fleet(values):
     }
 
 
+def test_fleet_panics_only_without_the_patch():
+    """Envoy asks a pod without calls for its health once a minute, unless the patch shortens that.
+
+    With a threshold of 0 no pod would get calls, and a new fleet would answer 503 for that minute.
+    """
+    own_threshold = own()["cluster"]["common_lb_config"]["healthy_panic_threshold"]["value"]
+    patched = only("BackendTrafficPolicy", PATCHED)["spec"]["healthCheck"]
+    plain = only("BackendTrafficPolicy", FLEET)["spec"]["healthCheck"]
+
+    assert patched["panicThreshold"] == own_threshold == 0
+    assert plain["panicThreshold"] == 1
+
+
 def test_the_headers_of_a_fleet_without_the_patch_are_those_of_deploy_fleet():
     consistent = only("BackendTrafficPolicy", FLEET)["spec"]["loadBalancer"]["consistentHash"]
     hashes = patches(PATCHED, "serving/")["hash_policy"]
