@@ -14,6 +14,7 @@ from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, Fet
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
+    BackendError,
     InvalidArtifact,
     InvalidRequest,
     NoRoom,
@@ -110,8 +111,8 @@ class ArtifactCache:
         Raises InvalidSettings if the folder cannot be used, or is in use by another process.
         """
         found = await CACHE.run(self._folder.open)
-        for note, last_used in sorted(found, key=lambda each: each[1]):
-            self._disk.adopt(note, last_used)
+        for each in sorted(found, key=lambda each: each.last_used):
+            self._disk.adopt(each)
         await self._refresh_disk()
         await CACHE.run(self._disk.trim)
         work = background.forever(self.check, seconds=check_seconds)
@@ -194,7 +195,8 @@ class ArtifactCache:
         callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact, pinned until `release`, and where it was. The version is that which
-        the store has now; where the store cannot be asked, the one on disk.
+        the store has now; where the store cannot be asked, the one that it had when it was last
+        asked, if that is on disk.
 
         `models`: as in Artifacts. `is_asked_anew`: the store is asked even if it has just said that
         it has no such key. `callers`: as in FairSlots.
@@ -209,7 +211,8 @@ class ArtifactCache:
                 cached = await self._held(store, key, None)
                 if cached is None:
                     raise
-                log.warning("artifact.not_checked", extra={"key": str(key), "reason": str(error)})
+                fields = {"key": str(key), "etag": cached.note.etag, "reason": str(error)}
+                log.warning("artifact.not_checked", extra=fields)
             else:
                 cached = await self._held(store, key, version.etag)
             if cached is None:
@@ -224,12 +227,14 @@ class ArtifactCache:
             return artifact_of(key, cached, self._folder), CacheUse.DISK
 
     async def _asked_for(self, store: Store, key: ArtifactKey, *, is_asked_anew: bool) -> Version:
-        """As `_version`, but briefly where the store could not be used and there is one on disk."""
+        """Return the store's current version. Give up after 1 s if the store could not be used
+        when it was last asked and there is a copy on disk to serve.
+        """
         why = self._unreachable.get(key.store)
-        is_brief = why is not None and self._disk.has(str(store.location), key.path)
+        is_brief = why is not None and self._disk.has_current(str(store.location), key.path)
         try:
             async with asyncio.timeout(_BRIEFLY_SECONDS if is_brief else None):
-                return await self._version(key, is_asked_anew=is_asked_anew)
+                return await self._current_version(key, is_asked_anew=is_asked_anew)
         except TimeoutError:
             raise StoreUnavailable(why or "") from None
 
@@ -254,8 +259,18 @@ class ArtifactCache:
             self._touch(cached)
 
     async def is_current(self, artifact: Artifact) -> bool:
-        """Return whether the store still has this version. Raises as `fetch` does."""
-        return (await self._version(artifact.key, is_asked_anew=False)).etag == artifact.etag
+        """Return whether the store still has this version. Raises as `fetch` does.
+
+        A version that the store has replaced is marked as such, but none is marked as current: a
+        fetch of the same key may have heard of a later one meanwhile.
+        """
+        version = await self._version(artifact.key, is_asked_anew=False)
+        if version.etag == artifact.etag:
+            return True
+        for cached in self._versions_on_disk(artifact.key):
+            if cached.note.etag == artifact.etag:
+                await self._mark(cached, is_replaced=True)
+        return False
 
     async def find(self, key: ArtifactKey) -> ArtifactKey | None:
         """Return the key that the store has: `key` itself, or with the suffix of an archive; None
@@ -273,6 +288,8 @@ class ArtifactCache:
             return None
         if (archive := await _archive(store, key.path)) is not None:
             return replace(key, path=archive)
+        for suffix in SUFFIXES:
+            await self._mark_versions(replace(key, path=key.path + suffix), None)
         refusals.remember(archives, said)
         return None
 
@@ -295,6 +312,7 @@ class ArtifactCache:
                 store, key.path, 2 if is_existence_enough else MAX_ENTRIES + 1
             )
         except ArtifactNotFound as error:
+            await self._mark_versions(key, None)
             lacks = error if is_existence_enough else await _with_archive(error, store, key.path)
             refusals.remember((key.path,), lacks)
             raise lacks from None
@@ -305,6 +323,34 @@ class ArtifactCache:
             raise
         self._unreachable.pop(key.store, None)
         return version
+
+    async def _current_version(self, key: ArtifactKey, *, is_asked_anew: bool) -> Version:
+        """Return what the store has, and note on disk that this version is the current one. To be
+        called in the key's turn.
+        """
+        version = await self._version(key, is_asked_anew=is_asked_anew)
+        await self._mark_versions(key, version.etag)
+        return version
+
+    def _versions_on_disk(self, key: ArtifactKey) -> list[Cached]:
+        return self._disk.versions(str(self._store(key).location), key.path)
+
+    async def _mark_versions(self, key: ArtifactKey, etag: str | None) -> None:
+        """Mark the version that the store has now as current, and all others as replaced. None
+        stands for a store that has no version.
+        """
+        # the current one comes last: a process that is killed in between leaves none or one
+        versions = sorted(self._versions_on_disk(key), key=lambda each: each.note.etag == etag)
+        for cached in versions:
+            await self._mark(cached, is_replaced=cached.note.etag != etag)
+
+    async def _mark(self, cached: Cached, *, is_replaced: bool) -> None:
+        if cached.is_replaced is is_replaced:
+            return
+        try:
+            await CACHE.run_to_end(self._disk.mark, cached, is_replaced=is_replaced)
+        except OSError as error:
+            raise BackendError(f"the disk of cache_dir: {error.strerror or error}") from error
 
     async def _asked(self, store: Store, path: str, limit: int) -> Version:
         if file := await store.stat(path):
@@ -370,7 +416,8 @@ class ArtifactCache:
             try:
                 return await self._fetch_with_room(store, version, reservation, progress), version
             except Changed:
-                known, version = version, await self._version(key, is_asked_anew=True)
+                known = version
+                version = await self._current_version(key, is_asked_anew=True)
         reason = f"it changed {_MAX_CHANGES} times while it was fetched"
         if known == version:
             reason = f"the store says it has {version.size_bytes} bytes, and does not send them"

@@ -1,13 +1,15 @@
 """Keeps the cache on disk: a folder for each artifact, with a note of what it is.
 
-    triton-adapter-cache    locked by the process that uses the folder
-    artifacts/ID/note.json  key, ETag, size and files; its modification time is the last use
-    artifacts/ID/files/     the package
-    work/                   what is being fetched or removed
+    triton-adapter-cache        locked by the process that uses the folder
+    artifacts/ID/current.json   key, ETag, size and files; its modification time is the last use
+    artifacts/ID/replaced.json  the same note, once the store had another version or none
+    artifacts/ID/files/         the package
+    work/                       what is being fetched or removed
 
 An artifact gets its place by one rename when it is whole, note included, and leaves it by another.
 So whatever moment the process is killed at, what lies in `artifacts` is whole, and all in `work`
-can go.
+can go. The name of the note is changed by a rename as well: so the disk says of each artifact, at
+any moment, whether it is the version that the store had last, which alone is served in an outage.
 """
 
 import fcntl
@@ -30,6 +32,8 @@ from adapter.runtime import clock
 _LOCK = "triton-adapter-cache"
 _OF_THE_DISK = {"lost+found"}  # ext4 makes it in every new file system
 _LOCK_PAUSE_SECONDS = 0.05
+_CURRENT = "current.json"
+_REPLACED = "replaced.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,15 @@ class Note:
     @property
     def id(self) -> str:
         return artifact_id(self.store, self.path, self.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An artifact that an earlier run has left on disk."""
+
+    note: Note
+    last_used: float  # in seconds since 1970
+    is_replaced: bool  # the store had another version, or none, when it was last asked
 
 
 def artifact_id(store: str, path: str, etag: str) -> str:
@@ -67,9 +80,8 @@ class CacheFolder:
         self.why_lost: str | None = None
         self._restoring = threading.Lock()
 
-    def open(self) -> list[tuple[Note, float]]:
-        """Take the folder over, and remove what is not whole. Returns the artifacts that are, with
-        the times of their last use.
+    def open(self) -> list[Found]:
+        """Take the folder over, remove what is not whole, and return the artifacts that are.
 
         Raises InvalidSettings if the folder cannot be used, or another process uses it.
         """
@@ -124,7 +136,7 @@ class CacheFolder:
     def publish(self, work: Path, note: Note) -> None:
         """Make the fetched package an artifact."""
         written = json.dumps(asdict(note)).encode()
-        with (work / "note.json").open("wb") as file:
+        with (work / _CURRENT).open("wb") as file:
             file.write(written)
             file.flush()
             os.fsync(file.fileno())
@@ -153,8 +165,19 @@ class CacheFolder:
 
     def touch(self, id_: str, last_used: float) -> None:
         """Note the last use for later runs."""
-        with suppress(OSError):  # it was removed
-            os.utime(self._artifacts / id_ / "note.json", (last_used, last_used))
+        for name in (_CURRENT, _REPLACED):
+            with suppress(OSError):  # the note has the other name, or the artifact was removed
+                os.utime(self._artifacts / id_ / name, (last_used, last_used))
+
+    def mark(self, id_: str, *, is_replaced: bool) -> None:
+        """Note for later runs whether the store has another version than this artifact, or none."""
+        self._restore()
+        folder = self._artifacts / id_
+        with suppress(FileNotFoundError):  # the artifact was removed
+            if is_replaced:
+                (folder / _CURRENT).rename(folder / _REPLACED)
+            else:
+                (folder / _REPLACED).rename(folder / _CURRENT)
 
     def free(self) -> Free:
         return free_at(self.path)
@@ -234,7 +257,7 @@ class CacheFolder:
             else:
                 return
 
-    def _whole(self) -> Iterator[tuple[Note, float]]:
+    def _whole(self) -> Iterator[Found]:
         for folder in sorted(self._artifacts.iterdir()):
             if (found := _read(folder)) is None:
                 self.remove(folder.name)
@@ -242,14 +265,16 @@ class CacheFolder:
                 yield found
 
 
-def _read(folder: Path) -> tuple[Note, float] | None:
-    """Return the note and its time; None if it cannot be read, or not all of its files are there.
+def _read(folder: Path) -> Found | None:
+    """Return the artifact; None if its note cannot be read, or not all of its files are there.
 
     Other files may be there: python code writes some beside itself.
     """
+    is_replaced = (folder / _REPLACED).exists()
+    file = folder / (_REPLACED if is_replaced else _CURRENT)
     try:
-        last_used = (folder / "note.json").stat().st_mtime
-        note = Note(**json.loads((folder / "note.json").read_bytes()))
+        last_used = file.stat().st_mtime
+        note = Note(**json.loads(file.read_bytes()))
         taken = dict[int, int]()
         for path, size in note.sizes.items():
             status = (folder / "files" / path).lstat()
@@ -261,4 +286,4 @@ def _read(folder: Path) -> tuple[Note, float] | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_named = folder.name == note.id and (folder / "files" / note.name).exists()
-    return (note, last_used) if is_named else None
+    return Found(note, last_used, is_replaced) if is_named else None

@@ -16,7 +16,7 @@ from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, BackendError, NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
-from adapter.store.cache_folder import CacheFolder, Note
+from adapter.store.cache_folder import CacheFolder, Found, Note
 from adapter.store.refusals import Need
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -32,7 +32,7 @@ class Cached:
     note: Note
     last_used: float  # in seconds since 1970
     pins: int = 0  # who fetches, loads or has loaded it; without any it may leave
-    is_replaced: bool = False  # the store has another version
+    is_replaced: bool = False  # the store has another version, or none; the folder says so too
     is_lost: bool = False  # some of its files were deleted, so that nobody finds it any more
 
 
@@ -149,6 +149,7 @@ class Disk:
         self._by_key: dict[tuple[str, str], list[Cached]] = {}  # the newest last
         self._leaving = 0
         self._changed = threading.Condition()
+        self._marking = threading.Lock()  # keeps notes and marks in step
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -191,31 +192,48 @@ class Disk:
                 self.limit_bytes,
             )
 
-    def adopt(self, note: Note, last_used: float) -> None:
+    def adopt(self, found: Found) -> None:
         """Take over an artifact of an earlier run."""
         with self._changed:
-            self._add(Cached(note, last_used))
+            self._add(Cached(found.note, found.last_used, is_replaced=found.is_replaced))
 
     def trim(self) -> None:
         """Evict what an earlier run stored beyond the limit."""
         self.take(Reservation("", self), 0)
 
     def hold(self, store: str, path: str, etag: str | None) -> Cached | None:
-        """Pin the artifact and note its use; without `etag` the newest version. None if it is not
-        on disk.
+        """Pin the artifact and note its use. Without `etag` it is the version that the store had
+        when it was last asked. None if that one is not on disk.
         """
         with self._changed:
-            versions = reversed(self._by_key.get((store, path), []))
-            found = (each for each in versions if not each.is_lost)
-            cached = next((each for each in found if etag in {None, each.note.etag}), None)
+            versions = [each for each in self._versions(store, path) if not each.is_lost]
+            if etag is None:
+                versions = [each for each in versions if not each.is_replaced]
+            else:
+                versions = [each for each in versions if each.note.etag == etag]
+            cached = versions[-1] if versions else None
             if cached is not None:
                 cached.pins += 1
                 cached.last_used = clock.wall()
             return cached
 
-    def has(self, store: str, path: str) -> bool:
-        """Return whether a version of the artifact is on disk."""
-        return any(not each.is_lost for each in self._by_key.get((store, path), []))
+    def has_current(self, store: str, path: str) -> bool:
+        """Return whether the version that the store had when it was last asked is on disk."""
+        versions = self._versions(store, path)
+        return any(not (each.is_lost or each.is_replaced) for each in versions)
+
+    def versions(self, store: str, path: str) -> list[Cached]:
+        """Return the versions of an artifact that are on disk, the newest last."""
+        with self._changed:
+            return list(self._versions(store, path))
+
+    def mark(self, cached: Cached, *, is_replaced: bool) -> None:
+        """Note, on disk first, whether the store has another version, or none. To be called in a
+        thread. Raises OSError and BackendUnavailable.
+        """
+        with self._marking:
+            self._folder.mark(cached.note.id, is_replaced=is_replaced)
+            cached.is_replaced = is_replaced
 
     def lose(self, cached: Cached) -> None:
         """Take one pin off an artifact whose files are not all there; it is to leave first."""
@@ -227,15 +245,13 @@ class Disk:
 
     def add(self, note: Note, reservation: Reservation) -> Cached:
         """Make the reservation an artifact, pinned once, and by those who have a lost one of the
-        same version; older versions of it are to leave first.
+        same version.
         """
         with self._changed:
             lost = self._cached.get(note.id)
             if lost is not None:
                 self._remove(lost)
                 self.used_bytes -= lost.note.size_bytes
-            for older in self._by_key.get((note.store, note.path), []):
-                older.is_replaced = True
             self.used_bytes -= reservation.size_bytes
             reservation.size_bytes = 0
             reservation.is_cached = True
@@ -253,6 +269,9 @@ class Disk:
             self.freed_count += 1
         self.on_freed()
         return cached
+
+    def _versions(self, store: str, path: str) -> list[Cached]:
+        return self._by_key.get((store, path), [])
 
     def _add(self, cached: Cached) -> None:
         self._cached[cached.note.id] = cached

@@ -53,7 +53,8 @@ EVENTS: Mapping[str, str] = {
     "artifact.fetch_failed": "a fetch of a model failed, for the reason given",
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
     "artifact.lost": "files of a model in the disk cache were deleted; it is fetched again",
-    "artifact.not_checked": "the store did not answer; the model on disk is loaded unchecked",
+    "artifact.not_checked": "the store did not answer; the version that it named last, whose ETag "
+    "is etag, is loaded from disk",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; the adapter "
     "keeps trying",
     "log.dropped": "log lines were dropped because stdout was not read in time, with their number",

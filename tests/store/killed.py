@@ -87,10 +87,10 @@ def whole(folder: Path, contents: dict[str, bytes]) -> int:
     cache = CacheFolder(folder, lock_seconds=60)
     found = cache.open()
     try:
-        for note, _ in found:
-            package = Path(cache.place(note))
-            assert (package / "model.bin").read_bytes() == contents[note.path]
-        assert sorted(note.id for note, _ in found) == names(folder / "artifacts")
+        for each in found:
+            package = Path(cache.place(each.note))
+            assert (package / "model.bin").read_bytes() == contents[each.note.path]
+        assert sorted(each.note.id for each in found) == names(folder / "artifacts")
         assert not names(folder / "work")
     finally:
         cache.close()

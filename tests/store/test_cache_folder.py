@@ -33,7 +33,7 @@ async def test_what_an_earlier_release_counted_too_low_is_counted_again(folder, 
     cache = await open_cache(folder)
     await cache.fetch("a")
     await cache.cache.close()
-    [note] = cache.cache.root.glob("artifacts/*/note.json")
+    [note] = cache.cache.root.glob("artifacts/*/current.json")
     note.write_text(json.dumps(json.loads(note.read_bytes()) | {"size_bytes": 4096}))
     assert (await open_cache(folder)).cache.used_bytes >= 100 * 4096
 
@@ -95,7 +95,7 @@ def imported_by_python(package: Path) -> None:
 
 
 def spoil(package: Path, harm: str) -> None:
-    note = package.parent.parent / "note.json"
+    note = package.parent.parent / "current.json"
     if harm == "file gone":
         (package / "1/model.py").unlink()
     elif harm == "file cut":

@@ -37,9 +37,7 @@ def models(folder: Path) -> Path:
 
 def notes_of(cache) -> list[dict[str, Any]]:
     """The notes of the artifacts that are served without a fetch."""
-    return [
-        json.loads(note.read_bytes()) for note in cache.cache.root.glob("artifacts/*/note.json")
-    ]
+    return [json.loads(note.read_bytes()) for note in cache.cache.root.glob("artifacts/*/*.json")]
 
 
 def on_disk(cache) -> set[str]:

@@ -1,5 +1,6 @@
 """The real command, a real Triton, a bucket on moto's server, and boto3."""
 
+import hashlib
 import io
 import json
 import signal
@@ -94,6 +95,62 @@ def test_models_of_a_bucket_outlive_a_killed_adapter_on_disk(start):
     for target in ("packed.tar.gz", "plain"):
         assert invoke(second, target)[1] == "disk"
     assert not second.events("artifact.fetch_begun")
+
+
+def versions_of(folder: Path) -> list[bytes]:
+    """Return archives of two versions of a model: one adds 1 to what it is sent, the other 2."""
+    archives = []
+    for number in (1, 2):
+        model = write_python_model(folder / str(number), answer=f"values = values + {number}")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            tar.add(model, ".")
+        archives.append(packed.getvalue())
+    return archives
+
+
+def added(adapter: RunningAdapter, target: str) -> float:
+    """Return what the model adds to 1."""
+    [first, _] = json.loads(invoke(adapter, target)[0])["outputs"][0]["data"]
+    return first - 1
+
+
+def restart_without_store(start: Start, adapter: RunningAdapter) -> RunningAdapter:
+    """Kill the adapter, and start another with its cache while the store is unreachable."""
+    adapter.process.send_signal(signal.SIGKILL)
+    adapter.process.wait()
+    other = start("--store-timeout-seconds=1", AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
+    other.wait_for("adapter.started")
+    return other
+
+
+def test_a_restart_in_an_outage_serves_the_renewed_version(start, bucket, tmp_path):
+    """The older version is still on disk: it was in use when the new one came."""
+    first, second = versions_of(tmp_path)
+    bucket.put({"models/renewed.tar.gz": first})
+    adapter = start("--revalidate-seconds=0.2")
+    adapter.wait_for("adapter.started")
+    assert added(adapter, "renewed.tar.gz") == 1
+    bucket.put({"models/renewed.tar.gz": second})
+    wait_until(lambda: added(adapter, "renewed.tar.gz") == 2, 60, "the new version")
+    adapter.wait_for("model.unloaded")
+    other = restart_without_store(start, adapter)
+    assert added(other, "renewed.tar.gz") == 2
+    event = other.wait_for("artifact.not_checked", key="renewed.tar.gz")
+    assert event["etag"] == f'"{hashlib.md5(second, usedforsecurity=False).hexdigest()}"'
+
+
+def test_a_restart_in_an_outage_serves_no_withdrawn_version(start, bucket, tmp_path):
+    first, second = versions_of(tmp_path)
+    adapter = start()
+    adapter.wait_for("adapter.started")
+    for packed, number in ((first, 1), (second, 2), (first, 1)):
+        bucket.put({"models/rolled-back.tar.gz": packed})
+        assert added(adapter, "rolled-back.tar.gz") == number
+        with closing(adapter.client()) as client:
+            assert client.delete("/models/rolled-back.tar.gz").status == 200
+    other = restart_without_store(start, adapter)
+    assert added(other, "rolled-back.tar.gz") == 1
 
 
 def test_what_cannot_be_unpacked_or_is_not_there_is_a_validation_error_that_names_the_key(

@@ -1,0 +1,268 @@
+"""Which version of a model is served while its store is away: the one that the store had last."""
+
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.errors import ArtifactNotFound, StoreUnavailable
+from adapter.packages.unpacking import Limits
+from adapter.settings.locations import parse_location
+from adapter.store.cache import ArtifactCache
+from adapter.store.cache_folder import CacheFolder
+from adapter.store.ports import StoredFile
+from tests.store.conftest import archive, files_of
+
+_MIB = 2**20
+Start = Callable[..., Awaitable[ArtifactCache]]
+
+
+class MemoryStore:
+    """A store of objects in memory that can be away."""
+
+    def __init__(self, name: str) -> None:
+        self.location = parse_location(f"s3://{name}")
+        self.is_away = False
+        self._objects: dict[str, tuple[str, bytes]] = {}  # ETag and content, by path
+
+    def put(self, key: str, version: str, *, padding: bytes = b"") -> None:
+        """Put a version of a model there: an archive, an object, or the objects of a folder."""
+        content = version.encode() + padding
+        if key.endswith(".tar.gz"):
+            self._objects[key] = (version, archive({"said": content}))
+        elif key.endswith(".onnx"):
+            self._objects[key] = (version, content)
+        else:
+            self._objects[f"{key}/said"] = (version, content)
+
+    def delete(self, key: str) -> None:
+        for path in [path for path in self._objects if path == key or path.startswith(f"{key}/")]:
+            del self._objects[path]
+
+    def _file(self, path: str) -> StoredFile:
+        etag, content = self._objects[path]
+        return StoredFile(path, len(content), etag, 0.0)
+
+    def _refuse_if_away(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("the store is away")
+
+    async def check(self) -> None:
+        self._refuse_if_away()
+
+    async def stat(self, path: str) -> StoredFile | None:
+        self._refuse_if_away()
+        return self._file(path) if path in self._objects else None
+
+    async def below(self, path: str, limit: int) -> list[StoredFile]:
+        self._refuse_if_away()
+        return [self._file(each) for each in self._objects if each.startswith(f"{path}/")][:limit]
+
+    async def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
+        self._refuse_if_away()
+        yield self._objects[file.path][1][offset:]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore("models")
+
+
+@pytest.fixture
+async def start(store: MemoryStore, tmp_path: Path) -> AsyncIterator[Start]:
+    """Open a cache, always in the same folder; the one before is abandoned as by a SIGKILL."""
+    async with AsyncExitStack() as stack:
+        opened: list[CacheFolder] = []
+
+        async def start(limit_bytes: int = 2**30, **more: MemoryStore) -> ArtifactCache:
+            if opened:
+                opened.pop().close()
+            folder = CacheFolder(tmp_path / "cache")
+            opened.append(folder)
+            cache = ArtifactCache(
+                {"": store, **more},
+                folder,
+                limit_bytes=limit_bytes,
+                concurrency=4,
+                limits=Limits(max_unpacked_bytes=2**30),
+                room_seconds=0.0,
+            )
+            await cache.open()
+            stack.push_async_callback(cache.close)
+            return cache
+
+        yield start
+
+
+def key_of(path: str, store: str = "") -> ArtifactKey:
+    return ArtifactKey(store, path)
+
+
+async def hold(cache: ArtifactCache, path: str, store: str = "") -> tuple[Artifact, CacheUse]:
+    key = key_of(path, store)
+    return await cache.fetch(key, FetchProgress(), is_asked_anew=True)
+
+
+async def use(cache: ArtifactCache, path: str, store: str = "") -> tuple[str, CacheUse]:
+    """Return the version that is served, and where it was."""
+    artifact, found = await hold(cache, path, store)
+    cache.release(artifact)
+    [content] = files_of(artifact).values()
+    return content.decode(), found
+
+
+@pytest.fixture(params=["m.tar.gz", "m.onnx", "m"], ids=["archive", "object", "folder"])
+def path(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def test_the_renewed_version_is_served_after_a_kill(store, start, path, caplog):
+    """The loaded version is released after the new one came, so it was used last."""
+    cache = await start()
+    store.put(path, "v1")
+    first, _ = await hold(cache, path)
+    store.put(path, "v2")
+    assert not await cache.is_current(first)
+    second, _ = await hold(cache, path)
+    cache.release(second)
+    cache.release(first)
+    store.is_away = True
+    cache = await start()
+    assert await use(cache, path) == ("v2", CacheUse.DISK)
+    [event] = [each for each in caplog.records if each.message == "artifact.not_checked"]
+    assert event.etag == second.etag
+    assert event.key == path
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "killed"])
+async def test_the_withdrawn_version_is_not_served_after_rollback(store, start, path, is_killed):
+    cache = await start()
+    for version in ("v1", "v2"):
+        store.put(path, version)
+        assert await use(cache, path) == (version, CacheUse.MISS)
+    store.put(path, "v1")
+    assert await use(cache, path) == ("v1", CacheUse.DISK)
+    store.is_away = True
+    if is_killed:
+        cache = await start()
+    assert await use(cache, path) == ("v1", CacheUse.DISK)
+    store.is_away = False
+    assert await use(cache, path) == ("v1", CacheUse.DISK)
+
+
+async def test_an_outage_is_unavailable_once_the_current_version_left(store, start):
+    """The older version is loaded, so only the current one can leave the disk for another model."""
+    cache = await start(int(2.5 * _MIB))
+    padding = bytes(_MIB)
+    store.put("m", "v1", padding=padding)
+    first, _ = await hold(cache, "m")
+    store.put("m", "v2", padding=padding)
+    cache.release((await hold(cache, "m"))[0])
+    store.put("n", "other", padding=padding)
+    cache.release((await hold(cache, "n"))[0])
+    cache.release(first)
+    store.is_away = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await use(cache, "m")
+        cache = await start(int(2.5 * _MIB))
+
+
+async def test_an_outage_is_unavailable_where_current_files_are_lost(store, start, path):
+    cache = await start()
+    for version in ("v1", "v2"):
+        store.put(path, version)
+        artifact, _ = await hold(cache, path)
+        cache.release(artifact)
+    shutil.rmtree(Path(artifact.folder).parent)
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await use(cache, path)
+
+
+async def test_an_outage_amid_a_fetch_serves_no_older_version(store, start, path, monkeypatch):
+    """The store has named the new version, and was away before its bytes came."""
+    cache = await start()
+    store.put(path, "v1")
+    await use(cache, path)
+    store.put(path, "v2")
+
+    async def read(_: StoredFile, __: int) -> AsyncGenerator[bytes, None]:
+        store.is_away = True
+        raise StoreUnavailable("the store is away")
+        yield b""
+
+    monkeypatch.setattr(store, "read", read)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await use(cache, path)
+        cache = await start()
+
+
+async def test_a_replaced_version_is_not_served_before_the_renewal(store, start, path):
+    """The store has said that it has another version; nothing of it was fetched yet."""
+    cache = await start()
+    store.put(path, "v1")
+    first, _ = await hold(cache, path)
+    store.put(path, "v2")
+    assert not await cache.is_current(first)
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await use(cache, path)
+
+
+@pytest.mark.parametrize("asked_by", ["fetch", "find", "is_current"])
+async def test_a_deleted_model_is_not_served_in_an_outage(store, start, path, asked_by):
+    cache = await start()
+    store.put(path, "v1")
+    first, _ = await hold(cache, path)
+    store.delete(path)
+    if asked_by == "fetch":
+        with pytest.raises(ArtifactNotFound):
+            await use(cache, path)
+    elif asked_by == "find":
+        assert await cache.find(key_of(path.removesuffix(".tar.gz"))) is None
+    else:
+        with pytest.raises(ArtifactNotFound):
+            await cache.is_current(first)
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await use(cache, path)
+    store.is_away = False
+    store.put(path, "v1")
+    assert await use(cache, path) == ("v1", CacheUse.DISK)
+
+
+async def test_stores_with_the_same_key_have_versions_of_their_own(store, start, path):
+    team = MemoryStore("team")
+    cache = await start(team=team)
+    for each in (store, team):
+        each.put(path, "v1")
+    for name in ("", "team"):
+        await use(cache, path, name)
+    store.put(path, "v2")
+    await use(cache, path)
+    store.is_away = True
+    team.is_away = True
+    cache = await start(team=team)
+    assert await use(cache, path) == ("v2", CacheUse.DISK)
+    assert await use(cache, path, "team") == ("v1", CacheUse.DISK)
+
+
+async def test_a_cache_that_names_no_version_is_fetched_again(store, start, path):
+    """A folder of before the notes had names for it: nothing says which version is the last."""
+    cache = await start()
+    store.put(path, "v1")
+    artifact, _ = await hold(cache, path)
+    cache.release(artifact)
+    [note] = cache.root.glob("artifacts/*/current.json")
+    note.rename(note.with_name("note.json"))
+    store.is_away = True
+    cache = await start()
+    with pytest.raises(StoreUnavailable):
+        await use(cache, path)
+    store.is_away = False
+    assert await use(cache, path) == ("v1", CacheUse.MISS)
