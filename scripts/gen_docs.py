@@ -120,7 +120,10 @@ INHERITED = [
             ("TENSORFLOW_VERSION", "--backend-config=tensorflow,version"),
         )
     ),
-    ["`SAGEMAKER_TRITON_ADDITIONAL_ARGS`", "`triton_args`, behind those above"],
+    [
+        "`SAGEMAKER_TRITON_ADDITIONAL_ARGS`",
+        "`triton_args`, behind those above; `--load-model`: `single_model_helpers`",
+    ],
     ["`SAGEMAKER_TRITON_INFERENCE_TYPE`", "`inference_type`"],
     [
         "`SAGEMAKER_TRITON_OVERRIDE_PING_MODE`, `SAGEMAKER_TRITON_PING_MODE`",

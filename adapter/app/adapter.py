@@ -368,7 +368,9 @@ class Adapter:
             self._background.append(background.begin("residency-watch", watching))
         if self._single is not None:
             self._readiness.starting(f"starting: loading {self._single!r}")
-            await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
+            helpers = self._settings.single_model_helpers
+            source = ModelSource(str(self._settings.single_model), helpers=helpers)
+            await self._control.load(self._single, source)
         await self._begin_wanted()
 
     async def _begin_wanted(self) -> None:

@@ -102,7 +102,9 @@ class ModelSource:
     relative paths and contents, are the package if there are any; `url` is only an identity then.
     `declared_bytes`: the memory that the model takes according to the caller; it overrides the
     package's own figure. `is_cached`: `url` is a folder of the disk cache, which no
-    caller names; they know the model by `key`, that of the store.
+    caller names; they know the model by `key`, that of the store. `helpers`: where the package is
+    a model with a config.pbtxt, the models in the folders beside it to which it refers are part of
+    the package, and so are those that `helpers` names; None where `url` is the whole package.
     """
 
     url: str
@@ -114,6 +116,7 @@ class ModelSource:
     declared_bytes: int | None = None
     is_cached: bool = False
     key: str = ""
+    helpers: tuple[str, ...] | None = None
 
     @property
     def told_url(self) -> str:

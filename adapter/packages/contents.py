@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,12 +49,19 @@ class Contents:
     so the key survives an eviction; touching a file only loses a learned size.
     """
 
-    def __init__(self, root: str, roots: Sequence[str]) -> None:
-        """Walk the real path `root`, a folder or a single file."""
+    def __init__(
+        self,
+        root: str,  # the real path of a folder or a single file
+        roots: Sequence[str],
+        *,
+        only: Collection[str] | None = None,  # the names at the top that are entered; None for all
+    ) -> None:
+        """Walk the package."""
         self.size_bytes = 0
         self.digest = hashlib.sha256()
         self._root = root
         self._roots = roots
+        self._only = only
         self._counted = 0
         self._inodes: set[tuple[int, int]] = set()
         self._trees: dict[str, dict[str, Tree | None]] = {}
@@ -94,7 +101,10 @@ class Contents:
                 inside[real] = self._entries(entry.path)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder) as scanned:
+            entries: Iterator[os.DirEntry[str]] = scanned
+            if self._only is not None and folder == self._root:
+                entries = (entry for entry in scanned if entry.name in self._only)
             found = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
         self._counted += len(found)
         if self._counted > MAX_ENTRIES:

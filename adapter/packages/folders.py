@@ -103,6 +103,7 @@ def _written(ownership: Ownership) -> dict[str, Any]:
             "entry": loaded.source.entry,
             "declared_bytes": loaded.source.declared_bytes,
             "is_cached": loaded.source.is_cached,
+            "helpers": loaded.source.helpers,
             "can_load_again": loaded.can_load_again,
             "content_key": loaded.content_key,
             "held": dict(loaded.held),
@@ -110,7 +111,7 @@ def _written(ownership: Ownership) -> dict[str, Any]:
     return note
 
 
-def _loaded(found: object) -> Loaded | None:
+def _loaded(found: Any) -> Loaded | None:
     """Read what is loaded; None if damaged, too: the folder is still ours, and is cleared then."""
     match found:
         case {
@@ -124,8 +125,15 @@ def _loaded(found: object) -> Loaded | None:
             "content_key": str(content_key),
             "held": dict(held),
         } if all(isinstance(count, int) and count >= 0 for count in held.values()):
+            helpers = found.get("helpers")
             source = ModelSource(
-                url, model_type, schema, entry, declared_bytes=declared, is_cached=is_cached
+                url,
+                model_type,
+                schema,
+                entry,
+                declared_bytes=declared,
+                is_cached=is_cached,
+                helpers=tuple(helpers) if isinstance(helpers, list) else None,
             )
             amounts = {Device(device): count for device, count in held.items()}
             return Loaded(source, can_load_again, content_key, amounts)

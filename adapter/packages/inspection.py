@@ -5,7 +5,8 @@ are found here, each with file and reason. Nothing is written.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,7 +42,7 @@ from adapter.packages.config_rules import refuse_impossible
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.contents import CONFIG, Contents
 from adapter.packages.ensemble import Member, mentioned, plan
-from adapter.packages.faults import listed, shown
+from adapter.packages.faults import cut, listed, quoted_list, shown
 from adapter.packages.formats import is_version
 from adapter.packages.roots import Inside
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
@@ -76,9 +77,13 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
 
     Raises InvalidModel for any fault. Weights are not read.
     """
+    inside = Inside(roots)
     try:
-        contents = Contents(str(path), roots)
-        inside = Inside(roots)
+        members = _members_beside(source, path, inside)
+        if members is not None:
+            source = replace(source, entry=path.name)
+            path = path.parent
+        contents = Contents(str(path), roots, only=members)
         schema = _schema(source, path, contents, inside)
         models = _models(source, path, contents, schema, inside)
         declared = _declared_bytes(source, models)
@@ -145,6 +150,60 @@ def _wrapper(tree: formats.Tree) -> str | None:
     return visible[0]
 
 
+def _members_beside(source: ModelSource, path: Path, inside: Inside) -> frozenset[str] | None:
+    """Return the names of the package's folders where the package is a model and others beside it;
+    None where it is all that is at `path`.
+    """
+    if source.helpers is None:
+        return None
+    names = {path.name, *_models_beside(path)}
+    if missing := sorted(set(source.helpers) - names):
+        raise InvalidModel(
+            f"{shown(path.parent)}: there is no model {cut(missing[0])!r} to load along with"
+            f" {cut(path.name)!r}; it holds {quoted_list(sorted(names))}"
+        )
+    members: set[str] = set()
+    pending = [path.name, *source.helpers]
+    while pending:
+        name = pending.pop()
+        if name not in members:
+            members.add(name)
+            pending += names & _referred(path.with_name(name), names, inside)
+    return frozenset(members) if len(members) > 1 else None
+
+
+def _models_beside(path: Path) -> list[str]:
+    """Return the names of the folders beside a model that Triton would take for models. Those that
+    cannot be read are left out: the model itself may do without them.
+    """
+    names: list[str] = []
+    with suppress(PermissionError):
+        for each in path.parent.iterdir():
+            with suppress(PermissionError):
+                if _is_model(each):
+                    names.append(each.name)
+    return names
+
+
+def _is_model(folder: Path) -> bool:
+    if folder.name.startswith(".") or not folder.is_dir():
+        return False
+    if (folder / CONFIG).is_file():
+        return True
+    return any(is_version(each.name) and each.is_dir() for each in folder.iterdir())
+
+
+def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset[str]:
+    """Return the models that a model refers to in its config or its Python code."""
+    file = folder / CONFIG
+    if not file.is_file():
+        return frozenset()
+    with inside.reading(file) as opened:
+        config = parse(decoded(opened, file), file).config
+    steps = frozenset(step.model_name for step in config.ensemble_scheduling.step)
+    return steps | _mentions(folder, config, names, inside)
+
+
 def _model_folders(tree: formats.Tree) -> list[str]:
     """Return the sub-folders that are models, if at least one of them has a config.
 
@@ -188,11 +247,18 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
     steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
     others = frozenset(names) - {name}
-    mentions: frozenset[str] = frozenset()
-    if model.backend == "python" and others:
+    return Member(name, is_ensemble(config), steps, _mentions(folder, config, others, inside))
+
+
+def _mentions(
+    folder: Path, config: ModelConfig, names: Collection[str], inside: Inside
+) -> frozenset[str]:
+    """Return those of `names` that the Python code of a model has as string literals."""
+    found: frozenset[str] = frozenset()
+    if backend_of(config) == "python" and names:
         for raw in _code(folder, inside):
-            mentions |= mentioned(raw.decode("utf-8", "replace"), others)
-    return Member(name, is_ensemble(config), steps, mentions)
+            found |= mentioned(raw.decode("utf-8", "replace"), names)
+    return found
 
 
 def _code(path: Path, inside: Inside) -> Iterator[bytes]:

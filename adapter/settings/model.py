@@ -194,7 +194,14 @@ class Settings(Rules):
         "64GiB", "largest unpacked size of a package that is an archive"
     )
     single_model: Folder | None = Group.MODELS.setting(
-        None, "the one package that is loaded at start and served at /invocations"
+        None,
+        "the one package that is loaded at start and served at /invocations; models in the folders "
+        "beside it to which its config.pbtxt or its Python code refers are loaded with it",
+    )
+    single_model_helpers: Arguments = Group.MODELS.setting(
+        (),
+        "names of further folders beside single_model whose models are loaded with it; in the "
+        "environment split as a shell does",
     )
     inference_type: Literal["infer", "generate", "generate_stream"] = Group.MODELS.setting(
         "infer",

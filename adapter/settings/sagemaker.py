@@ -4,7 +4,7 @@ there, and of the toolkits of other containers (docs/containers.md, SageMaker).
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 # where SageMaker unpacks the one model of a single-model endpoint
 _ONE_MODEL = "/opt/ml/model"
@@ -16,6 +16,8 @@ _ALLOW_METRICS, _METRICS_PORT = f"{_TRITON}ALLOW_METRICS", f"{_TRITON}METRICS_PO
 _GPU_LIMIT = f"{_TRITON}MODEL_LOAD_GPU_LIMIT"
 _PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
 _MORE_ARGUMENTS = f"{_TRITON}ADDITIONAL_ARGS"
+_DEFAULT_MODEL = f"{_TRITON}DEFAULT_MODEL_NAME"
+_LOAD_MODEL = "--load-model"
 
 _AS_THEY_ARE = {
     "SAGEMAKER_MAX_REQUEST_SIZE": "max_body_bytes",
@@ -60,7 +62,7 @@ _KNOWN = frozenset(
         _METRICS_PORT,
         _GPU_LIMIT,
         _MORE_ARGUMENTS,
-        f"{_TRITON}DEFAULT_MODEL_NAME",
+        _DEFAULT_MODEL,
     }
 )
 
@@ -91,6 +93,7 @@ def problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
             found.append(_said(environ, variable, f"write {' or '.join(choices)}"))
     if environ.get(_GPU_LIMIT) and _share(environ) is None:
         found.append(_said(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
+    found += _word_problems(environ)
     return found + _port_problems(environ, is_embedded=is_embedded)
 
 
@@ -165,21 +168,72 @@ def _port_problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str
 
 def _single_model(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
     many = environ.get("SAGEMAKER_MULTI_MODEL")
-    variable = f"{_TRITON}DEFAULT_MODEL_NAME"
-    if many != "true" and (model := environ.get(variable)):
-        yield variable, "single_model", f"{_ONE_MODEL}/{model}"
+    if many != "true" and (model := environ.get(_DEFAULT_MODEL)):
+        yield _DEFAULT_MODEL, "single_model", f"{_ONE_MODEL}/{model}"
     elif many == "false":
         yield "SAGEMAKER_MULTI_MODEL", "single_model", _ONE_MODEL
 
 
 def _triton_arguments(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
-    given = {name: option for name, option in _OPTIONS.items() if environ.get(name)}
-    arguments = [shlex.quote(option + environ[name]) for name, option in given.items()]
-    if more := environ.get(_MORE_ARGUMENTS):
-        given[_MORE_ARGUMENTS] = more
-        arguments.append(more)
+    """Yield the arguments of tritonserver, and the models that they name for its start."""
+    is_single = any(True for _ in _single_model(environ))
+    variables: list[str] = []
+    arguments: list[str] = []
+    helper_variables: list[str] = []
+    helpers: list[str] = []
+    for variable, words in _words(environ):
+        models: list[str] = []
+        others = words
+        if is_single:
+            models, others = _split_off_models(words)
+        # without a default model the package is all of /opt/ml/model, which is loaded anyway
+        if default := environ.get(_DEFAULT_MODEL):
+            helpers += [model for model in models if model != default]
+            if models:
+                helper_variables.append(variable)
+        if others:
+            variables.append(variable)
+            arguments += others
     if arguments:
-        yield ", ".join(given), "triton_args", " ".join(arguments)
+        yield ", ".join(variables), "triton_args", shlex.join(arguments)
+    if helpers:
+        yield ", ".join(helper_variables), "single_model_helpers", shlex.join(helpers)
+
+
+def _words(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each variable with arguments of tritonserver, and the arguments. A value may hold
+    further arguments behind blanks: the serve script does not quote it.
+    """
+    options = {**_OPTIONS, _MORE_ARGUMENTS: ""}
+    for variable, option in options.items():
+        if value := environ.get(variable):
+            try:
+                yield variable, shlex.split(option + value)
+            except ValueError:  # which `problems` reports
+                yield variable, [option + value]
+
+
+def _split_off_models(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the models that `--load-model` names, and the other arguments."""
+    models: list[str] = []
+    others: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word == _LOAD_MODEL:
+            models += [model for model in [next(waiting, "")] if model]
+        elif word.startswith(f"{_LOAD_MODEL}="):
+            models.append(word.removeprefix(f"{_LOAD_MODEL}="))
+        else:
+            others.append(word)
+    return models, others
+
+
+def _word_problems(environ: Mapping[str, str]) -> Iterator[str]:
+    for variable in (*_OPTIONS, _MORE_ARGUMENTS):
+        try:
+            shlex.split(environ.get(variable, ""))
+        except ValueError as error:
+            yield _said(environ, variable, f"write it as for a shell: {error}")
 
 
 def _share(environ: Mapping[str, str]) -> float | None:

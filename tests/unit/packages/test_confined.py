@@ -174,8 +174,8 @@ def test_a_config_planted_while_it_is_looked_at_is_not_read(root, secret, name, 
     seen = inspection.Contents
 
     class Planting(seen):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             (package / name).unlink()
             (package / name).symlink_to(secret / "words")
 

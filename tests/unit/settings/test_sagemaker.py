@@ -157,7 +157,40 @@ class TestTriton:
 
     def test_arguments_that_cannot_be_split_are_refused_by_name(self):
         [problem] = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--log-file='")
-        assert problem.startswith("SAGEMAKER_TRITON_ADDITIONAL_ARGS: ")
+        assert problem.startswith("environment SAGEMAKER_TRITON_ADDITIONAL_ARGS: ")
+
+    @pytest.mark.parametrize("name", ["LOG_VERBOSE", "THREAD_COUNT", "ADDITIONAL_ARGS"])
+    def test_a_value_is_split_as_the_serve_script_does(self, name):
+        """Notebooks put further arguments behind the value of any variable."""
+        value = "2 --strict-readiness=false  --exit-timeout-secs=5"
+        loaded = embedded(**{f"SAGEMAKER_TRITON_{name}": value})
+        assert loaded.settings.triton_args[1:] == (
+            "--strict-readiness=false",
+            "--exit-timeout-secs=5",
+        )
+
+    @pytest.mark.parametrize("name", ["LOG_VERBOSE", "ADDITIONAL_ARGS"])
+    @pytest.mark.parametrize("spelling", ["--load-model={}", "--load-model {}"])
+    def test_models_of_load_model_are_helpers(self, name, spelling):
+        """The default model itself may be named, too: the script names it twice then."""
+        options = " ".join(spelling.format(model) for model in ("encoder", "main", "decoder"))
+        value = f"--log-info=1 {options}"
+        loaded = embedded(
+            SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="main",
+            **{f"SAGEMAKER_TRITON_{name}": value},
+        )
+        assert loaded.settings.single_model_helpers == ("encoder", "decoder")
+        assert not any("load-model" in argument for argument in loaded.settings.triton_args)
+        assert loaded.settings.triton_args[-1].endswith("--log-info=1")
+        assert loaded.origins["single_model_helpers"].endswith(name)
+
+    def test_load_model_needs_no_helper_without_default_name(self):
+        """The package is all of /opt/ml/model then, and every model in it is loaded."""
+        loaded = embedded(
+            SAGEMAKER_MULTI_MODEL="false", SAGEMAKER_TRITON_ADDITIONAL_ARGS="--load-model=encoder"
+        )
+        assert loaded.settings.single_model_helpers == ()
+        assert loaded.settings.triton_args == ()
 
     @pytest.mark.parametrize(("limit", "reserve"), [("0.8", Reserve(20.0)), ("1", Reserve())])
     def test_a_limit_of_memory_in_use_is_a_reserve(self, limit, reserve):
