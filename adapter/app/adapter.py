@@ -254,7 +254,7 @@ class Adapter:
         if settings.has_metrics:
             opened = [("admin", settings.admin, [admin]), ("metrics", settings.metrics, [probes])]
         for name, address, pages in opened:
-            sites = SitePolicy(address, settings.allowed_hosts)
+            sites = SitePolicy(address, settings.allowed_hosts, settings.token_at(address))
             await self._listeners.open_probes(name, address, application(sites, *pages))
 
     def _build_probes(self) -> Probes:

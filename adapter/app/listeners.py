@@ -260,7 +260,7 @@ def _build(
     shared: Shared, plane: HttpDataPlane, repository: Repository, access: Access, address: Address
 ) -> Rest:
     settings, name = shared.settings, access.name
-    sites = SitePolicy(address, settings.allowed_hosts)
+    sites = SitePolicy(address, settings.allowed_hosts, settings.token_at(address))
     instrumentation = Instrumentation(shared.metrics, name)
     contracts = ContainerContracts(
         shared.control,

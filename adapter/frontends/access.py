@@ -1,9 +1,11 @@
 """Decides which calls a listener answers, and which of them need the token.
 
 It also refuses what pages of other sites make a browser send (docs/security.md, Pages in a
-browser). A browser says in Origin and Sec-Fetch-Site which page a request is from, and no page can
-change that. On loopback the name in Host counts too: a page whose name was made to point at this
-machine (DNS rebinding) is of the same origin as we are, but calls us by that name.
+browser), by one rule for all listeners. Only browsers send Origin: with each POST, and with what
+one site's page asks of another. It names the page's site, and no page can change it. Host is no
+evidence of where a page is from: a page whose name was made to point at this machine (DNS
+rebinding) sends that name in both. On loopback Host is checked too, as a browser sends no Origin
+with a GET of a page to its own site.
 """
 
 import hmac
@@ -18,10 +20,8 @@ from adapter.settings import Address
 
 _SCHEME = "bearer"
 _SIGNED_ONLY = "with endpoint_keys, only signed calls of the endpoint reach models"
+_SEE_PAGES = "see docs/security.md#pages-in-a-browser"
 _SEE_TOKEN = "see docs/security.md#the-control-token"  # noqa: S105
-_READING = frozenset({"GET", "HEAD"})
-_OWN_SITES = frozenset({"same-origin", "none"})
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _REPOSITORY = frozenset({"model_repository", "model_repository(unload_dependents)"})
 # by the item of the setting `passthrough` that opens them
 _OPENED_BY = {
@@ -90,45 +90,51 @@ def _check_token(token: bytes, authorization: Sequence[str]) -> None:
 
 
 class SitePolicy:
-    """Decides which requests a listener at `address` takes. `allowed_hosts`: names that callers may
-    use for it on loopback besides `localhost` and IP addresses of loopback, and whose pages may
-    call it.
-    """
+    """Refuses requests of pages of other sites, by the Host and Origin of a request."""
 
-    def __init__(self, address: Address, allowed_hosts: Collection[str]) -> None:
+    def __init__(
+        self,
+        address: Address,  # of the listener
+        allowed_hosts: Collection[str],  # hosts of pages that may call, and names on loopback
+        token: str | None = None,  # that the listener demands of calls that load or drain
+    ) -> None:
         self._is_on_loopback = address.is_loopback
         self._allowed = frozenset(name.lower() for name in allowed_hosts)
+        self._token = None if token is None else token.encode()
 
-    def check(self, method: str, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> None:
-        """Raise Forbidden for a request that no caller of ours sends."""
-        hosts = headers.getall("Host", ())
-        for host in hosts:
+    def check(self, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> None:
+        """Raise Forbidden for a request by an unknown name or of a page of another site."""
+        for host in headers.getall("Host", ()):
             if not self.knows_host(host):
                 raise Forbidden(
                     f"this listener, on loopback, is not known as {host[:200]!r}; "
-                    "add the host name of a proxy to allowed_hosts; "
-                    "see docs/security.md#pages-in-a-browser"
+                    f"add the host name of a proxy to allowed_hosts; {_SEE_PAGES}"
                 )
-        if method in _READING:
-            return
-        for site in headers.getall("Sec-Fetch-Site", ()):
-            if site.strip().lower() not in _OWN_SITES:
-                raise Forbidden(f"{method} from a page of another site (Sec-Fetch-Site: {site!r})")
         for origin in headers.getall("Origin", ()):
-            if not self._is_ours(origin, hosts):
-                raise Forbidden(f"{method} from a page of another site (Origin: {origin[:200]!r})")
+            if not self._knows_origin(origin) and not self._has_token(headers):
+                raise Forbidden(
+                    f"this is from a page of another site (Origin: {origin[:200]!r}); "
+                    f"add the host name of pages that may call to allowed_hosts; {_SEE_PAGES}"
+                )
 
     def knows_host(self, host: str) -> bool:
         """Return whether a Host header may be meant for this listener."""
         return not self._is_on_loopback or not host or self._is_allowed(host) or _is_loopback(host)
 
-    def _is_ours(self, origin: str, hosts: Collection[str]) -> bool:
-        scheme, _, authority = origin.strip().lower().partition("://")
-        if not authority:
-            return False  # `null`, of a page without an origin
-        port = _DEFAULT_PORTS.get(scheme, "")
-        own = {host.lower().removesuffix(port) for host in hosts}
-        return authority.removesuffix(port) in own or self._is_allowed(authority)
+    def _knows_origin(self, origin: str) -> bool:
+        """Return whether a page of this origin may call; `null` is that of a page without one."""
+        _, _, authority = origin.strip().partition("://")
+        return self._is_allowed(authority) or _is_loopback(authority)
+
+    def _has_token(self, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> bool:
+        """Return whether the request has the listener's token, which no foreign page knows."""
+        if self._token is None:
+            return False
+        try:
+            _check_token(self._token, headers.getall("Authorization", ()))
+        except Unauthenticated:
+            return False
+        return True
 
     def _is_allowed(self, authority: str) -> bool:
         return _name_in(authority) in self._allowed

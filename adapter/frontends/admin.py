@@ -118,7 +118,7 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer the errors of aiohttp's router as JSON."""
         try:
-            sites.check(request.method, request.headers)
+            sites.check(request.headers)
             return await handler(request)
         except Forbidden as error:
             return _error(403, str(error))

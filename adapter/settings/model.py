@@ -112,9 +112,9 @@ class Settings(Rules):
     )
     allowed_hosts: Hosts = Group.LISTENERS.setting(
         (),
-        "host names that http and admin accept on loopback besides localhost and its addresses, "
-        "for a proxy on the same machine that keeps Host; pages of these hosts may send requests "
-        "from a browser; in the environment separated by commas",
+        "hosts whose pages may send requests from a browser, such as that of a web application "
+        "behind a proxy; listeners on loopback also accept them as Host, from a proxy on the same "
+        "machine that keeps it; in the environment separated by commas",
     )
     control_token: Token | None = Group.LISTENERS.setting(
         None,

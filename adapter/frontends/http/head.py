@@ -36,7 +36,7 @@ _FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", 
 _NEVER_PLAIN = frozenset(
     {
         *(b"expect", b"content-encoding", b"keep-alive", b"te", b"trailer"),
-        *(b"origin", b"sec-fetch-site"),  # a browser's: frontends/access.py judges them
+        b"origin",  # of a browser: frontends/access.py decides about it
         *(b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
     }
 )

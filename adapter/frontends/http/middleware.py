@@ -201,7 +201,7 @@ class HttpMiddleware:
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         error_format = error_format_of(request)
         try:
-            self._sites.check(request.method, request.headers)
+            self._sites.check(request.headers)
             response = await self._handle(request)
         except AdapterError as error:
             refusal = error_format.refusal(request, error)
