@@ -58,7 +58,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             meant = did_you_mean([word], self._option_string_actions)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+            # without values: one behind a misspelt name may be a secret
+            names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
+            self.error(f"unrecognized arguments: {' '.join(names or unknown)}{meant}")
 
 
 class _Top(Parser):

@@ -124,8 +124,11 @@ def parse_endpoints(value: object) -> tuple[Endpoint, ...]:
     names = [name for name, _ in pairs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"{twice!r} occurs twice")
-    if odd := next((name for name in names if not _ENDPOINT_NAME.fullmatch(name)), None):
-        raise ValueError(f"{odd!r}: a name has letters, digits and dashes, at most 63")
+    for number, name in enumerate(names, 1):
+        if _ENDPOINT_NAME.fullmatch(name) is None:  # not quoted: it may be a URL with a password
+            raise ValueError(
+                f"endpoint {number}: a name has letters, digits and dashes, at most 63"
+            )
     return tuple(Endpoint(name, parse_location(where)) for name, where in pairs)
 
 

@@ -502,3 +502,5 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 # A secret has no flag, which every user of the machine can see, and no key in the file of settings,
 # which is often kept where others read it.
 SECRETS = frozenset(name for name in Settings.model_fields if SecretStr in _types(name))
+# What a refusal does not quote: secrets, and settings in which one may be in the wrong place.
+UNQUOTED = SECRETS | {"endpoint_keys", "endpoints"}

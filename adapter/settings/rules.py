@@ -58,7 +58,12 @@ class Rules(BaseModel):
     @classmethod
     def _keys_with_secrets(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         environ = (info.context or {}).get("environ", {})
-        names = [parse_endpoint_key(key, environ).access_key for key in keys]
+        names = []
+        for number, key in enumerate(keys, 1):
+            try:
+                names.append(parse_endpoint_key(key, environ).access_key)
+            except ValueError as error:
+                raise ValueError(f"key {number}: {error}") from error
         if len(set(names)) < len(names):
             raise ValueError("an access key occurs twice; each caller needs its own")
         return keys

@@ -18,7 +18,7 @@ from adapter.core.sizing import exact_size
 from adapter.errors import InvalidSettings
 from adapter.settings import modelmesh, sagemaker, vertex
 from adapter.settings.locations import Endpoint, HoldsCredentials, StoreLocation
-from adapter.settings.model import GROUPS, SECRETS, Group, Settings, metavar_of, unset_of
+from adapter.settings.model import GROUPS, SECRETS, UNQUOTED, Group, Settings, metavar_of, unset_of
 from adapter.settings.values import Address, Reserve, flag_of, variable_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Given:
     value: object
     origin: str
     label: str  # begins the text of a problem with it
-    written: object  # by the user; asterisks for a secret
+    written: object  # by the user; asterisks where it may hold a secret
 
 
 def load_settings(
@@ -124,7 +124,7 @@ def _keywords(node: Any) -> Any:
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
     return {
-        name: _Given(value, origin := f"flag {flag_of(name)}", origin, value)
+        name: _Given(value, origin := f"flag {flag_of(name)}", origin, _quoted(name, value))
         for name, value in flags.items()
         if value is not None
     }
@@ -139,10 +139,10 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
         if (name := names.get(variable)) is None:
             if not _SERVICE_LINK.fullmatch(f"{variable}={value}"):
                 advice = _no_such(variable, [*names, CONFIG_VARIABLE])
-                problems.append(f"environment {variable}: {value!r}: {advice}")
+                problems.append(f"environment {variable}: {advice}")
         elif value:
             origin = f"environment {variable}"
-            found[name] = _Given(value, origin, origin, "***" if name in SECRETS else value)
+            found[name] = _Given(value, origin, origin, _quoted(name, value))
     return found
 
 
@@ -184,18 +184,23 @@ def _from_file(
     found = {}
     for key, value in (content or {}).items():
         label = f"file {path}, key {key}"
-        if why := _why_no_key(str(key), value):
+        if why := _why_no_key(str(key)):
             problems.append(f"{label}: {why}")
         elif value is not None:
-            found[key] = _Given(value, f"file {path}", label, value)
+            found[key] = _Given(value, f"file {path}", label, _quoted(key, value))
     return found
 
 
-def _why_no_key(key: str, value: object) -> str:
+def _quoted(name: str, value: object) -> object:
+    """Return the value as a refusal of it quotes it."""
+    return "***" if name in UNQUOTED else value
+
+
+def _why_no_key(key: str) -> str:
     if key in SECRETS:
         return f"no place for a secret: give it as {variable_of(key)}, or its file as {key}_file"
     if key not in Settings.model_fields:
-        return f"{value!r}: {_no_such(key, list(Settings.model_fields))}"
+        return _no_such(key, list(Settings.model_fields))
     return ""
 
 
@@ -256,7 +261,7 @@ def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
     name = str(detail["loc"][0])
     item = given[name]
     inside = len(detail["loc"]) > 1  # one of several values
-    written = detail["input"] if inside else item.written
+    written = _quoted(name, detail["input"]) if inside else item.written
     is_list = detail["type"] == "tuple_type"
     if isinstance(detail.get("ctx", {}).get("error"), HoldsCredentials):
         written = "***"

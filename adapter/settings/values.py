@@ -127,14 +127,17 @@ class EndpointKey:
 
 
 def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:
-    """Read a key, and its secret from the variable or file it names. Raises ValueError."""
+    """Read a key, and its secret from the variable or file it names.
+
+    Raises ValueError, which quotes nothing: any word may be a secret in the wrong place.
+    """
     words = text.split()
     if len(words) < _KEY_WORDS:
         raise ValueError(_KEY_FORM)
     access_key, where, *models = words
     if _ACCESS_KEY.fullmatch(access_key) is None:
         raise ValueError(
-            f"{access_key!r} is not an access key: use letters, digits, `_`, `.` and `-`"
+            "its first word is not an access key: use letters, digits, `_`, `.` and `-`"
         )
     return EndpointKey(access_key, _read_secret(where, environ), tuple(models))
 
@@ -153,12 +156,15 @@ def _read_secret(where: str, environ: Mapping[str, str]) -> str:
         case "file":
             try:
                 secret = Path(name).read_text(encoding="utf-8").strip()
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{where}: {error}") from error
+            except OSError as error:
+                raise ValueError(f"the file behind `file:`: {error.strerror}") from error
+            except ValueError as error:
+                raise ValueError("the file behind `file:` is not a text") from error
         case _:
             raise ValueError(_KEY_FORM)
     if not secret:
-        raise ValueError(f"{where}: there is no secret")
+        place = "variable" if kind == "env" else "file"
+        raise ValueError(f"there is no secret in the {place} behind `{kind}:`")
     return secret
 
 

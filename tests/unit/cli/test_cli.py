@@ -26,7 +26,7 @@ from tests.unit.cli.conftest import admin
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--memory-limt=8GiB", "--memory-limt=8GiB; did you mean --memory-limit?"),
+        ("--memory-limt=8GiB", "--memory-limt; did you mean --memory-limit?"),
         ("--http-adress", "--http-adress"),
         ("--no-such-thing-at-all", "--no-such-thing-at-all\n"),
     ],
