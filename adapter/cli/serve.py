@@ -27,10 +27,14 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     loaded = load(args, environ)
     if args.examples:
         loaded = loaded.with_root(examples_folder())
-    from adapter.settings import SECRETS, variable_of  # noqa: PLC0415 - pydantic
+    from adapter.runtime.variables import erase_values  # noqa: PLC0415 - ctypes
+    from adapter.settings import SECRETS, secret_variables, variable_of  # noqa: PLC0415 - pydantic
 
-    for name in SECRETS:  # what is started from here, Triton and its models, has no use for it
-        os.environ.pop(variable_of(name), None)
+    own = {variable_of(name) for name in SECRETS}
+    # models of an embedded Triton run as the same user, and could read /proc/PID/environ
+    erase_values(own | secret_variables(loaded.settings.endpoint_keys))
+    for name in own:  # what is started from here, Triton and its models, has no use for it
+        os.environ.pop(name, None)
     from adapter.cli.serving import run, welcome  # noqa: PLC0415 - the whole adapter
 
     return run(loaded, welcome if args.examples else None)
