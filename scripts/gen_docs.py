@@ -144,11 +144,6 @@ INHERITED = [
         [f"`SAGEMAKER_{name}`", "nothing: ignored with a warning"]
         for name in ("NUM_MODEL_WORKERS", "DEFAULT_INVOCATIONS_ACCEPT", "GUNICORN_...", "TFS_...")
     ),
-    ["`AIP_MODE`", "`PREDICTION` enables the `AIP_` variables below"],
-    ["`AIP_HTTP_PORT`", "the port of `http`"],
-    ["`AIP_PREDICT_ROUTE`", "the path of predictions at `http`"],
-    ["`AIP_HEALTH_ROUTE`", "the path of health at `http`"],
-    ["`AIP_STORAGE_URI`", "`model_store`, and `on_demand` is on"],
     ["`RUNTIME_PORT`", "the port of `triton_grpc`"],
     ["`ADAPTER_PORT`", "the port of `grpc`, at `listen_host`"],
     ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_memory`"],

@@ -217,7 +217,6 @@ class Adapter:
             is_ready=self._readiness.is_ready,
             max_connections=most,
             single_model=self._single,
-            vertex_routes=self._loaded.vertex_routes,
             residency=self._residency,
         )
 

@@ -99,8 +99,7 @@ def _build_embedded(
         on_restart=on_restart,
         on_dropped=metrics.triton_log_dropped.inc,
         on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
-        # by AIP_MODE Triton would open its own port for Vertex AI, and no other
-        withheld={*secret_variables(settings.endpoint_keys), "AIP_MODE"},
+        withheld=secret_variables(settings.endpoint_keys),
         newer_args=_newer_args(settings),
         has_gpus=_has_gpus if settings.reported_sizes else None,
     )

@@ -34,12 +34,11 @@ from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import SlowPath
-from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.middleware import Calls, ErrorFormat, HttpMiddleware, Serve, traced
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.http.vertex import Vertex
 from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
 from adapter.http2.listener import RelayListener, connect_to
@@ -47,7 +46,6 @@ from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 from adapter.settings import Address, Settings, parse_endpoint_key
-from adapter.settings.vertex import VertexRoutes
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
@@ -72,7 +70,6 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
-    vertex_routes: VertexRoutes | None
     residency: Residency | None  # None without a store
 
     @property
@@ -320,34 +317,15 @@ def _build_routes(
     )
     sagemaker = SageMaker(shared.control, slow_path, is_ready=shared.is_ready)
     calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
-    vertex = _build_vertex(shared, calls, slow_path, access)
     endpoint = build_endpoint(shared, slow_path, instrumentation)
     invoke = no_endpoint if endpoint is None else endpoint.handle
 
     async def serve(request: web.BaseRequest) -> web.StreamResponse:
         if request["contract"] == "endpoint":
             return await invoke(request)
-        if vertex is not None and vertex.has(path_segments(request.raw_path)):
-            return await vertex.handle(request)
         return await calls.serve(request)
 
     return serve
-
-
-def _build_vertex(
-    shared: Shared, calls: Calls, slow_path: SlowPath, access: Access
-) -> Vertex | None:
-    routes, model = shared.vertex_routes, shared.settings.vertex_model
-    if routes is None:
-        return None
-    return Vertex(
-        calls,
-        slow_path,
-        access=access,
-        routes=routes,
-        model_id=shared.single_model if model is None else ModelId(model),
-        is_ready=shared.is_ready,
-    )
 
 
 def _build_slow_path(

@@ -1,7 +1,7 @@
 """Loads the settings: every value, its origin, and all problems at once.
 
-A flag beats the environment, that beats the file, that beats the names inherited from SageMaker,
-ModelMesh and Vertex AI, and those beat the defaults. One name, three spellings:
+A flag beats the environment, that beats the file, that beats the names inherited from SageMaker
+and ModelMesh, and those beat the defaults. One name, three spellings:
 `--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
 """
 

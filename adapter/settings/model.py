@@ -26,7 +26,6 @@ from adapter.settings.values import (
     ListenHost,
     Metavar,
     ModelKeys,
-    ModelName,
     Models,
     NamePatterns,
     OnOff,
@@ -55,7 +54,6 @@ class Group(StrEnum):
     MEMORY = "memory"
     TIME = "time limits"
     LIMITS = "other limits"
-    VERTEX = "Vertex AI"
     MODELMESH = "ModelMesh"
     LOG = "log"
 
@@ -398,11 +396,6 @@ class Settings(Rules):
         "2 GiB - 1, Triton's own limit, for a ModelInfer that goes straight to Triton and for its "
         "answer; 64 MiB for messages of streams, loads that carry files, and other answers; "
         "4 MiB for other requests",
-    )
-    vertex_model: ModelName | None = Group.VERTEX.setting(
-        None,
-        "model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
-        "that of single_model",
     )
     modelmesh_load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = Group.MODELMESH.setting(
         30.0,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from adapter.core.sizing import exact_size
 from adapter.errors import InvalidSettings
-from adapter.settings import modelmesh, sagemaker, vertex
+from adapter.settings import modelmesh, sagemaker
 from adapter.settings.locations import Endpoint, HoldsCredentials, StoreLocation
 from adapter.settings.model import GROUPS, SECRETS, UNQUOTED, Group, Settings, metavar_of, unset_of
 from adapter.settings.values import Address, Reserve, flag_of, variable_of
@@ -45,7 +45,6 @@ class Loaded:
     settings: Settings
     origins: dict[str, str]  # `flag --http`, `environment ADAPTER_HTTP`, `default`
     warnings: list[str]
-    vertex_routes: vertex.VertexRoutes | None = None  # None unless Vertex AI started this container
 
     def with_root(self, root: Path) -> "Loaded":
         """Return a copy with one more model root."""
@@ -77,13 +76,12 @@ def load_settings(
         **_from_flags(flags),
     }
     given |= _token_of_file(given, problems)
-    given = {**_named(vertex.inherited(environ), environ), **given}  # it may name a store
     written = {name: item.value for name, item in given.items()}
     problems += [
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
         for name in _without_a_store(written)
     ]
-    problems += _store_problems(written, environ) + vertex.problems(environ)
+    problems += _store_problems(written, environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
     inherited = _inherited(environ, is_embedded=is_embedded, given=given)
@@ -100,7 +98,7 @@ def load_settings(
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
     warnings += _store_warnings(settings.model_store, settings.endpoints, given)
-    return Loaded(settings, origins, warnings, vertex.routes(environ))
+    return Loaded(settings, origins, warnings)
 
 
 def file_schema() -> dict[str, Any]:

@@ -21,9 +21,6 @@ from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-HEALTH = "/v1/endpoints/1/deployedModels/2"
-PREDICT = f"{HEALTH}:predict"
-AIP = {"AIP_MODE": "PREDICTION", "AIP_PREDICT_ROUTE": PREDICT, "AIP_HEALTH_ROUTE": HEALTH}
 LIMIT = 2**20
 FLAGS = (
     f"--max-body-bytes={LIMIT}",
@@ -52,7 +49,7 @@ class Models:
             f"--model-store={self.root}",
             f"--cache-dir={self.root.with_name(name)}",
         )
-        with embedded_adapter(*flags, *FLAGS, environ=AIP) as adapter:
+        with embedded_adapter(*flags, *FLAGS) as adapter:
             yield adapter
 
 
@@ -136,12 +133,10 @@ def infer_of(name: str, _: Path) -> Message:
 
 ENDPOINT = http("POST", "/endpoints/any/invocations", X_Amzn_SageMaker_Target_Model="{}")
 V2 = "/v2/repository/models/{}/load"
-REDIRECT = "X_Vertex_Ai_Triton_Redirect"
 INFER = {
     "sagemaker": http("POST", "/models/{}/invoke"),
     "v2": http("POST", "/v2/models/{}/infer"),
     "grpc": rpc(f"/{SERVICE}/ModelInfer", infer_of),
-    "vertex": http("POST", PREDICT, **{REDIRECT: "v2/models/{}/infer"}),
     "endpoint": ENDPOINT,
     "modelmesh": rpc(f"/{SERVICE}/ModelInfer", infer_of, mesh_id=True),
 }
@@ -162,7 +157,6 @@ NOWHERE = {
     "sagemaker": http("POST", "/models/{}/other"),
     "v2": http("POST", "/v2/models/{}/other"),
     "grpc": rpc(f"/{SERVICE}/Other", infer_of),
-    "vertex": http("POST", PREDICT, **{REDIRECT: "v2/models/{}/other"}),
     "endpoint": http("POST", "/endpoints/any/other"),
     "modelmesh": rpc("/mmesh.ModelRuntime/other", infer_of),
 }
@@ -185,7 +179,6 @@ EXPECTED: dict[str, dict[str, Answer]] = {
         "sagemaker": (404, "ModelNotFound", None),
         "v2": (404, "ModelNotFound", None),
         "grpc": ("NOT_FOUND", "ModelNotFound", None),
-        "vertex": (404, "ModelNotFound", None),
         "endpoint": (400, "ValidationError", None),
         "modelmesh": ("NOT_FOUND", "ModelNotFound", None),
     },
@@ -193,7 +186,6 @@ EXPECTED: dict[str, dict[str, Answer]] = {
         "sagemaker": (503, "ModelNotReady", None),
         "v2": (503, "ModelNotReady", None),
         "grpc": ("UNAVAILABLE", "ModelNotReady", None),
-        "vertex": (503, "ModelNotReady", None),
         "endpoint": (429, "ModelNotReadyException", None),
         "modelmesh": ("UNAVAILABLE", "ModelNotReady", None),
     },
@@ -201,7 +193,6 @@ EXPECTED: dict[str, dict[str, Answer]] = {
         "sagemaker": (507, "OutOfMemory", None),
         "v2": (507, "OutOfMemory", None),
         "grpc": ("RESOURCE_EXHAUSTED", "OutOfMemory", None),
-        "vertex": (507, "OutOfMemory", None),
         "endpoint": (424, "INTERNAL_FAILURE_FROM_MODEL 507", None),
         "modelmesh": ("RESOURCE_EXHAUSTED", "OutOfMemory", None),
     },
@@ -209,7 +200,6 @@ EXPECTED: dict[str, dict[str, Answer]] = {
         "sagemaker": (413, "PayloadTooLarge", None),
         "v2": (413, "PayloadTooLarge", None),
         "grpc": ("RESOURCE_EXHAUSTED", "PayloadTooLarge", None),
-        "vertex": (413, "PayloadTooLarge", None),
         "endpoint": (400, "ValidationError", None),
         "modelmesh": ("RESOURCE_EXHAUSTED", "PayloadTooLarge", None),
     },
@@ -217,7 +207,6 @@ EXPECTED: dict[str, dict[str, Answer]] = {
         "sagemaker": (400, "InvalidRequest", None),
         "v2": (400, "InvalidRequest", None),
         "grpc": ("UNIMPLEMENTED", "", None),
-        "vertex": (400, "InvalidRequest", None),
         "endpoint": (404, "UnknownOperationException", None),
         "modelmesh": ("UNIMPLEMENTED", "", None),
     },

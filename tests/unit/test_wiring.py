@@ -196,10 +196,6 @@ SHOWN = {
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
     ),
-    "vertex_model": (
-        "journeys/neighbours/test_vertex.py"
-        "::test_the_port_is_that_of_the_platform_and_a_model_in_storage_is_loaded_by_a_call"
-    ),
     "load_at_start": "journeys/sagemaker/test_load_at_start.py"
     "::test_probes_say_ready_when_every_wanted_model_is_loaded",
     "listen_host": (

@@ -1,8 +1,7 @@
-"""Platforms' media types for V2 bodies with raw tensors behind their JSON.
+"""SageMaker's media type for V2 bodies with raw tensors behind their JSON.
 
 SageMaker strips V2's Inference-Header-Content-Length, so the length of the JSON part travels in
-`application/vnd.sagemaker-triton.binary+json;json-header-size=N`, both ways; Vertex AI has one
-of its own for requests.
+`application/vnd.sagemaker-triton.binary+json;json-header-size=N`, both ways.
 """
 
 import json
@@ -11,22 +10,19 @@ import re
 from adapter.errors import InvalidRequest
 
 MEDIA_TYPE = "application/vnd.sagemaker-triton.binary+json"
-VERTEX = "application/vnd.vertex-ai-triton.binary+json"
 _PARAMETER = "json-header-size"
 _DIGITS = re.compile(r"[0-9]{1,19}")
 
 
-def json_header_bytes(
-    content_type: str, content_length: int | None, media_type: str = MEDIA_TYPE
-) -> int | None:
-    """N of the media type; None when the body is plain JSON, whatever type it claims.
+def json_header_bytes(content_type: str, content_length: int | None) -> int | None:
+    """Return N of the media type; None when the body is plain JSON, whatever type it claims.
 
     `content_length` bounds N, None when it is not known beforehand (chunked or compressed).
     """
     kind, _, rest = content_type.partition(";")
-    if kind.strip().lower() != media_type:
-        if media_type in content_type.lower():
-            raise InvalidRequest(f"Content-Type {content_type!r} is not {media_type}")
+    if kind.strip().lower() != MEDIA_TYPE:
+        if MEDIA_TYPE in content_type.lower():
+            raise InvalidRequest(f"Content-Type {content_type!r} is not {MEDIA_TYPE}")
         return None
     text = next(
         (

@@ -78,13 +78,9 @@ class SlowPath:
         contract = self.contracts.sagemaker
         return await self.attempt(contract, model_id, request, AwaitedInference.invoke)
 
-    async def infer(
-        self, request: web.BaseRequest, path: str, media_type: str = ""
-    ) -> web.StreamResponse:
-        """An inference of V2; `path` stands behind the model's name. `media_type`: of the platform
-        that it came through, in which it says where raw tensors begin.
-        """
-        send = partial(AwaitedInference.infer, path=path, media_type=media_type)
+    async def infer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Answer an inference of V2; `path` stands behind the model's name."""
+        send = partial(AwaitedInference.infer, path=path)
         return await self.attempt(self.contracts.v2, request["model_id"], request, send)
 
     async def attempt(
@@ -189,12 +185,12 @@ class AwaitedInference:
 
     # -- V2 ---------------------------------------------------------------------------------
 
-    async def infer(self, path: str, media_type: str) -> web.StreamResponse:
+    async def infer(self, path: str) -> web.StreamResponse:
         given = self.request.headers
         if len(given.getall(_HEADER_LENGTH, ())) > 1:
             raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
         headers = call_headers(given, is_rewritten=self._record.is_renamed)
-        self._put_lengths(headers, media_type)
+        self._put_length(headers)
         async with self.forward(path, headers, await self._read_body()) as found:
             return await self._respond(found, is_v2=True)
 
@@ -208,16 +204,15 @@ class AwaitedInference:
         if self._record.is_renamed:
             # the answer names the model, and its name will have to be put back
             headers.pop("Accept-Encoding", None)
-        self._put_lengths(headers, binary.MEDIA_TYPE)
+        length = None if self._is_packed else self.request.content_length
+        if (size := binary.json_header_bytes(self._type, length)) is not None:
+            headers[_HEADER_LENGTH] = str(size)
+        self._put_length(headers)
         return headers
 
-    def _put_lengths(self, headers: dict[str, str], media_type: str) -> None:
-        """Say how long the body is and, by `media_type`, how much of it is JSON."""
+    def _put_length(self, headers: dict[str, str]) -> None:
+        """Add the length of the caller's body, if it was announced."""
         length = self.request.content_length
-        if media_type:
-            known = None if self._is_packed else length
-            if (size := binary.json_header_bytes(self._type, known, media_type)) is not None:
-                headers[_HEADER_LENGTH] = str(size)
         if length is not None:
             headers["Content-Length"] = str(length)
 
