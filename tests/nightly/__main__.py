@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, but for
-# `stores`; so do envoy_gateway, first_contact, gallery, mutants and modelmesh_full.
+# `stores`; so do envoy_gateway, first_contact, gallery, load, mutants and modelmesh_full.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -43,6 +43,7 @@ SHARES = {
     "workflows": ("tests/images/test_release.py", 1.0),
     "first_contact": ("tests/nightly/test_first_contact.py", 6.0),
     "gallery": ("tests/nightly/test_gallery.py", 2.0),
+    "load": ("tests/nightly/test_load.py", 2.0),
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
     "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
     "endpoint_bench": ("tests/bench/test_endpoint_measures.py", 1.0),
