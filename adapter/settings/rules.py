@@ -22,8 +22,6 @@ _DECIDED_OPTIONS = {
     "--model-repository": "repository decides",
     "--model-store": "repository decides",  # an older name of --model-repository
     "--model-control-mode": "the adapter sets to explicit",
-    "--strict-readiness": "the adapter sets to false",
-    "--exit-timeout-secs": "the adapter sets",
     "--http-max-input-size": "max_body_bytes decides",
     "--grpc-max-response-pool-size": "the adapter sets",
     "--allow-client-shm": "passthrough decides",

@@ -282,7 +282,7 @@ async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
 @pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
 async def test_out_of_memory_is_507_with_figures(closed, call):
     async def answer(_: web.BaseRequest) -> web.Response:
-        text = "CUDA out of memory. Tried to allocate 2.00 GiB"
+        text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes"
         event = f"data: {json.dumps({'error': text})}\n\n"
         return web.Response(status=500, body=event, content_type="text/event-stream")
 
