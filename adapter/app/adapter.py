@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from adapter.app.control import OnDemand, build_backend, build_cache
-from adapter.app.listeners import Rpc, Shared, build_rest
+from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
@@ -150,6 +150,7 @@ class Adapter:
             max_message_bytes=self._limits.stream,
             unread=self._unread,
             takes_cancels=lambda: versions.takes_cancels(self._triton.version),
+            metadata=headers_to_triton(self._settings, "grpc"),
         )
 
     def _build_dataplane(self, faults: Faults) -> HttpDataPlane:
@@ -160,6 +161,7 @@ class Adapter:
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
             answered_nothing=self._control.answered_nothing,
+            headers=headers_to_triton(self._settings, "http"),
         )
 
     def _load_of_store(self) -> LoadOfStore:

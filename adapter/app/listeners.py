@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from adapter.core import versions
 from adapter.core.calls import V2DataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
+from adapter.core.triton_input import HeaderTable
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.dataplane.traced import TracedHttp, TracedRpc
@@ -92,6 +94,19 @@ def access_at(
     return Access(name, infers_only=infers_only, token=token, is_keyed=is_keyed)
 
 
+def passthrough_at(settings: Settings, access: Access) -> frozenset[str]:
+    """Return the items of `passthrough` that are open at a listener: none where callers only
+    infer.
+    """
+    return frozenset(() if access.infers_only else settings.passthrough)
+
+
+def headers_to_triton(settings: Settings, protocol: Literal["http", "grpc"]) -> HeaderTable:
+    """Return which headers Triton is handed. The arguments of an external one are not known."""
+    arguments = settings.triton_args if settings.triton == "embedded" else None
+    return HeaderTable(f"--{protocol}-header-forward-pattern", arguments)
+
+
 def build_endpoint(
     shared: Shared, slow_path: SlowPath, instrumentation: Instrumentation
 ) -> Endpoint | None:
@@ -162,7 +177,7 @@ class Rpc:
             is_live=lambda: self._triton.live,
             is_ready=shared.is_ready,
             load_wait_seconds=shared.settings.load_wait_seconds,
-            passthrough=shared.settings.passthrough,
+            passthrough=passthrough_at(shared.settings, self._access(frontend)),
             limits=self._limits,
             budget=shared.budget,
             serving=shared.serving,
@@ -170,7 +185,8 @@ class Rpc:
 
     def _access(self, listener: str) -> Access:
         settings = self._shared.settings
-        return access_at(settings, listener, getattr(settings, listener))
+        address, infers_only = getattr(settings, listener), listener == FRONTEND
+        return access_at(settings, listener, address, infers_only=infers_only)
 
     def _runtime(self) -> modelmesh.ModelRuntime:
         shared, settings = self._shared, self._shared.settings
@@ -212,6 +228,8 @@ class Rpc:
             metrics,
             self._limits,
             frontend=name,
+            metadata=headers_to_triton(shared.settings, "grpc"),
+            shares_memory="shared_memory" in passthrough_at(shared.settings, self._access(name)),
             is_direct=shared.tracing is None and not self._access(name).is_keyed,
             load_wait_seconds=shared.settings.load_wait_seconds,
             serving=shared.serving,
@@ -272,17 +290,26 @@ def _build(
         max_body_bytes=0 if access.is_keyed else settings.max_body_bytes,
         sites=sites,
         calls=plain_calls(shared),
+        headers=headers_to_triton(settings, "http"),
         invokes=settings.inference_type == "infer",
     )
+    shares_memory = "shared_memory" in passthrough_at(settings, access)
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
-    slow_path = _build_slow_path(shared, dataplane, contracts)
+    slow_path = _build_slow_path(shared, dataplane, contracts, shares_memory=shares_memory)
     routes = _build_routes(shared, slow_path, repository, instrumentation, access)
     serve: Serve = HttpMiddleware(routes, instrumentation, sites, _DIALECTS).serve
     if shared.tracing is not None:
         serve = traced(serve, shared.tracing)
     listener = HttpListener(
         serve,
-        FastPath(shared.control, plane, instrumentation, Clock(), shared.budget),
+        FastPath(
+            shared.control,
+            plane,
+            instrumentation,
+            Clock(),
+            shared.budget,
+            shares_memory=shares_memory,
+        ),
         heads,
         instrumentation,
         drain=shared.drain,
@@ -307,7 +334,7 @@ def _build_routes(
     instrumentation: Instrumentation,
     access: Access,
 ) -> Serve:
-    passthrough = frozenset(() if access.infers_only else shared.settings.passthrough)
+    passthrough = passthrough_at(shared.settings, access)
     extensions = Extensions(passthrough, has_repository=not access.infers_only)
     max_load_bytes = shared.settings.gathered_bytes
     v2 = V2(
@@ -329,7 +356,11 @@ def _build_routes(
 
 
 def _build_slow_path(
-    shared: Shared, dataplane: V2DataPlane, contracts: ContainerContracts
+    shared: Shared,
+    dataplane: V2DataPlane,
+    contracts: ContainerContracts,
+    *,
+    shares_memory: bool,
 ) -> SlowPath:
     settings = shared.settings
     return SlowPath(
@@ -340,4 +371,5 @@ def _build_slow_path(
         default_model=shared.single_model,
         budget=shared.budget,
         operation=settings.inference_type,
+        shares_memory=shares_memory,
     )

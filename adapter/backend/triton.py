@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, NoReturn
 
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.model_config_pb2 import TYPE_STRING
 from tritonclient.utils import InferenceServerException
 
 from adapter.backend.control_client import ControlClient, SharedIndex, control_retries, in_state
@@ -19,6 +20,7 @@ from adapter.core.faults import NOT_EXPLICIT, Faults, is_not_explicit
 from adapter.core.measuring import GpuBytes
 from adapter.core.model import ModelId, TritonName
 from adapter.core.sizing import format_size
+from adapter.core.triton_input import Unclassified
 from adapter.errors import (
     AdapterError,
     BackendError,
@@ -158,6 +160,17 @@ class TritonControl:
             if usage.type == "GPU":
                 found[usage.id] = found.get(usage.id, 0) + usage.byte_size
         return found
+
+    async def unclassified(self, name: TritonName) -> Unclassified | None:
+        """Return the outputs whose `classification` ends Triton; None where it does not tell."""
+        try:
+            found = await self._call("get_model_config", name, timeout=self._timeout)
+        except AdapterError:
+            return None
+        outputs = found.config.output
+        strings = frozenset(each.name for each in outputs if each.data_type == TYPE_STRING)
+        varying = frozenset(each.name for each in outputs if -1 in each.dims)
+        return Unclassified(strings, strings | varying)
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         """Begin to unload the model; `wait_gone` waits for the end.

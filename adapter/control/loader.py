@@ -107,6 +107,7 @@ class Loader:
         if (refusal := await self._excess(record)) is not None:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
+        record.unclassified = await self._triton.unclassified(record.name)
         record.usage.used_at = record.usage.used_at or clock.monotonic()
         self._breaker.succeeded(package.content_key)
         return process

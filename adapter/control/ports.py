@@ -17,6 +17,7 @@ from adapter.core.model import (
     TritonName,
 )
 from adapter.core.residency.placement import Placing, as_triton_does
+from adapter.core.triton_input import Unclassified
 from adapter.errors import CapacityError
 
 
@@ -42,6 +43,9 @@ class Triton(Protocol):
 
     async def gpu_bytes(self, name: TritonName) -> GpuBytes:
         """Return what Triton reports that the model takes of each GPU; nothing if it does not."""
+
+    async def unclassified(self, name: TritonName) -> Unclassified | None:
+        """Return the outputs whose `classification` ends Triton; None where it does not tell."""
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...

@@ -79,7 +79,7 @@ class Reconciler:
             # what calls have loaded is loaded again by the next; its files may leave the disk
             is_kept = model.is_loaded and not model.source.is_cached
             if is_kept and ready.issuperset(model.placement.names):
-                self._adopt(model)
+                await self._adopt(model)
             else:
                 await self._unload_staged(model)
                 are_left = True
@@ -116,7 +116,7 @@ class Reconciler:
         await self._memory.readings.until_shown()
         await self._memory.rebase()
 
-    def _adopt(self, model: StagedModel) -> None:
+    async def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)
         record.usage.used_at = clock.monotonic()
         self._registry.place(record, model.placement)
@@ -124,6 +124,7 @@ class Reconciler:
         record.can_load_again = model.can_load_again
         record.content_types = model.content_types
         self._memory.adopt(record, model.held)
+        record.unclassified = await self._triton.unclassified(record.name)
         log.info("model.adopted", extra={"model_id": model.model_id})
 
     async def reconcile(self) -> None:

@@ -47,7 +47,8 @@ class V2Call:
     `body` is whole when small, else a stream whose length, if known, is among the `headers`.
 
     `is_probe`: any status is an answer. `is_stream`: the answer may never end, so the time limit
-    applies to each piece of it. `on_cut`: as in RpcCall.
+    applies to each piece of it. `on_cut`: as in RpcCall. `shares_memory`: an inference may name
+    regions of shared memory.
     """
 
     method: str
@@ -57,6 +58,7 @@ class V2Call:
     is_probe: bool = False
     is_stream: bool = False
     on_cut: Callable[[], None] = _nothing
+    shares_memory: bool = False
 
 
 class V2Answer(Protocol):
@@ -139,8 +141,12 @@ class FastDataPlane(Protocol):
 
     def idle(self) -> Upstream | None: ...
     async def connected(self, model_id: ModelId) -> Upstream: ...
-    def check(self, body: bytes, json_bytes: int | None) -> None: ...
-    def checking(self, json_bytes: int | None, length: int) -> Check: ...
+    def check(
+        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+    ) -> None: ...
+    def checking(
+        self, json_bytes: int | None, length: int, record: ModelRecord, *, shares_memory: bool
+    ) -> Check: ...
 
 
 # -- gRPC ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from adapter.core.model import (
 from adapter.core.residency.usage import Usage
 from adapter.core.sizing import Basis
 from adapter.core.state import ModelEvent, ModelState, WaitsFor, advance
+from adapter.core.triton_input import Unclassified
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 from adapter.protocols.tensors import ContentTypes
 
@@ -83,6 +84,7 @@ class ModelRecord:
     warnings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     files: StoreFiles | None = None
+    unclassified: Unclassified | None = None
     was_ended: bool = False
     is_renamed: bool = field(init=False)
     usage: Usage = field(init=False, default_factory=Usage)

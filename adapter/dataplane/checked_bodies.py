@@ -6,6 +6,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 from adapter.dataplane.json_limits import Limits, most_values
+from adapter.dataplane.json_parameters import StreamedParameters
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -20,11 +21,15 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 async def check_in_turns(
-    body: bytes, json_bytes: int | None, max_unpacked: int, turns: Turns
+    body: bytes,
+    json_bytes: int | None,
+    max_unpacked: int,
+    turns: Turns,
+    parameters: StreamedParameters | None = None,
 ) -> None:
     """`check_whole` of a large body, while others have their turns."""
     part = body if json_bytes is None else body[:json_bytes]
-    limits = Limits(None, most_values(part, len(body), max_unpacked))
+    limits = Limits(None, most_values(part, len(body), max_unpacked), parameters)
     await _Feed(limits, turns).feed(_cut(part))
 
 
@@ -39,11 +44,14 @@ async def checked(
     headers: Mapping[str, str],
     max_unpacked: int,
     turns: Turns,
+    *,
+    parameters: StreamedParameters | None = None,
 ) -> AsyncIterator[bytes]:
     """All that of a stream, before each piece is passed on; before the last one its end as well,
     so that Triton never has all of a body that is refused.
     """
-    limits = Limits(json_bytes(path, headers), max(max_unpacked, _length(headers)))
+    most = max(max_unpacked, _length(headers))
+    limits = Limits(json_bytes(path, headers), most, parameters)
     checks = _Feed(limits, turns)
     if not is_packed(headers):
         async for piece in body:

@@ -14,6 +14,7 @@ from adapter.core.calls import ChannelOptions, Hold, RpcAnswer, RpcCall, RpcMeta
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.triton_input import HeaderTable
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
 from adapter.http2.protobuf import encoded_field
 from adapter.runtime import clock
@@ -23,6 +24,7 @@ from adapter.telemetry.traffic import add_waited
 SERVICE = "/inference.GRPCInferenceService"
 _INFER = f"{SERVICE}/ModelInfer"
 
+_EXTERNAL = HeaderTable("--grpc-header-forward-pattern", None)
 _MAX_METADATA_BYTES = 4 * 2**20
 _CHANNEL = (
     # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost.
@@ -94,7 +96,9 @@ class GrpcDataPlane:
         unread: Unread,
         keepalive: ChannelOptions = _KEEPALIVE,
         takes_cancels: Callable[[], bool] = bool,
+        metadata: HeaderTable = _EXTERNAL,  # what Triton is handed of it
     ) -> None:
+        self._metadata = metadata
         self._faults = faults
         self._unread = unread
         self._takes_cancels = takes_cancels
@@ -122,7 +126,7 @@ class GrpcDataPlane:
         record = hold.record if hold else None
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
         begun = clock.monotonic()
-        rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
+        rpc = self._method(call.method)(message, metadata=self._sent(call.metadata))
         answering = self._task(self._answer(rpc, record))
         has_left, is_answered = True, False
         try:
@@ -174,7 +178,7 @@ class GrpcDataPlane:
 
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
-        record, metadata = hold.record, _sent(call.metadata)
+        record, metadata = hold.record, self._sent(call.metadata)
         fault, answers = partial(self._fault, record), self._unread.stream(call.on_cut)
         if record is not None and not await self._is_decoupled(record):
             calls = _Inferences(self._open(), metadata, record, fault)
@@ -207,6 +211,9 @@ class GrpcDataPlane:
             config = pb.ModelConfigResponse.FromString(answer.message).config
             record.is_decoupled = config.model_transaction_policy.decoupled
         return record.is_decoupled
+
+    def _sent(self, metadata: RpcMetadata) -> Any:
+        return tuple((key, value) for key, value in metadata if self._metadata.passes(key))
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
@@ -371,10 +378,6 @@ class _Inferences:
 def _streamed(answer: bytes) -> bytes:
     """Return a ModelInferResponse, the only one to its request, as Triton's stream has it."""
     return encoded_field(_ANSWER, answer + _IS_LAST)
-
-
-def _sent(metadata: RpcMetadata) -> Any:
-    return tuple(metadata)
 
 
 def _metadata(metadata: Any) -> RpcMetadata:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Self
 
 from multidict import CIMultiDict
@@ -12,6 +11,7 @@ from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_lin
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.core.triton_input import HeaderTable
 from adapter.dataplane.checked_bodies import (
     AT_ONCE_BYTES,
     check_in_turns,
@@ -22,6 +22,7 @@ from adapter.dataplane.checked_bodies import (
 from adapter.dataplane.http_connection import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import Limits, check_whole
+from adapter.dataplane.json_parameters import StreamedParameters, check_parameters
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -30,7 +31,7 @@ from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _LENGTH = "Content-Length"
-_OURS = frozenset({"host", "content-length", "transfer-encoding", "content-type"})
+_EXTERNAL = HeaderTable("--http-header-forward-pattern", None)
 
 # Triton 2.51 reads no media type but one: a form of more than 4 MB, curl's default, ends it.
 _JSON, _BINARY = "Content-Type: application/json", "Content-Type: application/octet-stream"
@@ -58,9 +59,10 @@ class HttpDataPlane:
         max_unpacked_bytes: int = 2**26,
         answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
         turns: Turns | None = None,
+        headers: HeaderTable = _EXTERNAL,  # those that Triton is handed
     ) -> None:
         self.host = ""
-        self.check = partial(check_whole, max_unpacked_bytes)
+        self._headers = headers
         self.max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check
@@ -79,11 +81,21 @@ class HttpDataPlane:
         if isinstance(body, bytes) and is_packed(call.headers):
             body = _in_one(body)
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
-            self.check(body, json_bytes(call.path, call.headers))
+            size = json_bytes(call.path, call.headers)
+            check_whole(self.max_unpacked, body, size)
+            if (record := _inferring(call, hold)) is not None:
+                check_parameters(body[:size], record, shares_memory=call.shares_memory)
         elif body is not None and not isinstance(body, bytes):
-            body = checked(body, call.path, call.headers, self.max_unpacked, self.turns)
+            body = checked(
+                body,
+                call.path,
+                call.headers,
+                self.max_unpacked,
+                self.turns,
+                parameters=_parameters_of(call, hold),
+            )
             call = replace(call, body=body)
-        return HttpCall(self, call, head_of(call, self.host), hold)
+        return HttpCall(self, call, head_of(call, self.host, self._headers), hold)
 
     # -- without a task ---------------------------------------------------------------------
 
@@ -91,8 +103,30 @@ class HttpDataPlane:
         """One that is idle, or a new one."""
         return self._pool.idle() or await self._pool.connect(model_id)
 
-    def checking(self, json_bytes: int | None, length: int) -> Check:
-        return Limits(json_bytes, max(length, self.max_unpacked))
+    def check(
+        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+    ) -> None:
+        check_whole(self.max_unpacked, body, json_bytes)
+        check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
+
+    def checking(
+        self, json_bytes: int | None, length: int, record: ModelRecord, *, shares_memory: bool
+    ) -> Check:
+        parameters = StreamedParameters(record, json_bytes, shares_memory=shares_memory)
+        return Limits(json_bytes, max(length, self.max_unpacked), parameters)
+
+
+def _inferring(call: V2Call, hold: Hold | None) -> ModelRecord | None:
+    """Return the model of an inference; None for another call."""
+    return hold.record if hold is not None and call.path.endswith("/infer") else None
+
+
+def _parameters_of(call: V2Call, hold: Hold | None) -> StreamedParameters | None:
+    record = _inferring(call, hold)
+    if record is None:
+        return None
+    size = json_bytes(call.path, call.headers)
+    return StreamedParameters(record, size, shares_memory=call.shares_memory)
 
 
 async def _in_one(body: bytes) -> AsyncIterator[bytes]:
@@ -129,7 +163,8 @@ class HttpCall:
         plane, call = self._plane, self._call
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
             size = json_bytes(call.path, call.headers)
-            await check_in_turns(call.body, size, plane.max_unpacked, plane.turns)
+            parameters = _parameters_of(call, self._hold)
+            await check_in_turns(call.body, size, plane.max_unpacked, plane.turns, parameters)
         self._connection = await plane.connected(self._record.asked_for if self._record else None)
         begun = clock.monotonic()
         try:
@@ -302,14 +337,12 @@ def _check(*, is_right: bool, length: str | None) -> None:
         raise InvalidRequest(f"the body does not have the {length} bytes that were declared")
 
 
-def head_of(call: V2Call, host: str) -> bytes:
-    """The request line and headers, with the empty line. Its frame is ours: no caller says where
-    the next one begins, nor what kind of body it is.
+def head_of(call: V2Call, host: str, table: HeaderTable = _EXTERNAL) -> bytes:
+    """Return the request line and headers, with the empty line. Its frame is ours: no caller says
+    where the next one begins, nor what kind of body it is.
     """
     lines = [f"{call.method} /v2{call.path} HTTP/1.1", f"Host: {host}"]
-    lines += [
-        f"{name}: {value}" for name, value in call.headers.items() if name.lower() not in _OURS
-    ]
+    lines += [f"{name}: {value}" for name, value in table.written(call.headers.items())]
     if call.method == "POST":
         is_binary = any(name.lower() == _HEADER_LENGTH.lower() for name in call.headers)
         lines.append(_BINARY if is_binary else _JSON)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, compress
 
+from adapter.dataplane.json_parameters import StreamedParameters
 from adapter.errors import InvalidRequest
 
 MOST_LEVELS = 1000
@@ -161,13 +162,16 @@ class Structure:
 
 class Limits:
     """Both, of the JSON part of one body, which has `size` bytes at most; `json_bytes` of them are
-    JSON, None for all.
+    JSON, None for all. `parameters`: of an inference.
     """
 
-    def __init__(self, json_bytes: int | None, size: int) -> None:
+    def __init__(
+        self, json_bytes: int | None, size: int, parameters: StreamedParameters | None = None
+    ) -> None:
         self._left = json_bytes
         self._structure = Structure()
         self._shapes = Shapes(size)
+        self._parameters = parameters
 
     def feed(self, piece: bytes) -> None:
         if self._left is not None:
@@ -176,6 +180,8 @@ class Limits:
         if piece:
             self._structure.feed(piece)
             self._shapes.feed(piece)
+            if self._parameters is not None:
+                self._parameters.feed(piece)
 
 
 def check_whole(max_unpacked: int, body: bytes, json_bytes: int | None) -> None:

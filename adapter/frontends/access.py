@@ -58,7 +58,7 @@ class Access:
         if self.infers_only and scope > Scope.METADATA:
             raise InferenceOnly(
                 f"this listener, {self.name}, serves inference alone; loads, unloads and lists "
-                "of models are at the listener http"
+                "of models are at the listeners http and grpc"
             )
         if self._token is not None and scope is Scope.CONTROL:
             _check_token(self._token, authorization)

@@ -129,6 +129,11 @@ class DirectCall(Protocol):
     def abandoned(self) -> None:
         """Note that nobody waits for the response; Triton works on it until `ended`."""
 
+    def check_fields(self, fields: bytes, *, is_whole: bool) -> None:
+        """Raise Malformed for a large message with these fields, those of raw tensors left out.
+        `is_whole`: there are no others.
+        """
+
     def ended(self) -> None:
         """End an abandoned call, which Triton has finished."""
 
@@ -157,9 +162,12 @@ class RoutingPolicy(Protocol):
     def worded(self, error: RelayError) -> Status:
         """Return the status of a call that the fallback server counts, or that nobody does."""
 
-    def admit(self, name: bytes, metadata_name: str | None) -> DirectCall | Exception | None:
-        """Admit a call to Triton. None sends it to the fallback server; an error is returned where
-        that server would answer a complete message with it at once.
+    def admit(
+        self, name: bytes, metadata_name: str | None, message: bytes
+    ) -> DirectCall | Exception | None:
+        """Admit a call to Triton. `message` is the request, or empty where it is large and comes in
+        parts. None sends it to the fallback server; an error is returned where that server would
+        answer a complete message with it at once.
         """
 
     def may_wait(self, name: bytes, metadata_name: str | None) -> bool:

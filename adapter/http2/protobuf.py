@@ -6,10 +6,12 @@ and the like.
 """
 
 from enum import Enum
+from typing import Protocol
 
 PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
 COMPRESSED = 1  # the highest flag that gRPC knows
 _NAME_TAG = 0x0A  # field 1, delimited
+_RAW_TAG = 0x3A  # field 7, a raw tensor
 _OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
 SHORT_BYTES = 128  # in a shorter message each length is one byte
 VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -22,11 +24,17 @@ _LEAST_BYTES = PREFIX_BYTES + 2  # with the tag and length of a first field
 LONG = 0x80  # a varint's byte is followed by another
 _MAX_NAME_BYTES = 2**10
 # tags of the delimited fields 2 to 15, which most of a request consists of
+# Of the fields of a large message that are not raw tensors, so many bytes are judged as a whole.
+_WHOLE_BYTES, _WINDOW_BYTES = 2**16, 64
 _PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
 
 
 class Malformed(Exception):
     """A message that is not protobuf, or that Triton may read otherwise than the adapter."""
+
+
+class FieldCheck(Protocol):
+    def __call__(self, fields: bytes, /, *, is_whole: bool) -> None: ...
 
 
 class Peek(Enum):
@@ -63,10 +71,14 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
 
 class NameScanner:
     """Scans the fields of a message; raises Malformed where Triton may read another name than the
-    first, and for more than one message. `skip` is how much of the current value is to come.
+    first, and for more than one message. `skip` is how much of the current value is to come, and
+    `is_raw` whether that is of a raw tensor. `check` judges the other fields, once it is set.
     """
 
-    __slots__ = ("_fields", "_left", "_names", "_rest", "skip")
+    __slots__ = (
+        "_fields", "_is_cut", "_left", "_names", "_rest", "_text",
+        "check", "is_raw", "skip",
+    )  # fmt: skip
 
     def __init__(self, length: int) -> None:
         self.skip = 0
@@ -74,10 +86,16 @@ class NameScanner:
         self._rest = b""
         self._fields = 0
         self._names = 0
+        self.is_raw = False
+        self.check: FieldCheck | None = None
+        self._text = b""
+        self._is_cut = False
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Scan the next bytes after the prefix."""
         size, skip = len(piece), self.skip
+        if not self.is_raw:
+            self._keep(piece[:skip])
         if size <= skip:
             self.skip = skip - size
             return
@@ -86,9 +104,11 @@ class NameScanner:
         piece = piece[skip:]
         if self._rest:
             piece = self._rest + piece
-        at, end = 0, len(piece)
+        at = start = 0
+        end = len(piece)
         try:
             while at < end:
+                start = at
                 if piece[at] in _PLAIN_TAGS and piece[at + 1] < LONG:
                     at += 2 + piece[at + 1]
                     self._fields += 1
@@ -97,14 +117,31 @@ class NameScanner:
             self._rest = b""
         except IndexError:
             self._rest = bytes(piece[at:])
+        self.is_raw = at > end and piece[start] == _RAW_TAG
+        self._keep(piece[: start if self.is_raw else at])
         self._check_count()
         if at > end:
             self._take(at - end, "the message breaks off within a field")
             self.skip = at - end
 
+    def has_of_tensor(self, size: int) -> bool:
+        """Return whether so many bytes more are of the raw tensor that has begun, and not its
+        last.
+        """
+        return self.is_raw and size < self.skip
+
     def end(self) -> None:
         if self._left or self.skip or self._rest:
             raise Malformed("the message breaks off within a field")
+        if self.check is not None:
+            self.check(self._text, is_whole=not self._is_cut)
+
+    def _keep(self, fields: bytes | memoryview) -> None:
+        self._text += fields
+        if self.check is not None and len(self._text) > _WHOLE_BYTES:
+            self.check(self._text, is_whole=False)
+            self._text = self._text[-_WINDOW_BYTES:]
+            self._is_cut = True
 
     def _take(self, size: int, why: str) -> None:
         self._left -= size

@@ -220,7 +220,7 @@ class RelaySession(Downstream):
         upstream = self.upstream(is_triton=True)
         if not upstream.fits_whole(size):
             return False
-        admitted = self.context.policy.admit(name, call.metadata_name)
+        admitted = self.context.policy.admit(name, call.metadata_name, piece[PREFIX_BYTES:])
         if admitted is None:
             return False
         if isinstance(admitted, Exception):
@@ -365,7 +365,8 @@ class RelaySession(Downstream):
                 scanner.end()
         except Malformed:
             return False  # the fallback server answers with the error
-        admitted = self.context.policy.admit(name, exchange.call.metadata_name)
+        message = bytes(start[PREFIX_BYTES:]) if end else b""
+        admitted = self.context.policy.admit(name, exchange.call.metadata_name, message)
         if admitted is None:
             return False
         if isinstance(admitted, Exception):
@@ -374,6 +375,7 @@ class RelaySession(Downstream):
             return False
         exchange.direct_call, exchange.scanner = admitted, scanner
         if not end:
+            scanner.check = admitted.check_fields
             admitted.on_unload(partial(self._model_unloads, exchange))
         return True
 
@@ -415,8 +417,8 @@ class RelaySession(Downstream):
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         scanner, outbound, size = exchange.scanner, exchange.outbound, len(piece)
-        if scanner is not None and size < scanner.skip and not end and outbound is not None:
-            scanner.skip -= size  # all of it is of one value: of a tensor, most often
+        if scanner is not None and scanner.has_of_tensor(size) and not end and outbound is not None:
+            scanner.skip -= size
             exchange.remaining_bytes -= size
             outbound.upstream.send(outbound, piece)
             return

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from adapter.core.model import ModelId, ProcessId, TritonName
+from adapter.core.triton_input import Unclassified
 from adapter.errors import BackendUnavailable, OutOfMemory
 from tests.fakes.steps import Steps
 
@@ -36,6 +37,9 @@ class FakeControlTriton:
     async def gpu_bytes(self, name: TritonName) -> dict[int, int]:
         await self._steps.take("gpu_bytes", name)
         return self.reports.get(name, {})
+
+    async def unclassified(self, _: TritonName) -> Unclassified:
+        return Unclassified(frozenset(), frozenset())
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
         """It goes on when its caller cancels."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from adapter.core.triton_input import Unclassified
 from adapter.errors import (
     AdapterError,
     BackendTimeout,
@@ -302,6 +303,9 @@ class SimTriton:
         if held is None or held.spec.is_python or not self.reports:
             return {}
         return {held.gpu: self.truth.held.get(held.process.key, 0)}
+
+    async def unclassified(self, _: str) -> Unclassified:
+        return Unclassified(frozenset(), frozenset())
 
     async def unload(self, name: str, model_id: str) -> None:
         life = await self._asked("unload", name)

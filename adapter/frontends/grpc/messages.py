@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from adapter.core.calls import RpcMetadata
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
+from adapter.core.triton_input import OF_THE_CONNECTION
 from adapter.errors import InvalidRequest
 from adapter.http2.protobuf import (
     DELIMITED,
@@ -24,15 +25,8 @@ from adapter.http2.protobuf import (
 
 _ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
 
-# Headers of one connection or one hop: grpc writes its own, ModelMesh's are for the adapter. With
-# `triton_grpc_error` the first failure ends a stream, and at times Triton 2.51 (SIGSEGV).
-_OF_THE_HOP = frozenset(
-    {
-        *("connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer"),
-        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "transfer-encoding"),
-        *("triton_grpc_error", "upgrade", "user-agent"),
-    }
-)
+# grpc writes its own headers of one hop, and ModelMesh's are for the adapter
+_OF_THE_HOP = OF_THE_CONNECTION | {"content-type", "triton_grpc_error", "user-agent"}
 _PREFIXES_OF_THE_HOP = (":", "grpc-", "mm-")
 
 

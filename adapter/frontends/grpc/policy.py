@@ -18,6 +18,7 @@ from adapter.control.models import ModelControl
 from adapter.control.triton_status import lost
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
+from adapter.core.triton_input import HeaderTable
 from adapter.errors import (
     AdapterError,
     BackendError,
@@ -39,10 +40,12 @@ from adapter.frontends.grpc.middleware import (
     MessageLimits,
     trailers_of,
 )
+from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
 from adapter.http2.headers import Headers
 from adapter.http2.policy import ENCODINGS, Reason, RelayError, Status
+from adapter.http2.protobuf import Malformed
 from adapter.runtime import clock
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
@@ -59,7 +62,15 @@ _UNARY = frozenset(
     if not (method.client_streaming or method.server_streaming)
 )
 _MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
-_ENDS_HERE = frozenset({b"grpc-timeout", b"content-length"})
+_EXTERNAL = HeaderTable("--grpc-header-forward-pattern", None)
+# what makes a request one of gRPC; the deadline and ModelMesh's metadata are kept here
+_FOR_TRITON = frozenset(
+    {
+        *(b":authority", b":method", b":path", b":scheme", b"content-type", b"te", b"user-agent"),
+        *(b"grpc-encoding", b"grpc-accept-encoding"),
+    }
+)
+_OF_GRPC = (b":", b"grpc-", b"mm-")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _ERRORS: Mapping[Reason, Callable[[str], AdapterError]] = {
@@ -100,8 +111,12 @@ class RelayPolicy:
         load_wait_seconds: float = 0,
         serving: Serving | None = None,
         takes_cancels: Callable[[], bool] = bool,
+        metadata: HeaderTable = _EXTERNAL,  # what Triton is handed of it
+        shares_memory: bool = False,  # as in V2Call
     ) -> None:
         self.control = control
+        self.shares_memory = shares_memory
+        self._metadata = metadata
         self.takes_cancels = takes_cancels
         self.faults = faults
         self.middleware = GrpcMiddleware(metrics, frontend)
@@ -115,8 +130,9 @@ class RelayPolicy:
         self._is_lost = self.status.has_lost
 
     def is_forwarded(self, header: bytes) -> bool:
-        """False for ModelMesh's own metadata, and for the deadline, which is kept here."""
-        return not header.startswith(b"mm-") and header not in _ENDS_HERE
+        if header.startswith(_OF_GRPC):
+            return header in _FOR_TRITON
+        return header in _FOR_TRITON or self._metadata.passes(header.decode("latin-1"))
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         is_plain = (
@@ -154,7 +170,9 @@ class RelayPolicy:
             self.served.count(code.name, 0.0)
         return int(code.value[0]), text, _trailers(error)
 
-    def admit(self, name: bytes, mesh_id: str | None) -> "_DirectCall | AdapterError | None":
+    def admit(
+        self, name: bytes, mesh_id: str | None, message: bytes
+    ) -> "_DirectCall | AdapterError | None":
         try:
             text = name.decode()
             lease = self.control.lease(ModelId(text if mesh_id is None else mesh_id))
@@ -166,6 +184,10 @@ class RelayPolicy:
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
+        try:
+            check_parameters(message, lease.record, shares_memory=self.shares_memory)
+        except AdapterError as error:
+            return error
         return _DirectCall(self, lease, mesh_id)
 
     def _refusal(self, name: str, mesh_id: str | None, error: AdapterError) -> AdapterError | None:
@@ -263,6 +285,15 @@ class _DirectCall(CountedRequest):
 
     def on_unload(self, act: Callable[[], None]) -> None:
         self._lease.arrives(act)
+
+    def check_fields(self, fields: bytes, *, is_whole: bool) -> None:
+        shares_memory = self._policy.shares_memory
+        try:
+            check_parameters(
+                fields, self._lease.record, shares_memory=shares_memory, is_whole=is_whole
+            )
+        except InvalidRequest as error:
+            raise Malformed(str(error)) from error
 
     def answered(self) -> None:
         now = clock.monotonic()

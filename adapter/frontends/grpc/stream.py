@@ -35,6 +35,7 @@ from adapter.frontends.grpc.messages import (
     with_field,
 )
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
+from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.status import grpc_text
 from adapter.telemetry.log import ids_of_metadata
 
@@ -61,7 +62,10 @@ class StreamInfer:
         faults: Faults,
         middleware: GrpcMiddleware,
         lease: Callable[[ModelId], Awaitable[Lease]],
+        *,
+        shares_memory: bool,
     ) -> None:
+        self.shares_memory = shares_memory
         self.control = control
         self.lease = lease
         self.faults = faults
@@ -168,6 +172,7 @@ class _StreamProxy:
         try:
             model_id = id_in(message, self._metadata)
             lease = await self._service.lease(model_id)
+            check_parameters(message, lease.record, shares_memory=self._service.shares_memory)
         except AdapterError as error:
             self._service.middleware.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)

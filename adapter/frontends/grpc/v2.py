@@ -45,6 +45,7 @@ from adapter.frontends.grpc.middleware import (
     ids_of,
     metadata_of,
 )
+from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.model_repository import Repository
 from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
@@ -104,7 +105,15 @@ class V2Service(grpc.GenericRpcHandler):
         self._load_wait_seconds = load_wait_seconds
         self._extensions = Extensions(passthrough, has_repository=repository is not None)
         middleware = GrpcMiddleware(metrics, access.name, access=access)
-        stream = StreamInfer(control, dataplane, faults, middleware, self._lease_of)
+        self._shares_memory = "shared_memory" in passthrough
+        stream = StreamInfer(
+            control,
+            dataplane,
+            faults,
+            middleware,
+            self._lease_of,
+            shares_memory=self._shares_memory,
+        )
         handlers = {"ModelStreamInfer": middleware.stream("ModelStreamInfer", stream.serve)}
         for name, act in self._unary_methods().items():
             handlers[name] = middleware.unary(name, act, limits.unary)
@@ -214,6 +223,8 @@ class V2Service(grpc.GenericRpcHandler):
         lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)
+            if method == _INFER:
+                check_parameters(message, record, shares_memory=self._shares_memory)
             try:
                 answer = await self._forward(method, message, context, lease)
             except (BackendError, CapacityError) as error:

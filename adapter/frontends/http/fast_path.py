@@ -54,7 +54,9 @@ _NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIP
 
 
 class FastPath:
-    """Holds what all plain inferences share. `accepts_requests`: a connection may send another."""
+    """Holds what all plain inferences share. `accepts_requests`: a connection may send another.
+    `shares_memory`: as in V2Call.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,10 @@ class FastPath:
         instrumentation: Instrumentation,
         clock: Clock,
         budget: ByteBudget,
+        *,
+        shares_memory: bool = False,
     ) -> None:
+        self.shares_memory = shares_memory
         self.control, self.dataplane = control, dataplane
         self.instrumentation, self.clock, self.budget = instrumentation, clock, budget
         self.accepts_requests = True
@@ -187,7 +192,8 @@ class Inference:
                 return False
             self._lease = lease
             lease.begin(self._begun)
-            dataplane.check(body, self._head.json_bytes)
+            shares_memory = self._path.shares_memory
+            dataplane.check(body, self._head.json_bytes, lease.record, shares_memory=shares_memory)
         except AdapterError as error:
             return self._refuse_at_once(error)
         if (upstream := dataplane.idle()) is None:
@@ -200,7 +206,10 @@ class Inference:
         self._lease = lease
         lease.begin()
         lease.arrives(lambda: self._client.refuse("the model is being unloaded"))
-        self._check = self._path.dataplane.checking(self._head.json_bytes, length)
+        path = self._path
+        self._check = path.dataplane.checking(
+            self._head.json_bytes, length, lease.record, shares_memory=path.shares_memory
+        )
         self._hold(body)
         self._to_triton(body)
 

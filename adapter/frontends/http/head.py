@@ -5,12 +5,13 @@ HTTP being understood than is here.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from multidict import CIMultiDict
 
 from adapter.core.calls import RawHeaders, has_long_line
 from adapter.core.model import MAX_MODEL_ID_BYTES, ModelId
+from adapter.core.triton_input import HeaderTable
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
@@ -22,6 +23,8 @@ from adapter.frontends.http.instrumentation import ECHOED, FORWARDED
 from adapter.frontends.routes import INVOKE_ENDPOINT
 from adapter.telemetry.traffic import Served
 
+_EXTERNAL = HeaderTable("--http-header-forward-pattern", None)
+
 # How many heads are kept as they came, and how long ones.
 _KNOWN, _KNOWN_BYTES = 256, 2 * 2**10
 
@@ -32,7 +35,6 @@ _ENDPOINTS = b"/endpoints/"
 _JSON, _TAKE_JSON = (b"application/json", b""), (b"*/*", b"", b"application/json")
 _MOST_DIGITS = 15
 _HEADER_LENGTH = b"inference-header-content-length"
-_FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", _HEADER_LENGTH})
 _NEVER_PLAIN = frozenset(
     {
         *(b"expect", b"content-encoding", b"keep-alive", b"te", b"trailer"),
@@ -53,10 +55,7 @@ _SIGNING = (
     rb"|[Aa]uthorization|amz-sdk-(?:invocation-id|request)|[Xx]-[Aa]mzn-[Tt]race-[Ii]d)"
     rb":[\t\x20-\x7e]*(?=\r\n[^\t ])"
 )
-# Triton is told those of a trace; by V2 all of them, but to nothing in SageMaker's contract, nor to
-# an endpoint without keys, do the others say anything.
-_BEGIN_OF_V2 = b"POST /v2/"
-_DIFFERING_IN_V2 = re.compile(rb"\r\n(%b|%b)" % (_TRACE, _SIGNING))
+# Triton is told those of a trace; the others say nothing to it, nor to an endpoint without keys.
 _DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
 
 
@@ -64,8 +63,7 @@ def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
     """Return a head as a client says it again and again, and the lines for Triton that it had
     besides.
     """
-    differing = _DIFFERING_IN_V2 if raw.startswith(_BEGIN_OF_V2) else _DIFFERING
-    parts = differing.split(raw)
+    parts = _DIFFERING.split(raw)
     return b"".join(parts[::2]), [line for line in parts[1::2] if line]
 
 
@@ -133,9 +131,11 @@ class Heads:
         default_model: ModelId | None,
         max_body_bytes: int,
         sites: SitePolicy,
+        headers: HeaderTable = _EXTERNAL,
         calls: EndpointCalls | None = None,
         invokes: bool = True,
     ) -> None:
+        self._headers = headers
         self.host = ""
         self.known: dict[bytes, Head] = {}
         self._calls = calls
@@ -210,11 +210,11 @@ class Heads:
             return
         if is_versioned and not version.isdigit():
             return
-        sent = [
-            b"%b: %b\r\n" % (spelled, value)
+        sent = self._written(
+            (spelled, value)
             for spelled, (key, value) in zip(names_of(scanned), scanned.fields.items(), strict=True)
-            if key not in _FRAME
-        ]
+            if key != _HEADER_LENGTH
+        )
         head.operation, head.model_id = self._infer, ModelId(name.decode())
         prefix = scanned.fields.get(_HEADER_LENGTH)
         if self._is_framed(head, scanned.target, sent, prefix):
@@ -225,7 +225,7 @@ class Heads:
         self, head: Head, operation: Operation, model_id: ModelId, scanned: Scanned
     ) -> None:
         head.operation, head.model_id = operation, model_id
-        sent = [b"%b: %b\r\n" % pair for pair in _forwarded(scanned.fields)]
+        sent = self._written(_forwarded(scanned.fields))
         if self._is_invocation(head, model_id, sent, scanned):
             head.echoed = _echoed(scanned.fields)
             head.contract = self._contracts.sagemaker
@@ -235,14 +235,19 @@ class Heads:
         if call is None:
             return
         head.operation, head.model_id = self._endpoint, call.model_id
-        sent = [
-            b"%b: %b\r\n" % pair
+        sent = self._written(
+            pair
             for pair in _forwarded(scanned.fields)
             if not (call.renames and pair[0] == b"Accept-Encoding")  # it must not come compressed
-        ]
+        )
         if self._is_invocation(head, call.name, sent, scanned):
             head.echoed = call.lines
             head.contract = call
+
+    def _written(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        """Return the lines for Triton."""
+        pairs = [(name.decode(), value.decode("latin-1")) for name, value in headers]
+        return [f"{name}: {value}\r\n".encode() for name, value in self._headers.written(pairs)]
 
     def _is_invocation(self, head: Head, name: str, sent: list[bytes], scanned: Scanned) -> bool:
         fields, prefix = scanned.fields, None

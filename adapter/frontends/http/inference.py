@@ -61,7 +61,9 @@ class SlowPath:
         default_model: ModelId | None,
         budget: ByteBudget,
         operation: str = _INFER,
+        shares_memory: bool = False,  # as in V2Call
     ) -> None:
+        self.shares_memory = shares_memory
         self.dataplane, self.contracts, self.budget = dataplane, contracts, budget
         self.max_body, self.operation = max_body_bytes, operation
         self._control = control
@@ -199,8 +201,6 @@ class AwaitedInference:
     def _invocation_headers(self) -> dict[str, str]:
         given = self.request.headers
         headers = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
-        if self._encoding:
-            headers["Content-Encoding"] = self._encoding  # Triton knows no GZIP
         if self._record.is_renamed:
             # the answer names the model, and its name will have to be put back
             headers.pop("Accept-Encoding", None)
@@ -256,7 +256,15 @@ class AwaitedInference:
             self.held.enter_context(self.path.budget.open_stream())
         path = f"/models/{self._record.name}{path}"
         end = application_of(self.request).client.abort  # who does not read gets no error
-        call = V2Call("POST", path, headers, body, is_stream=self._is_stream, on_cut=end)
+        call = V2Call(
+            "POST",
+            path,
+            headers,
+            body,
+            is_stream=self._is_stream,
+            on_cut=end,
+            shares_memory=self.path.shares_memory,
+        )
         return self.path.dataplane.forward(call, self.lease)
 
     # -- the answer -------------------------------------------------------------------------

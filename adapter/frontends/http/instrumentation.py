@@ -11,6 +11,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from adapter.core.calls import NOT_STARTED, RawHeaders
 from adapter.core.model import ModelId
+from adapter.core.triton_input import OF_THE_CONNECTION
 from adapter.errors import (
     AboutMemory,
     AdapterError,
@@ -43,14 +44,6 @@ ECHOED = (
 FORWARDED = (
     *("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate"),
     "X-Amzn-SageMaker-Custom-Attributes",
-)
-# They concern one connection, not the call (RFC 9110 section 7.6.1), or are written anew.
-OF_THE_CONNECTION = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
-        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("host", "expect", "content-length"),
-    }
 )
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -105,11 +98,10 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str, str]:
     """`is_rewritten`: names in the answer will have to be put back, so it must not be packed."""
-    return {
-        name: value.lower() if name.lower() == "content-encoding" else value  # Triton knows no GZIP
-        for name, value in passed_on(headers).items()
-        if not is_rewritten or name.lower() != "accept-encoding"
-    }
+    found = passed_on(headers)
+    if is_rewritten:
+        return {name: value for name, value in found.items() if name.lower() != "accept-encoding"}
+    return found
 
 
 def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:

@@ -176,7 +176,7 @@ async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_ag
     async with opened() as listener:
         listener.contracts.sagemaker.sends_again = sends_again
         fast, bodies = listener.server.fast, []
-        monkeypatch.setattr(fast.dataplane, "check", lambda body, _: bodies.append(body))
+        monkeypatch.setattr(fast.dataplane, "check", lambda body, *_, **__: bodies.append(body))
         caller = await listener.connect()
         assert (await caller.ask(request(FAST, b"x" * 1000))).status == 200
         (body,), bare = bodies, bytes(1000)

@@ -331,7 +331,7 @@ async def test_of_many_bodies_that_take_long_to_check_a_few_go_on_in_each_turn(m
 
     async with opened() as listener:
         fast = listener.server.fast
-        monkeypatch.setattr(fast.dataplane, "checking", lambda *_: Slow())
+        monkeypatch.setattr(fast.dataplane, "checking", lambda *_, **__: Slow())
         callers = [await listener.connect() for _ in range(6)]
         asking = [asyncio.create_task(one.ask(request(FAST, bytes(2 * MIB)))) for one in callers]
         while not all(one.done() for one in asking):

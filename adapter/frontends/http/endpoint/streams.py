@@ -29,6 +29,7 @@ from adapter.errors import (
     drop_tracebacks,
 )
 from adapter.frontends.bodies import json_object
+from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.endpoint.errors import call_info_of, message_of
@@ -58,12 +59,14 @@ _BINARY = frozenset({"binary_data", "binary_data_size"})
 def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> bytes:
     """Return the ModelInferRequest of a V2 inference; `raw` is what follows its JSON."""
     try:
-        return bytes(_request(call, raw, record.name).SerializeToString())
+        message = bytes(_request(call, raw, record.name).SerializeToString())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
         raise InvalidRequest(
             f"the body is not a V2 inference: {why}", model_id=record.id
         ) from error
+    check_parameters(message, record, shares_memory=False)
+    return message
 
 
 def _request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:

@@ -1,0 +1,161 @@
+"""The closed tables of what Triton is handed of a caller's request: headers, metadata, parameters.
+
+Some of what Triton 2.51 reads of a request ends it, and with it all models: it parses the weights
+of `Accept-Encoding` with a function that throws, and divides by the size of an output's elements.
+A header that no table here names ends at the adapter. Those that Triton parses are written anew.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from adapter.errors import InvalidRequest
+
+CLASSIFICATION = "classification"
+REGION = "shared_memory_region"
+
+_AS_THEY_CAME = frozenset(
+    {
+        *("traceparent", "tracestate", "x-amzn-sagemaker-custom-attributes", "x-request-id"),
+        "endpoint-load-metrics-format",  # the metrics that Triton adds to its answer, for KServe
+    }
+)
+# about one connection, not the call (RFC 9110 section 7.6.1), or written anew
+OF_THE_CONNECTION = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("host", "expect", "content-length"),
+    }
+)
+# These are never passed on, whatever pattern matches them: secrets and signatures, headers that the
+# adapter writes, and `triton_grpc_error`, with which a failure in a stream may end Triton 2.51.
+_NEVER = OF_THE_CONNECTION | {
+    *("authorization", "x-amz-date", "x-amz-security-token", "x-amz-content-sha256"),
+    *("amz-sdk-invocation-id", "amz-sdk-request", "x-amzn-trace-id"),
+    *("accept-encoding", "content-encoding", "content-type", "inference-header-content-length"),
+    "triton_grpc_error",
+}
+_PACKED = frozenset({"gzip", "deflate"})
+_KNOWN = _PACKED | {"identity", "*"}
+_WEIGHT = re.compile(r"[ \t]*q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*", re.IGNORECASE)
+_LONGEST_ENCODINGS = 1000
+_NUMBER = re.compile(r"[0-9]{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unclassified:
+    """Names the outputs whose `classification` ends Triton 2.51, by the protocol of the request."""
+
+    over_grpc: frozenset[str]  # of strings
+    over_http: frozenset[str]  # of strings, and those that may be without elements
+
+
+def region_refusal() -> InvalidRequest:
+    return InvalidRequest(
+        f"{REGION} is not taken here; see docs/v2.md#calls-about-the-whole-server"
+    )
+
+
+def classification_refusal(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{CLASSIFICATION} of {what} is not possible: it has strings, or over HTTP dimensions that"
+        " vary; see docs/v2.md#classification"
+    )
+
+
+class HeaderTable:
+    """Decides which headers of a request Triton is handed. One table is for HTTP, one for gRPC."""
+
+    def __init__(
+        self,
+        flag: str,  # of tritonserver: the pattern of the headers that models are told
+        arguments: Sequence[str] | None,  # tritonserver's; None where they are not known
+    ) -> None:
+        self._matches = _any if arguments is None else _matcher(_value_of(flag, arguments))
+
+    def passes(self, name: str) -> bool:
+        """Return whether a header, whose name is in lower case, goes to Triton as it came."""
+        is_others = name not in _NEVER and bool(self._matches(name))
+        return is_others or name in _AS_THEY_CAME
+
+    def written(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the headers of a request over HTTP as Triton is handed them.
+
+        Raises InvalidRequest if Inference-Header-Content-Length is not a number.
+        """
+        passed: list[tuple[str, str]] = []
+        encodings: list[str] = []
+        for name, value in headers:
+            key = name.lower()
+            if key == "accept-encoding":
+                encodings.append(value)
+            elif key == "content-encoding":
+                if (coding := value.strip().lower()) in _PACKED:
+                    passed.append(("Content-Encoding", coding))
+            elif key == "inference-header-content-length":
+                passed.append(("Inference-Header-Content-Length", _number(value)))
+            elif self.passes(key) and (key not in _AS_THEY_CAME or _is_printable(value)):
+                passed.append((name, value))
+        if (accepted := accepted_encoding(",".join(encodings))) is not None:
+            passed.append(("Accept-Encoding", accepted))
+        return passed
+
+
+def accepted_encoding(value: str) -> str | None:
+    """Return the compression that a caller likes best and Triton can make; None for no compression.
+
+    Among codings of one weight the first counts, as for Triton. A weight that is not one of RFC
+    9110 rules its coding out.
+    """
+    best = "identity"
+    highest = 0.0
+    for part in value[:_LONGEST_ENCODINGS].split(","):
+        coding, has_weight, text = part.partition(";")
+        coding = coding.strip().lower()
+        weight = _weight(text) if has_weight else 1.0
+        if coding in _KNOWN and weight > highest:
+            best = coding
+            highest = weight
+    return best if best in _PACKED else None
+
+
+def _is_printable(value: str) -> bool:
+    return value.isascii() and value.isprintable()
+
+
+def _weight(text: str) -> float:
+    match = _WEIGHT.fullmatch(text)
+    return 0.0 if match is None else float(match[1])
+
+
+def _number(value: str) -> str:
+    if _NUMBER.fullmatch(value.strip()) is None:
+        raise InvalidRequest(f"Inference-Header-Content-Length is not a number: {value[:40]!r}")
+    return str(int(value))
+
+
+def _any(_: str) -> object:
+    return True
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str:
+    """Return the last value of a flag; "" without it."""
+    value = ""
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        name, has_value, given = argument.partition("=")
+        if name == flag:
+            value = given if has_value else following
+    return value
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Match at least what Triton matches, by RE2 and without regard to case."""
+    if not pattern:
+        return lambda _: False
+    try:
+        return re.compile(pattern.removeprefix("(?-i)"), re.IGNORECASE).search
+    except (
+        re.error
+    ):  # RE2 knows more; Triton itself tells models no header but those of its pattern
+        return _any
