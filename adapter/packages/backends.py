@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from os.path import normpath
 from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -10,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
 from adapter.packages.config_rules import served_versions
-from adapter.packages.contents import CONFIG, is_within
+from adapter.packages.contents import CONFIG
 from adapter.packages.faults import cut, did_you_mean, listed, shown
 from adapter.packages.formats import PLATFORMS, Tree, is_version, needed_files
 
@@ -90,7 +89,7 @@ def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
     libraries = (_own_library(config), PurePosixPath(given.string_value if given else "").name)
     named = (*(output.label_filename for output in config.output), *libraries)
     paths = (PurePosixPath(name).parts for name in named)
-    return frozenset(parts for parts in paths if parts and parts[0] != "/" and ".." not in parts)
+    return frozenset(parts for parts in paths if parts)
 
 
 def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
@@ -133,16 +132,13 @@ def _check_versions(root: Path, served: list[str], kind: str, names: tuple[str, 
 
 
 def _check_named_files(root: Path, config: ModelConfig) -> None:
-    """Raise InvalidModel if a file of labels or of warmup data is missing.
-
-    Paths that leave the model's folder are not checked.
-    """
+    """Raise InvalidModel if a file of labels or of warmup data is missing."""
     samples = (given for sample in config.model_warmup for given in sample.inputs.values())
     named = [output.label_filename for output in config.output if output.label_filename]
     named += [f"warmup/{given.input_data_file}" for given in samples if given.input_data_file]
     for name in named:
         path = root / name
-        if ".." not in path.parts and is_within(str(path), str(root)) and not path.exists():
+        if not path.exists():
             raise InvalidModel(f"{shown(root / CONFIG)} names {shown(path)}: no such file")
 
 
@@ -155,18 +151,12 @@ def _versions(root: Path, tree: Tree) -> list[str]:
 
 
 def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
-    """Warn of a numpy that Triton's python backend cannot use. Packed environments are not read.
-
-    Raises InvalidModel for an environment outside the model's folder that is given relative to it.
-    """
+    """Warn of a numpy that Triton's python backend cannot use. Packed environments are not read."""
     given = config.parameters.get("EXECUTION_ENV_PATH")
     place = "" if given is None else given.string_value
     if not place.startswith(_HERE):
         return
     name = place.removeprefix(_HERE)
-    if normpath(name.lstrip("/")).partition("/")[0] == "..":
-        where = f"{shown(folder / CONFIG)}: EXECUTION_ENV_PATH"
-        raise InvalidModel(f"{where} leaves the model's folder: {cut(place)!r}")
     for python, packages in (_below(tree, PurePosixPath(name, "lib")) or {}).items():
         installed = (packages or {}).get("site-packages") if python.startswith("python") else None
         for found in filter(None, map(_NUMPY.fullmatch, installed or {})):

@@ -71,9 +71,6 @@ def parse(text: str, path: Path) -> Checked:
     except RecursionError as error:
         raise InvalidModel(f"{shown(path)} is nested too deeply") from error
     _refuse_stray(tokens, path)
-    for name in (config.default_model_filename, *config.cc_model_filenames.values()):
-        if name.startswith("/") or ".." in name.split("/"):
-            raise InvalidModel(f"{shown(path)}: model file {cut(name)!r} leaves the version folder")
     return Checked(config, _warnings(tokens, path))
 
 

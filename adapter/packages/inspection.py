@@ -29,7 +29,7 @@ from adapter.packages.backends import (
     odd_environment,
     unknown_platform,
 )
-from adapter.packages.config import decoded, parse
+from adapter.packages.config import Checked, decoded, parse
 from adapter.packages.config_parameters import (
     declared_bytes,
     gpus,
@@ -38,7 +38,9 @@ from adapter.packages.config_parameters import (
     processes,
     read_content_types,
 )
+from adapter.packages.config_paths import refuse_outside_paths
 from adapter.packages.config_rules import refuse_impossible
+from adapter.packages.config_sizes import refuse_excessive_sizes
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.contents import CONFIG, Contents
 from adapter.packages.ensemble import Member, mentioned, plan
@@ -134,7 +136,8 @@ def _models(
     if tree is not None and folders:
         path, tree = path / folders[0], tree[folders[0]]
     if tree is not None and CONFIG in tree:
-        model = _native(path, tree, schema, inside)
+        call_roots = None if source.config is None else inside.roots
+        model = _native(path, tree, schema, inside, call_roots)
         # a lone ensemble lacks its steps, and must not use those of other packages
         plan([_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
@@ -229,7 +232,7 @@ def _several(
     models: dict[str, _Model] = {}
     for name in folders:
         below = tree[name] or {}
-        model = _native(path / name, below, None, inside) if CONFIG in below else None
+        model = _native(path / name, below, None, inside, None) if CONFIG in below else None
         models[name] = model or _laid_out(path / name, below, None, None, inside)
     members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
     order = plan(list(members.values()), source.entry, shown(path))
@@ -281,18 +284,36 @@ def _without_tensors(path: Path, inside: Inside) -> tuple[str, ...]:
     return (f"{shown(path)}: {missing}; Triton will refuse every inference",)
 
 
-def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Inside) -> _Model:
+def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Checked:
+    """Parse the config of a model, and refuse what Triton must not be handed.
+
+    Every config comes through here, also one that the adapter made.
+    """
+    checked = parse(text, path)
+    refuse_outside_paths(checked.config, path, call_roots)
+    refuse_excessive_sizes(checked.config, path)
+    return checked
+
+
+def _native(
+    folder: Path,
+    tree: formats.Tree,
+    schema: Schema | None,
+    inside: Inside,
+    call_roots: Sequence[str] | None,  # None unless the config came with the load call
+) -> _Model:
     """Lay out a folder in Triton's layout: every entry is linked, the config is edited."""
     path = folder / CONFIG
     with inside.reading(path) as file:
         text = decoded(file, path)
-    checked, written = parse(text, path), text
+    written = text
+    checked = _parse_safe(text, path, call_roots)
     config = checked.config
     check_model_files(folder, tree, config)
     if schema is not None:
         fitting = merge(schema, config.max_batch_size, shown(path))
         text = with_tensors(text, tensors_text(fitting.inputs), tensors_text(fitting.outputs))
-        config = parse(text, path).config
+        config = _parse_safe(text, path, call_roots).config
     refuse_impossible(config, path)
     types = read_content_types(config, written, path)
     own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
@@ -344,6 +365,8 @@ def _laid_out(
             tensors_text(fitting.inputs),
             tensors_text(fitting.outputs),
         )
+    if text is not None:
+        _parse_safe(text, path / CONFIG, None)
     part = ModelPart("", Role.ENTRY, text, links)
     warnings = [_unknown(path, tree)] if found.backend is None else []
     warnings += _misspelt(path, tree)

@@ -54,6 +54,10 @@ class Inside:
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = roots
 
+    @property
+    def roots(self) -> Sequence[str]:
+        return self._roots
+
     @contextmanager
     def at(self, path: str) -> Iterator[Opened]:
         """Open a file or folder; InvalidModel for anything else."""

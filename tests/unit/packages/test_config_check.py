@@ -111,7 +111,6 @@ def test_what_is_no_configuration_is_refused_by_place_and_reason(text, reason):
         f"backend: 3 # {'x' * 5000}",
         f"{'x' * 5000} ?",
         f"input {{ {'x: 1 ' * 5000}",
-        f"default_model_filename: '/{'x' * 5000}'",
     ],
 )
 def test_a_reason_is_short_however_long_the_line(text):
@@ -121,24 +120,6 @@ def test_a_reason_is_short_however_long_the_line(text):
 @pytest.mark.parametrize("text", ["a {" * 1000, "a {" * 1000 + "}" * 1000])
 def test_a_config_nested_too_deeply_is_refused(text):
     assert refusal(text) == "m/config.pbtxt is nested too deeply"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'default_model_filename: "../x"',
-        'default_model_filename: "/etc/passwd"',
-        'default_model_filename: "a/.."',
-        'cc_model_filenames { key: "8.0" value: "../x" }',
-    ],
-)
-def test_a_model_file_stays_in_its_version(text):
-    assert "leaves the version folder" in refusal(text)
-
-
-def test_a_model_file_may_lie_deeper_or_have_dots():
-    text = 'default_model_filename: "a/..b" cc_model_filenames { key: "8.0" value: "b..c" }'
-    assert parse(text, PATH).config.default_model_filename == "a/..b"
 
 
 # --- what a newer schema may know
