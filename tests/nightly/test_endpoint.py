@@ -2,8 +2,10 @@
 
 Some models are asked for much more often than others (Zipf). Each answers with a number of its own,
 and with the version of the archive that it came from, so that an answer of another model, or of a
-version that the store never had, is seen. In one play all is well; in the other the store cuts,
-stalls, lies and changes archives amid downloads, and adapter and Triton are killed.
+version that the store never had, is seen. In one play all is well; in the second the store cuts,
+stalls, lies and changes archives amid downloads, and adapter and Triton are killed. In the third
+the adapter is restarted while the store is away, after renewals, rollbacks and deletions: it must
+serve the version that the store named last, or none.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +31,10 @@ import tritonclient.grpc as grpcclient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.asking import quoted
 from tests.ports import free_ports
 from tests.processes import tritonserver
-from tests.running import COMPLETE, EMBEDDED, RunningAdapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
 from tests.store.web import (
     Answer,
     Page,
@@ -43,7 +47,7 @@ from tests.store.web import (
     well,
     whole_instead_of_a_part,
 )
-from tests.trees import CONFIG, write_python_model
+from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -150,8 +154,11 @@ class Tally:
 class Play:
     """Callers, an adapter that may be replaced by another at the same port, and its end."""
 
-    def __init__(self, store: Store, place: Path, seed: int, allowed: set[str]) -> None:
+    def __init__(
+        self, store: Store, place: Path, seed: int, allowed: set[str], *flags: str
+    ) -> None:
         self.store = store
+        self._flags = flags
         self.tally = Tally()
         self.is_over = threading.Event()
         self._seed = seed
@@ -174,6 +181,7 @@ class Play:
             "--memory-reserve=0",
             "--unload-timeout-seconds=30",
             "--unload-stall-seconds=3",
+            *self._flags,
         )
         adapter.wait_for("adapter.started")
         return adapter
@@ -345,3 +353,114 @@ def test_every_answer_is_right_though_the_store_lies_and_parts_are_killed(
         report(play, seconds / 2)
         finish(play)
     assert play.tally.told["hit"] > 0
+
+
+class Outages:
+    """Gives models other versions, and restarts the adapter while the store is away."""
+
+    def __init__(self, play: Play, dice: random.Random, scratch: Path) -> None:
+        self._play = play
+        self._dice = dice
+        self._scratch = scratch
+        self._pages: dict[int, list[Page]] = {}  # all that the store ever had, by model
+        self.last: dict[int, int | None] = {}  # the version that the store named; None: no key
+        self.count: Counter[str] = Counter()
+
+    def change(self) -> None:
+        """Renew, roll back or delete a model, and have the adapter ask the store for it."""
+        known = sorted(self._pages)
+        is_new = len(known) < 3 or self._dice.random() < 0.3
+        model = self._dice.randrange(_MODELS) if is_new else self._dice.choice(known)
+        pages = self._pages.setdefault(model, [])
+        was_deleted = self.last.get(model, 0) is None
+        is_loaded = bool(pages) and not was_deleted and self._dice.random() < 0.5
+        if is_loaded:  # so that the old version is in use until after the new one came
+            assert self.call(model)[0] == 200
+        act = "renewed"
+        if len(pages) > 1:
+            act = self._dice.choice(["renewed", "rolled back", "deleted"])
+        if act == "renewed":
+            version = len(pages)
+            pages.append(Page(archive(model, version, self._scratch), f'"{version + 1}"'))
+            self._put(model, version)
+        elif act == "rolled back":
+            self._put(model, self._dice.randrange(len(pages) - 1))
+        else:
+            self._put(model, None)
+        if is_loaded and act != "deleted":
+            wait_until(lambda: self.call(model)[1] == self.last[model], 60, "the renewal")
+        if was_deleted and act != "deleted":  # a missing key is not asked for again at once
+            wait_until(lambda: self.ask(model)[0] == 200, 30, f"model {model} is back")
+        expected = (400, None) if self.last[model] is None else (200, self.last[model])
+        answer = self.call(model) if is_loaded and act != "deleted" else self.ask(model)
+        assert answer == expected, f"model {model} was {act}"
+        self.count[act] += 1
+
+    def _put(self, model: int, version: int | None) -> None:
+        path, server = f"/models/{key_of(model)}", self._play.store.server
+        if version is None:
+            change = partial(server.pages.pop, path, None)
+        else:
+            change = partial(server.pages.__setitem__, path, self._pages[model][version])
+        self._play.store.loop.call_soon_threadsafe(change)
+        self.last[model] = version
+
+    def ask(self, model: int) -> tuple[int, int | None]:
+        """Load the model anew; return the status, and the version that answers."""
+        with closing(self._play.adapter.client()) as client:
+            assert client.delete(f"/models/{quoted(key_of(model))}").status in {200, 404}
+        return self.call(model)
+
+    def call(self, model: int) -> tuple[int, int | None]:
+        with closing(self._play.adapter.client()) as client:
+            reply = client.post(
+                "/endpoints/any/invocations",
+                infer_body(0.0),
+                {"X-Amzn-SageMaker-Target-Model": key_of(model)},
+            )
+        if reply.status != 200:
+            return reply.status, None
+        [found] = reply.json()["outputs"][0]["data"]
+        return 200, round((found - model) / _VERSION)
+
+    def break_off(self) -> None:
+        """Have the store away for a while, mostly restart the adapter meanwhile, and see what each
+        model answers.
+        """
+        play = self._play
+        play.store.server.is_away = True
+        end = self._dice.choice([signal.SIGKILL, signal.SIGTERM, None])
+        if end is not None:
+            play.adapter.stop(end)
+            play.adapter = play.start()
+        for model, last in self.last.items():
+            answer = self.ask(model)
+            right = {(503, None)} if last is None else {(200, last), (503, None)}
+            assert answer in right, f"model {model}: {answer}, and the store named {last} last"
+            self.count["served in an outage"] += answer[0] == 200
+        play.store.server.is_away = False
+        with closing(Client(play.adapter.admin)) as admin:
+            wait_until(lambda: b"store" not in admin.get("/readyz").body, 60, "the store is back")
+        self.count["outages"] += 1
+
+
+def test_an_outage_serves_only_the_version_named_last(
+    seconds: float, seed: int, tmp_path: Path
+) -> None:
+    dice = random.Random(seed)
+    with store(tmp_path / "archives") as served:
+        play = Play(
+            served, tmp_path, seed, _BUSY, "--store-timeout-seconds=2", "--revalidate-seconds=0.2"
+        )
+        outages = Outages(play, dice, tmp_path / "changed")
+        end = time.monotonic() + seconds / 2
+        try:
+            while time.monotonic() < end or not outages.count["outages"]:
+                for _ in range(10):
+                    outages.change()
+                outages.break_off()
+        finally:
+            code = play.adapter.stop()
+        print(f"\n{dict(outages.count)}")  # noqa: T201
+    assert code == 0, play.adapter.errors
+    assert outages.count["served in an outage"] > 0
