@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.processes import triton_client
 from tests.running import Client, Reply, RunningAdapter, wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -39,7 +40,7 @@ def model_names(client: Client) -> list[str]:
 
 def triton_index(adapter: RunningAdapter) -> dict[str, str]:
     """Name -> state, for what the raw Triton behind the adapter has or had."""
-    with closing(Client(adapter.http_address)) as raw:
+    with closing(triton_client(adapter)) as raw:
         index = raw.post("/v2/repository/index", {}).json()
     return {m["name"]: m.get("state", "") for m in index}
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.running import EXAMPLES, RunningAdapter, wait_until
+from adapter.core.triton_input import HTTP_KEY_HEADER
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 
 
 @contextmanager
@@ -57,6 +58,13 @@ def tritonserver(adapter: RunningAdapter) -> int:
     keepers = children(adapter.process.pid)
     (pid,) = [pid for k in keepers for pid in children(k) if is_tritonserver(pid)]
     return pid
+
+
+def triton_client(adapter: RunningAdapter) -> Client:
+    """Return a client of the raw Triton behind the adapter, with the key of restricted calls."""
+    found = [argument for pid in descendants(adapter.process.pid) for argument in arguments(pid)]
+    keys = [each.rpartition("=")[2] for each in found if f":{HTTP_KEY_HEADER}=" in each]
+    return Client(adapter.http_address, headers={HTTP_KEY_HEADER: keys[0]} if keys else {})
 
 
 def is_tritonserver(pid: int) -> bool:

@@ -41,6 +41,7 @@ class Client:
 
     address: str
     timeout: float = 100
+    headers: Mapping[str, str] = field(default_factory=dict)  # of each request
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def request(
@@ -55,7 +56,7 @@ class Client:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self.address, timeout=self.timeout)
         try:
-            self._connection.request(method, path, body, dict(headers or {}))
+            self._connection.request(method, path, body, {**self.headers, **(headers or {})})
             response = self._connection.getresponse()
             return Reply(response.status, response.headers, response.read())
         except BaseException:

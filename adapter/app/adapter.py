@@ -108,6 +108,7 @@ class Adapter:
         root, came_back = cache.root if cache else None, self._triton_came_back
         backend = build_backend(settings, self._metrics, tracing, came_back, cache=root)
         self._embedded, self._private = backend.embedded, backend.private
+        self._http_key = backend.http_key
         self._repository = backend.repository
         self._triton, self._reader, self._control = backend.triton, backend.memory, backend.control
         self._registry, self._memory = self._control.registry, self._control.memory
@@ -396,7 +397,7 @@ class Adapter:
     def _connect(self, http: str, grpc: str) -> None:
         self._triton.connect(grpc)
         self._triton_grpc = grpc
-        self._dataplane.connect(http)
+        self._dataplane.connect(http, self._http_key)
         if self._tracing is None:  # else aiohttp serves each inference, which gets its spans there
             for rest in self._rest:
                 rest.heads.host = http

@@ -1,6 +1,7 @@
 """Builds Triton's side, the control plane, and the stores with their disk cache."""
 
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from adapter.core.oom import Classifier
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.residency.waiting import room_seconds
 from adapter.core.sizing import Sizes
+from adapter.core.triton_input import HTTP_KEY_HEADER
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import payload
@@ -39,6 +41,9 @@ _LOAD_THREADS = 4
 _INPUT_BYTES = 2**26
 # Answers of a stream that Triton keeps for its caller; without a bound it keeps all of them.
 _RESPONSES = 64
+# What a page in a browser could otherwise send to an embedded Triton's HTTP port.
+_RESTRICTED_API = "--http-restricted-api"
+_RESTRICTED = "model-repository,shared-memory,trace,logging"
 _LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
 _LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 
@@ -48,6 +53,7 @@ class Backend:
     """Triton's side of one adapter."""
 
     embedded: EmbeddedTriton | None  # None if Triton runs in another container
+    http_key: str  # of the restricted calls at an embedded Triton's HTTP port
     private: RunFolder | None  # holds the repository of uploads; None if Triton shares the disk
     repository: Path
     faults: Faults
@@ -69,7 +75,8 @@ def build_backend(
     `on_restart` is called when the embedded Triton is live again; `cache` is the folder of the disk
     cache.
     """
-    embedded = _build_embedded(settings, metrics, on_restart)
+    http_key = secrets.token_hex(16)
+    embedded = _build_embedded(settings, metrics, on_restart, http_key)
     is_private = settings.staging == "upload" and settings.repository is None
     private = RunFolder() if is_private else None
     repository = _choose_repository(settings, embedded, private)
@@ -80,11 +87,23 @@ def build_backend(
     memory = build_memory(settings.memory_source, embedded, limit, page)
     packages = _build_packages(settings, embedded, repository, cache)
     control = _build_control(settings, embedded, packages, triton, memory, metrics=metrics)
-    return Backend(embedded, private, repository, faults, triton, memory, control)
+    return Backend(
+        embedded,
+        http_key if embedded is not None else "",
+        private,
+        repository,
+        faults,
+        triton,
+        memory,
+        control,
+    )
 
 
 def _build_embedded(
-    settings: Settings, metrics: Metrics, on_restart: Callable[[], Awaitable[None]]
+    settings: Settings,
+    metrics: Metrics,
+    on_restart: Callable[[], Awaitable[None]],
+    http_key: str,
 ) -> EmbeddedTriton | None:
     if settings.triton != "embedded":
         return None
@@ -100,7 +119,7 @@ def _build_embedded(
         on_dropped=metrics.triton_log_dropped.inc,
         on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
         withheld=secret_variables(settings.endpoint_keys),
-        newer_args=_newer_args(settings),
+        newer_args=_newer_args(settings, http_key),
         has_gpus=_has_gpus if settings.reported_sizes else None,
     )
 
@@ -111,12 +130,17 @@ async def _has_gpus() -> bool:
     return bool(nvml.has_gpus)
 
 
-def _newer_args(settings: Settings) -> dict[str, str]:
-    """Return the options that lift limits of newer Tritons (docs/triton.md, Versions)."""
+def _newer_args(settings: Settings, http_key: str) -> dict[str, str]:
+    """Return options that only newer Tritons know: those that lift limits of theirs
+    (docs/triton.md, Versions), and the one that takes loads and the like from the adapter alone.
+    """
     most = min(max(settings.max_body_bytes, _INPUT_BYTES), 2**31 - 1)
     given = {"--http-max-input-size": str(most), "--grpc-max-response-pool-size": str(_RESPONSES)}
     if "shared_memory" in settings.passthrough:
         given["--allow-client-shm"] = "true"
+    # two options that name the same API end Triton: the operator's own is used alone
+    if not any(each.startswith(_RESTRICTED_API) for each in settings.triton_args):
+        given[_RESTRICTED_API] = f"{_RESTRICTED}:{HTTP_KEY_HEADER}={http_key}"
     return given
 
 

@@ -17,6 +17,7 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 NOT_STARTED = "X-Triton-Adapter-Not-Started"
 RPC_NOT_STARTED = NOT_STARTED.lower()
 
+
 # A longer request target, name or value of a header makes Triton 2.51 close the connection.
 MAX_LINE_BYTES = 8189
 
@@ -46,9 +47,9 @@ class V2Call:
     """A call of Triton's V2 REST API, passed on unchanged. `path` follows /v2, in Triton's names.
     `body` is whole when small, else a stream whose length, if known, is among the `headers`.
 
-    `is_probe`: any status is an answer. `is_stream`: the answer may never end, so the time limit
-    applies to each piece of it. `on_cut`: as in RpcCall. `shares_memory`: an inference may name
-    regions of shared memory.
+    `is_probe`: any status is an answer. `is_restricted`: an embedded Triton takes the call from the
+    adapter alone. `is_stream`: the answer may never end, so the time limit applies to each piece of
+    it. `on_cut`: as in RpcCall. `shares_memory`: an inference may name regions of shared memory.
     """
 
     method: str
@@ -56,6 +57,7 @@ class V2Call:
     headers: Mapping[str, str]
     body: bytes | AsyncIterator[bytes] | None = None
     is_probe: bool = False
+    is_restricted: bool = False
     is_stream: bool = False
     on_cut: Callable[[], None] = _nothing
     shares_memory: bool = False

@@ -28,6 +28,10 @@ OF_THE_CONNECTION = frozenset(
         *("host", "expect", "content-length"),
     }
 )
+
+# The header by which an embedded Triton knows the adapter's restricted calls over HTTP.
+HTTP_KEY_HEADER = "triton-adapter-key"
+
 # These are never passed on, whatever pattern matches them: secrets and signatures, headers that the
 # adapter writes, and `triton_grpc_error`, with which a failure in a stream may end Triton 2.51.
 _NEVER = OF_THE_CONNECTION | {
@@ -35,6 +39,7 @@ _NEVER = OF_THE_CONNECTION | {
     *("amz-sdk-invocation-id", "amz-sdk-request", "x-amzn-trace-id"),
     *("accept-encoding", "content-encoding", "content-type", "inference-header-content-length"),
     "triton_grpc_error",
+    HTTP_KEY_HEADER,
 }
 _PACKED = frozenset({"gzip", "deflate"})
 _KNOWN = _PACKED | {"identity", "*"}

@@ -11,7 +11,7 @@ from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_lin
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.core.triton_input import HeaderTable
+from adapter.core.triton_input import HTTP_KEY_HEADER, HeaderTable
 from adapter.dataplane.checked_bodies import (
     AT_ONCE_BYTES,
     check_in_turns,
@@ -63,15 +63,17 @@ class HttpDataPlane:
     ) -> None:
         self.host = ""
         self._headers = headers
+        self._key = ""
         self.max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check
         self._pool = Pool(faults, timeout_seconds, answered_nothing=answered_nothing)
         self.idle = self._pool.idle
 
-    def connect(self, address: str) -> None:
-        """`host:port` of Triton's HTTP port."""
+    def connect(self, address: str, key: str = "") -> None:
+        """Set `host:port` of Triton's HTTP port, and the key of its restricted calls, or ""."""
         self.host = self._pool.address = address
+        self._key = key
 
     async def close(self) -> None:
         await self._pool.close()
@@ -95,7 +97,8 @@ class HttpDataPlane:
                 parameters=_parameters_of(call, hold),
             )
             call = replace(call, body=body)
-        return HttpCall(self, call, head_of(call, self.host, self._headers), hold)
+        key = self._key if call.is_restricted else ""
+        return HttpCall(self, call, head_of(call, self.host, self._headers, key=key), hold)
 
     # -- without a task ---------------------------------------------------------------------
 
@@ -337,24 +340,29 @@ def _check(*, is_right: bool, length: str | None) -> None:
         raise InvalidRequest(f"the body does not have the {length} bytes that were declared")
 
 
-def head_of(call: V2Call, host: str, table: HeaderTable = _EXTERNAL) -> bytes:
+def _frame_of(call: V2Call) -> list[str]:
+    """Return the header line that says where the body ends, if there is one."""
+    if isinstance(call.body, bytes):
+        return [f"{_LENGTH}: {len(call.body)}"]
+    if call.body is None:
+        return [f"{_LENGTH}: 0"] if call.method == "POST" else []
+    if _LENGTH in call.headers:
+        return [f"{_LENGTH}: {call.headers[_LENGTH]}"]
+    return ["Transfer-Encoding: chunked"]
+
+
+def head_of(call: V2Call, host: str, table: HeaderTable = _EXTERNAL, *, key: str = "") -> bytes:
     """Return the request line and headers, with the empty line. Its frame is ours: no caller says
-    where the next one begins, nor what kind of body it is.
+    where the next one begins, nor what kind of body it is. `key` is that of a restricted call.
     """
     lines = [f"{call.method} /v2{call.path} HTTP/1.1", f"Host: {host}"]
+    if key:
+        lines.append(f"{HTTP_KEY_HEADER}: {key}")
     lines += [f"{name}: {value}" for name, value in table.written(call.headers.items())]
     if call.method == "POST":
         is_binary = any(name.lower() == _HEADER_LENGTH.lower() for name in call.headers)
         lines.append(_BINARY if is_binary else _JSON)
-    if isinstance(call.body, bytes):
-        lines.append(f"{_LENGTH}: {len(call.body)}")
-    elif call.body is None:
-        if call.method == "POST":
-            lines.append(f"{_LENGTH}: 0")
-    elif _LENGTH in call.headers:
-        lines.append(f"{_LENGTH}: {call.headers[_LENGTH]}")
-    else:
-        lines.append("Transfer-Encoding: chunked")
+    lines += _frame_of(call)
     head = "\r\n".join(lines)
     breaks = len(lines) - 1
     if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:

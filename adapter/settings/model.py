@@ -131,11 +131,11 @@ class Settings(Rules):
     )
     triton_http: TcpAddress = Group.TRITON.setting(
         "127.0.0.1:8000",
-        "where Triton's HTTP endpoint listens; port 0 = any free one, embedded only",
+        "where Triton's HTTP endpoint listens; port 0 = any free one, the default of embedded",
     )
     triton_grpc: TcpAddress = Group.TRITON.setting(
         "127.0.0.1:8001",
-        "where Triton's gRPC endpoint listens; port 0 = any free one, embedded only",
+        "where Triton's gRPC endpoint listens; port 0 = any free one, the default of embedded",
     )
     triton_metrics: TcpAddress = Group.TRITON.setting(
         "127.0.0.1:8002",

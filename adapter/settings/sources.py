@@ -86,7 +86,11 @@ def load_settings(
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
     inherited = _inherited(environ, is_embedded=is_embedded, given=given)
     given = {name: each for name, each in given.items() if not _is_left_to(inherited, name, each)}
-    given = {**_at_listen_host(given.get("listen_host")), **inherited, **given}
+    listeners = {
+        **_at_listen_host(given.get("listen_host")),
+        **_at_any_port(is_embedded=is_embedded),
+    }
+    given = {**listeners, **inherited, **given}
     try:
         values = {name: item.value for name, item in given.items()}
         settings = Settings.model_validate(values, context={"environ": environ})
@@ -211,6 +215,14 @@ def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
         name: replace(host, value=Address("tcp", str(host.value), int(port)))
         for name, port in ports.items()
     }
+
+
+def _at_any_port(*, is_embedded: bool) -> dict[str, _Given]:
+    """Return the addresses of an embedded Triton that nobody but the adapter needs to know."""
+    if not is_embedded:
+        return {}
+    at, origin = "127.0.0.1:0", "default with triton=embedded"
+    return {name: _Given(at, origin, origin, at) for name in ("triton_http", "triton_grpc")}
 
 
 def _fault(error: Exception) -> str:

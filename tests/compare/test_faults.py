@@ -19,6 +19,7 @@ from tests.compare.servers import (
     on_own_adapter,
     wait_for_file,
 )
+from tests.processes import triton_client
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import write_python_model
 
@@ -153,7 +154,7 @@ def test_an_unload_is_answered_when_triton_no_longer_has_the_inner_models(
     (package / "whole" / "config.pbtxt").write_text(_ENSEMBLE)
     endpoint.put("x", package)
 
-    with closing(Client(adapter.http_address)) as triton:
+    with closing(triton_client(adapter)) as triton:
         loaded = _ready(triton)
         assert len([name for name in loaded if name == "x" or name.endswith(".inner")]) == 2
         assert endpoint.delete("x").status == 200

@@ -12,7 +12,7 @@ import pytest
 
 from adapter.backend.liveness import HangDetector
 from tests.asking import Gate, background
-from tests.processes import is_alive, suspend, tritonserver
+from tests.processes import is_alive, suspend, triton_client, tritonserver
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -82,7 +82,7 @@ def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> N
 
 
 def load_at_triton(adapter: RunningAdapter, number: int) -> int:
-    with closing(Client(adapter.http_address)) as raw:
+    with closing(triton_client(adapter)) as raw:
         return raw.post(f"/v2/repository/models/slow{number}/load", {}).status
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from tests.processes import triton_client
 from tests.running import Client, Reply, RunningAdapter
 from tests.trees import infer_body, write_python_model
 
@@ -132,7 +133,7 @@ def take_down(client: Client, name: str) -> None:
 
 
 def names_in_triton(adapter: RunningAdapter) -> set[str]:
-    client = Client(adapter.http_address)
+    client = triton_client(adapter)
     try:
         index: list[dict[str, Any]] = client.post("/v2/repository/index", {}).json()
     finally:

@@ -196,7 +196,8 @@ SHOWN = {
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
     ),
-    "single_model_helpers": "unit/packages/test_models_beside.py::test_helpers_belong_to_the_package_with_their_steps",
+    "single_model_helpers": "unit/packages/test_models_beside.py"
+    "::test_helpers_belong_to_the_package_with_their_steps",
     "load_at_start": "journeys/sagemaker/test_load_at_start.py"
     "::test_probes_say_ready_when_every_wanted_model_is_loaded",
     "listen_host": (

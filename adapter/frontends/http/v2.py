@@ -102,7 +102,8 @@ class V2:
                 lease = await self._contract.wait(request["model_id"], request)
                 record = held.enter_context(lease)
                 path = f"/models/{record.name}{_match(request).below_model()}"
-            call = V2Call("POST" if is_post else "GET", path, headers, body)
+            method = "POST" if is_post else "GET"
+            call = V2Call(method, path, headers, body, is_restricted=True)
             async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)
 

@@ -12,7 +12,7 @@ import pytest
 from adapter.backend.sizes_file import FILE_NAME
 from tests.asking import model_names, quoted, triton_index
 from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
-from tests.processes import beside, tritonserver
+from tests.processes import beside, triton_client, tritonserver
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body
 
@@ -165,7 +165,7 @@ def test_the_list_never_names_what_triton_has_lost_for_long(
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
         load_all(client, package)
-        with closing(Client(triton.http_address)) as raw:
+        with closing(triton_client(triton)) as raw:
             assert raw.post("/v2/repository/models/one/unload", {}).status == 200
 
         adapter.wait_for("triton.models_vanished", 2 * _NOTICED_SECONDS, models=["one"])

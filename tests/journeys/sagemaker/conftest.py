@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.processes import triton_client
 from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 
 
@@ -26,5 +27,5 @@ def caller(served: RunningAdapter) -> Iterator[Client]:
 @pytest.fixture
 def raw_triton(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
-    with closing(Client(served.http_address)) as client:
+    with closing(triton_client(served)) as client:
         yield client

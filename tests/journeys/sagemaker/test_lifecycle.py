@@ -11,12 +11,11 @@ import pytest
 
 from tests import forked
 from tests.asking import Gate, background, refusal, triton_index
-from tests.processes import beside, descendants, is_alive
+from tests.processes import beside, descendants, is_alive, triton_client
 from tests.running import (
     COMPLETE,
     EMBEDDED,
     EXAMPLES,
-    Client,
     RunningAdapter,
     embedded_adapter,
     wait_until,
@@ -130,7 +129,7 @@ def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> N
         assert client.delete("/models/team%2Fecho").status == 200
         assert list(triton.repository.iterdir()) == []
         assert adapter.stop() == 0
-    with closing(Client(triton.http_address)) as raw:
+    with closing(triton_client(triton)) as raw:
         assert raw.get("/v2/health/live").status == 200
 
 
@@ -159,7 +158,7 @@ def test_a_model_that_somebody_took_from_an_external_triton_is_404_and_loads_aga
 ) -> None:
     with beside(triton) as adapter, closing(adapter.client()) as client:
         assert client.load("taken", EXAMPLES / "identity").status == 200
-        with closing(Client(triton.http_address)) as raw:
+        with closing(triton_client(triton)) as raw:
             assert raw.post("/v2/repository/models/taken/unload", {}).status == 200
         wait_until(lambda: not is_in(triton, "taken"), 60, "it is gone")
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.journeys.v2.calls import Repository, uploading_adapter
 from tests.journeys.v2.kept import kept
+from tests.processes import triton_client
 from tests.running import Client, RunningAdapter, unload_all
 
 __all__ = ["kept"]  # a fixture
@@ -43,5 +44,5 @@ def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
 @pytest.fixture
 def raw_triton(triton: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter that uploads, asked directly."""
-    with closing(Client(triton.http_address)) as client:
+    with closing(triton_client(triton)) as client:
         yield client

@@ -19,6 +19,7 @@ from adapter.http2 import frames
 from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import INFER, Wire, frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, Calls, calls_to, infer_request, pb
+from tests.processes import triton_client
 from tests.running import COMPLETE, Client, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
@@ -50,7 +51,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
         flags = (f"--model-roots={root}", *PASSTHROUGH, COMPLETE)
         adapter = stack.enter_context(embedded_adapter(*flags))
         ours = stack.enter_context(closing(adapter.client()))
-        theirs = stack.enter_context(closing(Client(adapter.http_address)))
+        theirs = stack.enter_context(closing(triton_client(adapter)))
         assert ours.load("m", package).status == 200
         found = {"key": f"/{region.name}", "offset": 0, "byte_size": 64}
         assert theirs.post("/v2/systemsharedmemory/region/r/register", found).status == 200

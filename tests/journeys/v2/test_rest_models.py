@@ -12,6 +12,7 @@ import pytest
 
 from tests.asking import Gate, background, binary_request, quoted, refusal
 from tests.cases import rows
+from tests.processes import triton_client
 from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
@@ -67,7 +68,7 @@ def client(served: RunningAdapter) -> Iterator[Client]:
 @pytest.fixture
 def raw(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
-    with closing(Client(served.http_address)) as client:
+    with closing(triton_client(served)) as client:
         yield client
 
 
