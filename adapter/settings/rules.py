@@ -22,6 +22,7 @@ _DECIDED_OPTIONS = {
     "--model-repository": "repository decides",
     "--model-store": "repository decides",  # an older name of --model-repository
     "--model-control-mode": "the adapter sets to explicit",
+    "--strict-readiness": "the adapter sets to false",
     "--http-max-input-size": "max_body_bytes decides",
     "--grpc-max-response-pool-size": "the adapter sets",
     "--allow-client-shm": "passthrough decides",

@@ -432,6 +432,7 @@ class TestProblems:
             ("--model-repository", "repository decides"),
             ("--model-store", "repository decides"),
             ("--model-control-mode", "the adapter sets to explicit"),
+            ("--strict-readiness", "the adapter sets to false"),
             ("--http-max-input-size", "max_body_bytes decides"),
             ("--grpc-max-response-pool-size", "the adapter sets"),
             ("--allow-client-shm", "passthrough decides"),
