@@ -27,6 +27,8 @@ _DECIDED_OPTIONS = {
     "--grpc-max-response-pool-size": "the adapter sets",
     "--allow-client-shm": "passthrough decides",
 }
+# What the adapter sets anyway may be repeated: notebooks of SageMaker do.
+_REPEATABLE = frozenset({"--strict-readiness=false", "--model-control-mode=explicit"})
 
 
 class Rules(BaseModel):
@@ -46,7 +48,8 @@ class Rules(BaseModel):
     ) -> tuple[str, ...]:
         if info.data.get("triton") != "embedded":
             return arguments
-        options = [re.split(r"[=\s]", argument)[0] for argument in arguments]
+        others = [argument for argument in arguments if argument not in _REPEATABLE]
+        options = [re.split(r"[=\s]", argument)[0] for argument in others]
         decided = [option for option in options if option in _DECIDED_OPTIONS]
         if decided:
             reasons = [f"{option}, which {_DECIDED_OPTIONS[option]}" for option in decided]

@@ -162,12 +162,16 @@ class TestTriton:
     @pytest.mark.parametrize("name", ["LOG_VERBOSE", "THREAD_COUNT", "ADDITIONAL_ARGS"])
     def test_a_value_is_split_as_the_serve_script_does(self, name):
         """Notebooks put further arguments behind the value of any variable."""
-        value = "2 --strict-readiness=false  --exit-timeout-secs=5"
+        value = "2 --strict-readiness=false  --rate-limit=off"
         loaded = embedded(**{f"SAGEMAKER_TRITON_{name}": value})
         assert loaded.settings.triton_args[1:] == (
             "--strict-readiness=false",
-            "--exit-timeout-secs=5",
+            "--rate-limit=off",
         )
+
+    def test_strict_readiness_is_refused_with_another_value(self):
+        [problem] = problems(SAGEMAKER_TRITON_LOG_VERBOSE="1 --strict-readiness=true")
+        assert "--strict-readiness, which the adapter sets to false" in problem
 
     @pytest.mark.parametrize("name", ["LOG_VERBOSE", "ADDITIONAL_ARGS"])
     @pytest.mark.parametrize("spelling", ["--load-model={}", "--load-model {}"])
