@@ -32,6 +32,15 @@ def infer_request(name: str, *values: float, **fields: Any) -> pb.ModelInferRequ
     )
 
 
+def load_request(name: str, **parameters: object) -> pb.RepositoryModelLoadRequest:
+    """Return a load of the model repository extension with these parameters."""
+    request = pb.RepositoryModelLoadRequest(model_name=name)
+    for key, value in parameters.items():
+        kind = {bool: "bool", str: "string", bytes: "bytes", int: "int64"}[type(value)]
+        setattr(request.parameters[key], f"{kind}_param", value)
+    return request
+
+
 def values_of(answer: pb.ModelInferResponse) -> list[float]:
     return np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
 

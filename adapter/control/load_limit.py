@@ -108,11 +108,20 @@ class LoadLimit:
             raise error
         return await asyncio.shield(load.task)
 
-    def end(self, model_id: ModelId) -> None:
-        """End the load of this model, if there is one, for its unload."""
-        if (load := self.in_progress.get(model_id)) is not None:
+    def end(self, model_id: ModelId) -> list[asyncio.Task[ModelRecord]]:
+        """End the load of this model, if there is one, and those of other versions that are to take
+        its place, for its unload. Return the tasks of these others.
+        """
+        replacing = [
+            load
+            for load in self.in_progress.values()
+            if load.terms.takes_over is not None and load.terms.takes_over.asked_for == model_id
+        ]
+        own = self.in_progress.get(model_id)
+        for load in [*replacing, *([] if own is None else [own])]:
             load.is_unloaded = load.is_unloaded or not self._is_over(load)
             load.end()
+        return [load.task for load in replacing]
 
     def end_hanging(self, model_id: ModelId) -> None:
         """End the load of this model, which hangs, for others that wait for a load thread."""

@@ -69,7 +69,7 @@ class Loader:
         self, record: ModelRecord, source: ModelSource, packages: Packages
     ) -> Package:
         """Prepare the model's package, and note what it says of the model."""
-        package = await packages.prepare(record.name, record.id, source)
+        package = await packages.prepare(record.name, record.asked_for, source)
         if package.warnings:
             fields = {"model_id": record.id, "warnings": package.warnings}
             log.warning("model.package_odd", extra=fields)

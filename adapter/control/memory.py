@@ -201,6 +201,16 @@ class Memory:
         while self.mesh.evicts and clock.monotonic() < deadline:
             await self._wait_for_change()
 
+    def has_room_beside(self, record: ModelRecord) -> bool:
+        """Return whether a model of the same size fits into what is free; one that was put on a GPU
+        may go to another.
+        """
+        held = self.ledger.of(record.name)
+        free = self.ledger.snapshot().free(self.readings.last)
+        if record.gpu is not None:
+            return total(held) <= max(free.values(), default=0)
+        return all(count <= free.get(device, count) for device, count in held.items())
+
     def placed(self, record: ModelRecord) -> None:
         """Note the model's names in Triton, and those of its helpers and steps."""
         self.accounts.models[record.name].names = frozenset(record.placement.names)

@@ -27,6 +27,7 @@ from adapter.control.recycling import Recycling
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
 from adapter.control.unloads import Unloads
+from adapter.control.updates import Updates
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId, ModelSource
@@ -95,6 +96,18 @@ class ModelControl:
         restarted = (registry, memory, ports.server, options, status)
         self.recycling = Recycling(*restarted, leases=leases, desired=desired)
         self.unloads = self._make_unloads()
+        self.updates = Updates(
+            registry,
+            memory,
+            operations,
+            loads=self.loads,
+            status=status,
+            packages=ports.packages,
+            load_seconds=options.limits.load,
+            begin_load=self._begin_load,
+            make_way=self.make_way,
+            is_pinned=self._is_pinned,
+        )
         kept = (registry, memory, orphans, ports, found)
         housekeeping = Housekeeping(*kept, recycling=self.recycling, operations=operations)
         self._housekeeping, self.run_housekeeping = housekeeping, housekeeping.run
@@ -114,6 +127,9 @@ class ModelControl:
             recycling=self.recycling,
             drain_seconds=self._limits.unload / 2,
         )
+
+    def _is_pinned(self, model_id: ModelId) -> bool:
+        return self.evictor is not None and self.evictor.is_pinned(model_id)
 
     @property
     def is_open(self) -> bool:
@@ -207,9 +223,11 @@ class ModelControl:
         self.refuse_unless_open()
         self.registry.lost.pop(model_id, None)
         with self.desired.no_more(model_id) as begun:
-            self.loads.end(model_id)
+            replacing = self.loads.end(model_id)
             task = self._begin_unload(model_id, begun, log_fields)
             await self._unloader.outcome(model_id, task)
+            if replacing:  # loads of other versions, whose memory is to be free as well
+                await asyncio.wait(replacing, timeout=self._limits.unload)
 
     async def make_way(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model as `unload` does, but to load it again: it is wanted as before, and what
@@ -294,8 +312,9 @@ class ModelControl:
     ) -> LimitedLoad:
         """Begin a load; `lost`: the model that it is to bring back."""
         load = self.loads.begin(model_id, source, terms)
+        asked_for = terms.takes_over.asked_for if terms.takes_over else model_id
         work = self.operations.logged(
-            *("load", model_id, self._load(load, source, lost), self._size_of),
+            *("load", asked_for, self._load(load, source, lost), self._size_of),
             log_fields=log_fields,
             url=source.url,
         )
@@ -360,7 +379,9 @@ class ModelControl:
             estimate = await self.recycling.admit(record, package, terms, lost, evictor)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
-            placement = await self._packages.place(record.name, model_id, package, record.gpu)
+            placement = await self._packages.place(
+                record.name, record.asked_for, package, record.gpu
+            )
             self.registry.place(record, placement)
             self.memory.placed(record)
             undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
@@ -380,8 +401,10 @@ class ModelControl:
         async with AsyncExitStack() as turn:
             if (old := terms.takes_over) is not None:
                 await turn.enter_async_context(self.operations.lock(old.asked_for))
-                self.registry.refuse_unless_evictable(old)
-            record.source = replace(source, files=())
+                self.registry.refuse_unless_served(old)
+                if terms.is_on_demand:
+                    self.registry.refuse_unless_evictable(old)
+            record.source = replace(source, files=(), kept="")
             # what is loaded on demand is loaded again by the next call for it
             record.can_load_again = not source.files and not terms.is_on_demand
             self.registry.apply(record, ModelEvent.LOADED)

@@ -32,10 +32,15 @@ class Operations:
         self._tasks: set[asyncio.Task[Any]] = set()
         # an operation has its lock before the model has a record, or beyond it
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+        self._update_locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, model_id: ModelId) -> asyncio.Lock:
         """Return the FIFO lock of this model; an unused lock is garbage collected."""
         return self._locks.setdefault(model_id, asyncio.Lock())
+
+    def update_lock(self, model_id: ModelId) -> asyncio.Lock:
+        """Return the lock of the updates of this model, each of which has several operations."""
+        return self._update_locks.setdefault(model_id, asyncio.Lock())
 
     def refuse_when_full(self, model_id: ModelId) -> None:
         """Raise Overloaded at the limit: no limit on callers bounds loads, which outlive them."""

@@ -127,6 +127,14 @@ class Packages(Protocol):
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
     ) -> None: ...
     async def remove(self, name: TritonName) -> None: ...
+    async def keep(self, name: TritonName) -> str:
+        """Keep what was unpacked of the package, or written for it, beyond its removal; return what
+        ModelSource.kept is then, empty where all files are the caller's.
+        """
+
+    async def discard(self, kept: str) -> None:
+        """Remove what `keep` has kept, if anything."""
+
     async def staged(self) -> Sequence[StagedModel]: ...
 
 
@@ -151,6 +159,7 @@ class Evictor(Protocol):
 
     @property
     def can_evict(self) -> bool: ...
+    def is_pinned(self, model_id: ModelId) -> bool: ...
     async def evict_for(self, error: CapacityError) -> bool:
         """Evict what `error` needs, at least one model; return False when nothing could go."""
 

@@ -9,6 +9,7 @@ of safe characters alone:
     team/a b           ta.u.team_2fa_20b         each other byte as _hh
     (longer than 200)  ta.h.<sha256 of the id>
     (name is stuck)    ta.r.<n>.<sha256 of the id>
+    (inspected only)   ta.i.<sha256 of the id>
 """
 
 import hashlib
@@ -34,6 +35,7 @@ _PRIVATE = "ta."
 _ESCAPED = "ta.u."
 _HASHED = "ta.h."
 _REPLACED = "ta.r."
+_INSPECTED = "ta.i."
 _MAX_NAME_BYTES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
@@ -92,6 +94,11 @@ def strip_last_slash(url: str) -> str:
     return url.rstrip("/") or url
 
 
+def inspection_name(model_id: ModelId) -> TritonName:
+    """Return the name under which a package is unpacked that is only inspected, never loaded."""
+    return TritonName(_INSPECTED + hashlib.sha256(model_id.encode()).hexdigest())
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A load request's description of a package. `url` is kept as given: `modelUrl` must echo it.
@@ -117,6 +124,8 @@ class ModelSource:
     is_cached: bool = False
     key: str = ""
     helpers: tuple[str, ...] | None = None
+    # where the adapter keeps what it once unpacked of this source, or wrote for it: used instead
+    kept: str = field(default="", compare=False)
 
     @property
     def told_url(self) -> str:

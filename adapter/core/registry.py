@@ -267,12 +267,19 @@ class Registry:
         finally:
             self._watches = [each for each in self._watches if each is not names]
 
+    def is_served(self, record: ModelRecord) -> bool:
+        """Return whether the model is ready, under the name that callers ask for."""
+        return self._records.get(record.asked_for) is record and record.state is _READY
+
+    def refuse_unless_served(self, record: ModelRecord) -> None:
+        """Raise unless the model is ready, under the name that callers ask for."""
+        if not self.is_served(record):
+            why = f"model {record.asked_for!r} was unloaded meanwhile"
+            raise ModelNotFound(why, model_id=record.asked_for)
+
     def refuse_unless_evictable(self, record: ModelRecord) -> None:
-        """Raise unless the model is ready, under the name that callers ask for, and was loaded for
-        them alone.
-        """
-        is_served = self._records.get(record.asked_for) is record and record.state is _READY
-        if not is_served or not record.is_on_demand:
+        """Raise unless the model is served, and was loaded for calls alone."""
+        if not self.is_served(record) or not record.is_on_demand:
             why = f"model {record.asked_for!r} was unloaded meanwhile, or is a platform's now"
             raise ModelNotFound(why, model_id=record.asked_for)
 

@@ -1,8 +1,8 @@
 """Triton's model repository extension, for HTTP and gRPC: index, load and unload through control.
 
 It differs from Triton for a loaded model: a load without changes does nothing unless it has the
-parameter force_reload, and one with changes is an unload and a load, since both versions would not
-fit into memory together.
+parameter force_reload, and one with changes is an update (control/updates.py), which has the old
+version unloaded first where both do not fit into memory together.
 """
 
 import asyncio
@@ -186,18 +186,31 @@ class Repository:
         is_forced: bool,
         given: bool,
     ) -> None:
-        kept, known = replace(source, files=()), self._registry.get(model_id)
         begun = asyncio.get_running_loop().time()
-        if is_forced and known is not None:
-            await self._make_way(model_id, log_fields)
+        if is_forced and await self._has_replaced(model_id, source, log_fields):
+            return
         while True:
             try:
                 await self._control.load(model_id, source, **log_fields)
             except AlreadyLoaded:  # "or reloaded if the model is already loaded"
-                if await self._has_joined(model_id, log_fields, kept, begun, given=given):
+                if await self._has_joined(model_id, log_fields, source, begun, given=given):
                     return
             else:
                 return
+
+    async def _has_replaced(
+        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
+    ) -> bool:
+        """Update the model if it is loaded; return whether it was. One that is not ready makes way
+        for the load.
+        """
+        while (record := self._registry.get(model_id)) is not None:
+            if record.state is not ModelState.READY:
+                await self._make_way(model_id, log_fields)
+                return False
+            if await self._control.updates.update(record, source, **log_fields):
+                return True
+        return False
 
     async def _has_joined(
         self,
@@ -208,16 +221,16 @@ class Repository:
         *,
         given: bool,
     ) -> bool:
-        """Wait for the load in progress; return whether its model will do. Raises as `joined` does.
-        `given`: the request brought the source, else it is the files in the
-        model root as they are now.
+        """Wait for the load in progress; return whether its model will do, or was updated. Raises
+        as `joined` and `update` do. `given`: the request brought the source, else it is the files
+        in the model root as they are now.
         """
-        known = await self._control.joined(model_id, source, begun)
+        loaded_as = replace(source, files=())
+        known = await self._control.joined(model_id, loaded_as, begun)
         if known is None:
             return False
-        if given and known.source != source:
-            await self._make_way(model_id, log_fields)
-            return False
+        if given and known.source != loaded_as:
+            return await self._control.updates.update(known, source, **log_fields)
         if not given and await self._control.has_changed(known):  # it has read older files
             await self._reload(known, log_fields)
         return True

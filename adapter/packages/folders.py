@@ -205,8 +205,24 @@ def clear_others(repository: Path, owner: str) -> None:
             clear(folder)
 
 
+def kept_folder(folder: Path) -> Path:
+    """Return where the files of a package are kept while another takes its place."""
+    return folder.with_name(f"{_HIDDEN}kept-{folder.name}")
+
+
+def link_tree(source: Path, target: Path) -> bool:
+    """Make `target` a tree of hard links to the files of `source`, in place of what it was. Return
+    whether there is such a source.
+    """
+    if not source.is_dir():
+        return False
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    return True
+
+
 def sweep(repository: Path) -> None:
-    """Remove the folders that a killed process was making or removing."""
+    """Remove the folders that a killed process was making or removing, or kept."""
     for path in repository.glob(f"{_HIDDEN}*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from adapter.core.memory import Bytes
@@ -35,6 +37,8 @@ from adapter.packages.folders import (
     clear_others,
     disk_error,
     fill,
+    kept_folder,
+    link_tree,
     note_ownership,
     note_unloaded,
     ownership_of,
@@ -93,6 +97,10 @@ class Packages:
         if source.schema is not None:
             schema = await LOOKUPS.run(resolve, source.schema, self._roots)
             source = replace(source, schema=str(schema))
+        if source.kept:
+            path = await UNPACKS.run_to_end(self._put_back, name, model_id, source)
+            roots = [*self._roots, str(path)]
+            return await WALKS.run(self._inspected, source, path, roots, shown(Path(source.url)))
         found = None if source.files else await LOOKUPS.run(self._found, source)
         if found is not None and found.is_archive:
             path = await self._unpacked(name, model_id, found.path)
@@ -144,6 +152,18 @@ class Packages:
     async def remove(self, name: TritonName) -> None:
         """Remove the package's folders, if there are any. The caller's files stay."""
         await REPOSITORY.run(self._remove, name)
+
+    async def keep(self, name: TritonName) -> str:
+        """Keep what was unpacked of the package, or written for it, beyond its removal; return what
+        ModelSource.kept is then, empty where all files are the caller's. Raises BackendError on a
+        disk error.
+        """
+        return await UNPACKS.run_to_end(self._keep, name)
+
+    async def discard(self, kept: str) -> None:
+        """Remove what `keep` has kept, if anything."""
+        if kept:
+            await REPOSITORY.run(partial(shutil.rmtree, kept, ignore_errors=True))
 
     async def staged(self) -> list[StagedModel]:
         """Return the packages that an earlier run left in the repository, by name. To be called
@@ -228,6 +248,22 @@ class Packages:
         real = os.path.realpath(target)
         return Path(real), [real] if package is None else [*self._roots, real]
 
+    def _keep(self, name: TritonName) -> str:
+        kept = kept_folder(self._repository / name)
+        try:
+            return str(kept) if link_tree(self._repository / name / UNPACKED, kept) else ""
+        except OSError as error:
+            raise disk_error(kept, error) from error
+
+    def _put_back(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Path:
+        """Link what was kept into the entry's folder, and return where it is."""
+        target = self._claimed(name, model_id) / UNPACKED
+        try:
+            link_tree(Path(source.kept), target)
+        except OSError as error:
+            raise disk_error(target, error) from error
+        return Path(os.path.realpath(target))
+
     def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
         """Claim the entry's folder, to unpack in it."""
         with self._notes:
@@ -305,7 +341,8 @@ class Packages:
                 return
             # a source taken from a note is as incomplete as the note
             is_whole = known.loaded is None or known.loaded.can_load_again
-            can_load_again = is_whole and source.config is None and not source.files
+            is_all_there = source.config is None and not source.files and not source.kept
+            can_load_again = is_whole and is_all_there
             loaded = Loaded(source, can_load_again, content_key, held)
             try:
                 note_ownership(entry, replace(known, loaded=loaded))

@@ -102,7 +102,7 @@ EVENTS: Mapping[str, str] = {
     "model.unloaded": "a model is unloaded, with the bytes that it returned",
     "model.unloading": "an unload begins and waits for in_flight requests. evicted: the reason "
     "for an eviction; with reason room: evicted_for, the worth of the model, and return_seconds, "
-    "the time to bring it back",
+    "the time to bring it back; replaced_by: the model whose old version this was",
     "model.warm_up_failed": "a model failed to compute zeros, for the reason given; it is served",
     "model.warm_up_skipped": "a model was loaded without an inference of zeros, for the reason "
     "given",

@@ -73,6 +73,13 @@ class FakePackages:
         await self._steps.take("remove", name)
         self.folders.pop(name, None)
 
+    async def keep(self, name: TritonName) -> str:
+        await self._steps.take("keep", name)
+        return f"kept {name}"
+
+    async def discard(self, kept: str) -> None:
+        await self._steps.take("discard", kept)
+
     async def staged(self) -> list[StagedModel]:
         await self._steps.take("staged")
         return list(self.folders.values())

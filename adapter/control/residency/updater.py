@@ -13,7 +13,6 @@ from adapter.control.ports import Artifacts
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.on_demand import OnDemandLoader, source_of
 from adapter.core.artifacts import Artifact, ArtifactKey, FetchProgress, StoreFiles
-from adapter.core.memory import total
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.terms import Terms
@@ -153,7 +152,11 @@ class Updater:
     async def _beside(self, record: ModelRecord, files: StoreFiles) -> bool:
         """Load the new version beside the old one if that may be; return whether it was loaded."""
         model_id, newer = record.id, files.newer
-        if newer is None or not record.can_be_doubled or not self._may_fit(record):
+        if (
+            newer is None
+            or not record.can_be_doubled
+            or not self._control.memory.has_room_beside(record)
+        ):
             return False
         if self._eviction.is_pinned(model_id):
             return False  # others may know it by its name in Triton
@@ -174,7 +177,7 @@ class Updater:
         finally:
             self._registry.give_up(other, later)
         with suppress(ModelNotFound):  # the old version has gone already
-            await self._control.make_way(other, evicted="changed")
+            await self._control.make_way(other, evicted="changed", replaced_by=model_id)
         return True
 
     async def _after(self, record: ModelRecord, files: StoreFiles) -> None:
@@ -192,16 +195,6 @@ class Updater:
         finally:
             for artifact in later.taken():
                 self._artifacts.release(artifact)
-
-    def _may_fit(self, record: ModelRecord) -> bool:
-        """Return whether a model of the same size fits into what is free; one that was put on a GPU
-        may go to another.
-        """
-        ledger, last = self._control.memory.ledger, self._control.memory.readings.last
-        free, held = ledger.snapshot().free(last), ledger.of(record.name)
-        if record.gpu is not None:
-            return total(held) <= max(free.values(), default=0)
-        return all(count <= free.get(device, count) for device, count in held.items())
 
 
 def _later(files: StoreFiles) -> StoreFiles:

@@ -5,7 +5,7 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.grpc_calls import calls_to
+from tests.grpc_calls import calls_to, load_request
 from tests.journeys.v2.calls import CONFIG
 from tests.trees import write_python_model
 
@@ -16,14 +16,6 @@ pytestmark = pytest.mark.triton
 def calls(adapter):
     with calls_to(adapter.grpc) as found:
         yield found
-
-
-def load_request(name: str, **parameters: object) -> pb.RepositoryModelLoadRequest:
-    request = pb.RepositoryModelLoadRequest(model_name=name)
-    for key, value in parameters.items():
-        kind = {bool: "bool", str: "string", bytes: "bytes", int: "int64"}[type(value)]
-        setattr(request.parameters[key], f"{kind}_param", value)
-    return request
 
 
 def unload_request(name: str, **parameters: bool) -> pb.RepositoryModelUnloadRequest:

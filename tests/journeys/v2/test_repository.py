@@ -176,7 +176,8 @@ def test_a_config_may_be_an_object_and_files_may_lie_deeper(repository, code):
 
 def test_the_same_files_again_change_nothing_and_others_replace_them(repository, code, adapter):
     def is_unloaded() -> bool:
-        return any(line["model_id"] == "replaced" for line in adapter.events("model.unloaded"))
+        unloaded = adapter.events("model.unloaded")
+        return any("replaced" in {line["model_id"], line.get("replaced_by")} for line in unloaded)
 
     assert repository.load_files("replaced", {"1/model.py": code}).status == 200
     assert repository.load_files("replaced", {"1/model.py": code}).status == 200

@@ -1,0 +1,191 @@
+"""Replaces a loaded model by another package under the same name.
+
+A package that the inspection refuses changes nothing. Where both versions may be loaded at a time
+and have room, the new one is loaded beside the old one, under another name in Triton; then it gets
+the calls, and the old one is unloaded. Else the old one is unloaded first, and loaded again if the
+load of the new one fails. What the adapter had unpacked or written for it was kept; the files of a
+model root are what they are by then.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Protocol
+
+from adapter.control.load_limit import LimitedLoad, LoadLimit
+from adapter.control.memory import Memory
+from adapter.control.operations import Operations
+from adapter.control.ports import Packages
+from adapter.control.triton_status import TritonStatus
+from adapter.core.model import ModelId, ModelSource, inspection_name
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.residency.terms import Terms
+from adapter.errors import AdapterError, BackendUnavailable, CapacityError, ModelNotFound
+from adapter.runtime import clock
+
+
+class BeginLoad(Protocol):
+    def __call__(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        lost: ModelRecord | None,
+        terms: Terms,
+        /,
+        **log_fields: str,
+    ) -> LimitedLoad: ...
+
+
+class MakeWay(Protocol):
+    async def __call__(self, model_id: ModelId, **log_fields: str) -> None: ...
+
+
+class Updates:
+    """Replaces loaded models, one update of a model at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        memory: Memory,
+        operations: Operations,
+        *,
+        loads: LoadLimit,
+        status: TritonStatus,
+        packages: Packages,
+        load_seconds: float,
+        begin_load: BeginLoad,
+        make_way: MakeWay,
+        is_pinned: Callable[[ModelId], bool],
+    ) -> None:
+        self._registry = registry
+        self._memory = memory
+        self._operations = operations
+        self._loads = loads
+        self._status = status
+        self._packages = packages
+        self._load_seconds = load_seconds
+        self._begin_load = begin_load
+        self._make_way = make_way
+        self._is_pinned = is_pinned
+
+    async def update(self, old: ModelRecord, source: ModelSource, **log_fields: str) -> bool:
+        """Replace `old`, a loaded model, by the package of `source`. Return False where it is not
+        loaded any more, or something else has taken its place.
+
+        Raises the failure of the new package; the old one serves then, unless the error says that
+        it could not be loaded again.
+        """
+        model_id = old.asked_for
+        self._operations.refuse_when_full(model_id)
+        async with self._operations.update_lock(model_id):
+            if not self._registry.is_served(old):
+                return False
+            if self._may_be_beside(old):
+                with suppress(CapacityError):  # there is no room for both
+                    await self._load_beside(old, source, log_fields)
+                    return True
+            return await self._load_in_place(old, source, log_fields)
+
+    def _may_be_beside(self, old: ModelRecord) -> bool:
+        """Return whether another version may be loaded beside this one. Other models may call a
+        pinned one by its name in Triton, which it has to keep.
+        """
+        is_free = old.can_be_doubled and not self._is_pinned(old.asked_for)
+        return is_free and self._memory.has_room_beside(old)
+
+    # -- beside the old one -----------------------------------------------------------------
+
+    async def _load_beside(
+        self, old: ModelRecord, source: ModelSource, log_fields: Mapping[str, str]
+    ) -> None:
+        """Load the new version, exchange it for the old one, and unload that."""
+        model_id = old.asked_for
+        other = self._free_id(model_id)
+        terms = Terms(evicts=False, takes_over=old)
+        try:
+            await self._loads.outcome(self._begin_load(other, source, None, terms, **log_fields))
+        except AdapterError as error:
+            error.args = (str(error).replace(other, model_id),)
+            error.model_id = model_id
+            raise
+        with suppress(AdapterError):  # the new version is loaded, whatever becomes of the old one
+            await self._make_way(other, replaced_by=model_id, **log_fields)
+
+    def _free_id(self, model_id: ModelId) -> ModelId:
+        ids = (ModelId(f"{model_id}#{number}") for number in count(1))
+        return next(each for each in ids if not self._is_in_use(each))
+
+    def _is_in_use(self, model_id: ModelId) -> bool:
+        is_loading = model_id in self._loads.in_progress
+        return is_loading or self._registry.find(model_id) is not None
+
+    # -- in its place -----------------------------------------------------------------------
+
+    async def _load_in_place(
+        self, old: ModelRecord, source: ModelSource, log_fields: Mapping[str, str]
+    ) -> bool:
+        """Unload the old version and load the new one; return False where somebody else has
+        unloaded or loaded the model meanwhile.
+        """
+        model_id = old.asked_for
+        await self._inspect(model_id, source)
+        kept = await self._packages.keep(old.name)
+        try:
+            if not self._registry.is_served(old):
+                return False
+            try:
+                await self._make_way(model_id, **log_fields)
+            except ModelNotFound:
+                return False
+            if self._is_in_use(model_id):
+                return False
+            load = self._begin_load(model_id, source, None, Terms(), **log_fields)
+            try:
+                await self._loads.outcome(load)
+            except AdapterError as error:
+                await asyncio.wait({load.task})  # until its failure is undone
+                if not load.is_unloaded:
+                    await self._load_old(old, kept, error, log_fields)
+                raise
+        finally:
+            await self._packages.discard(kept)
+        return True
+
+    async def _inspect(self, model_id: ModelId, source: ModelSource) -> None:
+        """Raise what is wrong with the package, before anything is unloaded for it."""
+        name = inspection_name(model_id)
+        try:
+            await self._packages.prepare(name, model_id, source)
+        finally:
+            await self._packages.remove(name)
+
+    async def _load_old(
+        self,
+        old: ModelRecord,
+        kept: str,
+        error: AdapterError,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        """Load the old version again after `error`, and say so in it. One of a store is loaded by
+        the next call for it.
+        """
+        if old.files is not None:
+            return
+        if isinstance(error, BackendUnavailable):
+            with suppress(AdapterError):
+                await self._status.wait_up(clock.monotonic() + self._load_seconds)
+        if not self._status.is_open or self._is_in_use(old.asked_for):
+            return
+        source = replace(old.source, kept=kept)
+        load = self._begin_load(old.asked_for, source, None, Terms(), **log_fields)
+        try:
+            record = await self._loads.outcome(load)
+        except AdapterError as failure:
+            what = f"the model that was there could not be loaded again: {failure}"
+        else:
+            record.can_load_again = old.can_load_again
+            record.begun_at = old.begun_at  # its files are those of then
+            what = "the model that was there was loaded again"
+        error.args = (f"{error}; {what}",)
