@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
-from adapter.control.ports import Packages, Ports, Server, TimeLimits
+from adapter.control.ports import Ports, Server, TimeLimits
 from adapter.control.progress import step
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
@@ -65,11 +65,8 @@ class Loader:
         self._threads = threads
         self._breaker = EvictionLoopBreaker()
 
-    async def prepared(
-        self, record: ModelRecord, source: ModelSource, packages: Packages
-    ) -> Package:
-        """Prepare the model's package, and note what it says of the model."""
-        package = await packages.prepare(record.name, record.asked_for, source)
+    def note_package(self, record: ModelRecord, source: ModelSource, package: Package) -> None:
+        """Note what the package says of the model."""
         if package.warnings:
             fields = {"model_id": record.id, "warnings": package.warnings}
             log.warning("model.package_odd", extra=fields)
@@ -79,7 +76,6 @@ class Loader:
         record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
         self._memory.sizes.known_at(source.url, package)
         self._memory.sizes.known_as(record.asked_for, package)
-        return package
 
     async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
         """Load every model of the package, and measure what they take as far as possible.

@@ -30,7 +30,7 @@ from adapter.control.unloads import Unloads
 from adapter.control.updates import Updates
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
-from adapter.core.model import ModelId, ModelSource
+from adapter.core.model import ModelId, ModelSource, Package, fresh_name
 from adapter.core.registry import ModelRecord, Registry, not_loaded
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import Sizes
@@ -375,7 +375,8 @@ class ModelControl:
             step(record, WaitsFor.PACKAGE)
             if lost is not None:
                 await self._reconciler.clear_away(lost)
-            package = await self._loader.prepared(record, source, self._packages)
+            package = await self._prepare(record, source)
+            self._loader.note_package(record, source, package)
             estimate = await self.recycling.admit(record, package, terms, lost, evictor)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
@@ -395,6 +396,18 @@ class ModelControl:
             undo.pop_all()
             self.desired.loaded(record.id, source)
             return record
+
+    async def _prepare(self, record: ModelRecord, source: ModelSource) -> Package:
+        """Prepare the package. One that asks for Triton's response cache gets a name in Triton that
+        no model had: Triton finds cached answers by name, version and inputs, and keeps those of
+        models that are unloaded.
+        """
+        package = await self._packages.prepare(record.name, record.asked_for, source)
+        if not package.asks_for_cache:
+            return package
+        await self._packages.remove(record.name)
+        self.registry.rename(record, fresh_name(record.asked_for))
+        return await self._packages.prepare(record.name, record.asked_for, source)
 
     async def _serve(self, record: ModelRecord, source: ModelSource, terms: Terms) -> None:
         """Let the model that was loaded have calls; those of another if it is to take its place."""

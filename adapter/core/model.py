@@ -10,10 +10,12 @@ of safe characters alone:
     (longer than 200)  ta.h.<sha256 of the id>
     (name is stuck)    ta.r.<n>.<sha256 of the id>
     (inspected only)   ta.i.<sha256 of the id>
+    (response cache)   ta.c.<random>.<sha256 of the id>
 """
 
 import hashlib
 import re
+import secrets
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
@@ -36,6 +38,8 @@ _ESCAPED = "ta.u."
 _HASHED = "ta.h."
 _REPLACED = "ta.r."
 _INSPECTED = "ta.i."
+_FRESH = "ta.c."
+_FRESH_BYTES = 8
 _MAX_NAME_BYTES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
@@ -97,6 +101,12 @@ def strip_last_slash(url: str) -> str:
 def inspection_name(model_id: ModelId) -> TritonName:
     """Return the name under which a package is unpacked that is only inspected, never loaded."""
     return TritonName(_INSPECTED + hashlib.sha256(model_id.encode()).hexdigest())
+
+
+def fresh_name(model_id: ModelId) -> TritonName:
+    """Return a name that no model has had in any Triton."""
+    token = secrets.token_hex(_FRESH_BYTES)
+    return TritonName(f"{_FRESH}{token}.{hashlib.sha256(model_id.encode()).hexdigest()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,9 @@ class Package:
     is_of_known_format: bool = True
     processes: int | None = None
     leaves_gpu_open: bool = False
+    asks_for_cache: bool = (
+        False  # the entry's, or a step's, config turns Triton's response cache on
+    )
 
 
 @dataclass(frozen=True, slots=True)

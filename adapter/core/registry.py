@@ -224,6 +224,13 @@ class Registry:
         self.apply(record, ModelEvent.LOAD_BEGUN, replaced=known)
         return record
 
+    def rename(self, record: ModelRecord, name: TritonName) -> None:
+        """Give the model, whose load has not reached Triton yet, another name there."""
+        del self._names[record.name]
+        record.name = name
+        record.is_renamed = True
+        self._names[name] = record
+
     def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
         """Add a model that Triton serves already, loaded by an earlier run."""
         record = ModelRecord(model_id, name, source)

@@ -86,6 +86,19 @@ def rename_steps(text: str, names: Mapping[str, str]) -> str:
     return _edited(text, edits)
 
 
+def without_cache(text: str) -> str:
+    """Turn Triton's response cache off, if the text turns it on. An unbalanced text comes back as
+    it is.
+    """
+    tokens = tokens_of(text)
+    edits: _Edits = []
+    for field in _fields(tokens) or []:
+        if _path(field) == ("response_cache", "enable"):
+            value = tokens[field.position + 2]
+            edits.append((value.start(), value.end(), "false"))
+    return _edited(text, edits)
+
+
 def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
     """Append parameters, one a line. They overrule those of the text: the last of a key counts."""
     lines = (

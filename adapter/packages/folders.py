@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapter.core.memory import Bytes, Device
-from adapter.core.model import ModelPart, ModelSource
+from adapter.core.model import ModelPart, ModelSource, Role
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.backends import MARKER
-from adapter.packages.config_text import rename_steps, with_gpu, with_parameters, without_name
+from adapter.packages.config_text import (
+    rename_steps,
+    with_gpu,
+    with_parameters,
+    without_cache,
+    without_name,
+)
 from adapter.packages.contents import CONFIG
 from adapter.packages.roots import Inside, Opened
 
@@ -285,6 +291,8 @@ def fill(
             _show(path, link.target, staging, inside)
     if part.config_text is not None or gpu is not None:
         text = rename_steps(without_name(part.config_text or ""), renamed)
+        if part.role is Role.HELPER:  # it may have a name that another model had before
+            text = without_cache(text)
         text = text if gpu is None else with_gpu(text, gpu)
         (folder / CONFIG).write_bytes(with_parameters(text, parameters).encode())
 

@@ -54,6 +54,7 @@ SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
 _COMPLETES = b"auto_complete_config"
+_NOT_CACHED = "response_cache is off for a model that Python code calls by its name"
 _PICKLED = (".pkl", ".pickle", ".joblib")
 
 
@@ -68,6 +69,10 @@ class _Model:
     config: ModelConfig | None = None  # None without a config.pbtxt
     warnings: tuple[str, ...] = ()
     content_types: ContentTypes | None = None
+
+    @property
+    def asks_for_cache(self) -> bool:
+        return self.config is not None and self.config.response_cache.enable
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -110,6 +115,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         outputs=models[-1].outputs,
         processes=processes((model.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.backend, model.config) for model in models),
+        asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
         is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
     )
 
@@ -239,8 +245,12 @@ def _several(
     roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
     roles[order.entry] = Role.ENTRY
     for name, role in roles.items():
-        part = replace(models[name].part, own_name=name, role=role, mentions=members[name].mentions)
-        models[name] = replace(models[name], part=part)
+        model = models[name]
+        part = replace(model.part, own_name=name, role=role, mentions=members[name].mentions)
+        warnings = model.warnings
+        if role is Role.HELPER and model.asks_for_cache:
+            warnings = (*warnings, f"{shown(path / name / CONFIG)}: {_NOT_CACHED}")
+        models[name] = replace(model, part=part, warnings=warnings)
     return [models[name] for name in roles]
 
 

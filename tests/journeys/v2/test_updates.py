@@ -3,6 +3,7 @@ model that was there serves on.
 """
 
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.cases import rows
 from tests.grpc_calls import Calls, calls_to, load_request
 from tests.journeys.v2.calls import CONFIG, Repository
 from tests.running import Client, RunningAdapter, wait_until
+from tests.trees import CONFIG as PLAIN
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -189,6 +191,27 @@ def test_model_updated_in_place_comes_back_after_a_failure(repository, code, ada
     assert read_state(adapter) == before
     assert repository.load_files("m", files, SEQUENCES).status == 200  # which changes nothing
     assert infer_in_sequence(client, "m", 1.5) == [3.0]
+
+
+def test_archive_updated_in_place_comes_back_after_a_failure(
+    repository, package, model_root, client
+):
+    """What was unpacked of the one before is kept; the archive itself is another by now."""
+
+    def pack(**parts: str) -> None:
+        config = PLAIN + "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
+        write_python_model(package, config=config, **parts)
+        with tarfile.open(archive, "w") as writing:
+            writing.add(package, ".")
+
+    archive = model_root / f"{package.name}.tar"
+    pack(answer=DOUBLING)
+    assert repository.load(archive.name).status == 200
+    pack(initialize=BROKEN)
+    for _ in range(2):  # the second load does not take the broken archive for the loaded one
+        reply = repository.load(archive.name)
+        assert refusal(reply) == (400, "InvalidModel", archive.name)
+        assert infer_in_sequence(client, archive.name, 1.5) == [3.0]
 
 
 def test_config_updated_in_place_comes_back_after_a_failure(repository, package, client):

@@ -16,6 +16,7 @@ from adapter.packages.config_text import (
     with_gpu,
     with_parameters,
     with_tensors,
+    without_cache,
     without_name,
 )
 from tests.cases import rows
@@ -239,6 +240,21 @@ def test_tensors_take_the_place_of_those_of_the_text(text, expected):
 )
 def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
     assert with_gpu(text, 3) == expected
+
+
+@rows(
+    ("text", "expected"),
+    [
+        ("response_cache { enable: true }", "response_cache { enable: false }"),
+        ("response_cache:<enable:1>b: 1", "response_cache:<enable:false>b: 1"),
+        ("response_cache { # on\n enable : True; }", "response_cache { # on\n enable : false; }"),
+        ("response_cache {}", "response_cache {}"),
+        ("optimization { enable: true }", "optimization { enable: true }"),
+        ("response_cache { enable: true", "response_cache { enable: true"),
+    ],
+)
+def test_response_cache_is_turned_off_alone(text, expected):
+    assert without_cache(text) == expected
 
 
 def test_inputs_and_outputs_are_replaced_each_by_its_own():

@@ -1,0 +1,202 @@
+"""Triton's response cache: a model is never answered for by another that had its name before."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import pytriton
+
+from tests.grpc_calls import calls_to
+from tests.journeys.v2.calls import CONFIG, Repository, uploading_adapter
+from tests.running import (
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+    wait_until,
+)
+from tests.trees import CONFIG as PLAIN
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+CACHES = Path(pytriton.__file__).parent / "tritonserver" / "caches"
+CACHED = PLAIN + "response_cache { enable: true }\n"
+ENSEMBLE = """\
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [{
+  model_name: "step" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+}] }
+"""
+CALLING = """\
+call = pb_utils.InferenceRequest(model_name="helper", requested_output_names=["OUT"],
+    inputs=[pb_utils.Tensor("IN", values)])
+values = pb_utils.get_output_tensor_by_name(call.exec(), "OUT").as_numpy()
+"""
+
+
+@pytest.fixture(scope="module")
+def caching_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cached")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def shared_caching(
+    caching_root: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningAdapter]:
+    flags = (
+        f"--model-roots={caching_root}",
+        f"--triton-args=--cache-directory={CACHES}",
+        "--triton-args=--cache-config=local,size=1048576",
+        f"--model-store={store}",
+        f"--cache-dir={tmp_path_factory.mktemp('disk')}",
+        "--revalidate-seconds=1",
+    )
+    with embedded_adapter(*flags) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def caching(shared_caching: RunningAdapter) -> Iterator[RunningAdapter]:
+    """An adapter whose Triton has a response cache."""
+    yield shared_caching
+    unload_all(shared_caching)
+
+
+@pytest.fixture
+def repository(caching: RunningAdapter) -> Iterator[Repository]:
+    with closing(caching.client()) as client:
+        yield Repository(client)
+
+
+def write_factor(folder: Path, factor: int, config: str = CACHED) -> Path:
+    """Write a model that multiplies. Python knows bytecode by the time and size of its source."""
+    answer = f"values = {factor} * values  {'#' * factor}"
+    return write_python_model(folder, answer=answer, config=config)
+
+
+def test_cached_model_is_answered_from_the_cache(repository, caching_root):
+    """Else no other test here would show anything."""
+    answer = "self.calls = getattr(self, 'calls', 0) + 1\nvalues = values * 0 + self.calls"
+    write_python_model(caching_root / "counted", answer=answer, config=CACHED)
+    assert repository.load("counted").status == 200
+    assert [repository.infer("counted", 1.0) for _ in range(3)] == [[1.0]] * 3
+
+
+def test_loaded_again_by_post_models(repository, caching_root):
+    for factor in (2, 3):
+        package = write_factor(caching_root / f"posted{factor}", factor)
+        assert repository.client.load("posted", package).status == 200
+        assert repository.infer("posted", 1.0) == [factor]
+        assert repository.client.delete("/models/posted").status == 200
+
+
+def test_changed_files_answer_after_a_v2_load(repository, caching_root):
+    for factor in (2, 3, 4):
+        write_factor(caching_root / "changed", factor)
+        assert repository.load("changed").status == 200
+        assert repository.infer("changed", 1.0) == [factor]
+
+
+def test_config_of_a_request_may_ask_for_the_cache(repository, caching_root):
+    config = {**CONFIG, "response_cache": {"enable": True}}
+    for factor in (2, 3):
+        write_factor(caching_root / "asked", factor, PLAIN)
+        code = (caching_root / "asked" / "1" / "model.py").read_bytes()
+        assert repository.load_files("asked", {"1/model.py": code}, config).status == 200
+        assert repository.infer("asked", 1.0) == [factor]
+
+
+def test_steps_of_an_ensemble_are_cached_apart(repository, caching_root):
+    for factor in (2, 3):
+        package = caching_root / f"steps{factor}"
+        write_factor(package / "step", factor)
+        (package / "entry").mkdir(parents=True)
+        (package / "entry" / "config.pbtxt").write_text(ENSEMBLE)
+        assert repository.client.load("steps", package).status == 200
+        assert repository.infer("steps", 1.0) == [factor]
+        assert repository.client.delete("/models/steps").status == 200
+
+
+def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_root):
+    """It keeps its own name, which Python code may have written down."""
+    for factor in (2, 3):
+        package = caching_root / f"helped{factor}"
+        write_factor(package / "helper", factor)
+        write_python_model(package / "entry", answer=CALLING)
+        assert repository.client.load("helped", package).status == 200
+        assert repository.infer("helped", 1.0) == [factor]
+        assert repository.client.delete("/models/helped").status == 200
+    warned = caching.wait_for("model.package_odd", model_id="helped")
+    assert "response_cache is off" in warned["warnings"][0]
+
+
+def test_new_version_of_a_store_is_not_answered_for_by_the_old(repository, store):
+    target = {"X-Amzn-SageMaker-Target-Model": "renewed"}
+
+    def answer() -> float:
+        path = "/endpoints/any/invocations"
+        reply = repository.client.post(path, infer_body(1.0), target)
+        assert reply.status == 200, reply.body
+        return reply.json()["outputs"][0]["data"][0]
+
+    for factor in (2, 3, 4):
+        write_factor(store / "renewed", factor)
+        wait_until(lambda: answer() == factor, 30, f"version {factor} answers")  # noqa: B023
+    assert repository.client.delete("/models/renewed").status == 200
+    write_factor(store / "renewed", 5)
+    assert answer() == 5
+
+
+def test_cached_model_has_its_callers_name(repository, caching, caching_root):
+    answer = "if values[0] < 0:\n    raise ValueError('odd')"
+    write_python_model(caching_root / "named", answer=answer, config=CACHED)
+    assert repository.load("named").status == 200
+    client = repository.client
+    for call in ("", "/config"):
+        assert client.get(f"/v2/models/named{call}").json()["name"] == "named"
+    assert client.get("/v2/models/named/stats").json()["model_stats"][0]["name"] == "named"
+    assert client.get("/v2/models/named/ready").status == 200
+    assert [each["name"] for each in repository.index()] == ["named"]
+    assert client.post("/v2/models/named/infer", infer_body(1.0)).json()["model_name"] == "named"
+    with calls_to(caching.grpc) as calls:
+        assert calls.infer("named", 1.0) == [1.0]
+        _, text = calls.refused_infer("named", -1.0)
+    # another input: Triton 2.51 keeps a failure in its cache, as an answer without outputs
+    failure = client.post("/v2/models/named/infer", infer_body(-2.0)).json()
+    assert failure["model_name"] == "named"
+    assert [each for each in (text, failure["error"]) if "ta.c." in each] == []
+    write_python_model(caching_root / "named", initialize="raise ValueError", config=CACHED)
+    assert "ta.c." not in repository.load("named").json()["error"]
+
+
+def test_exchange_is_seen_behind_an_external_triton(caching, caching_root):
+    adapter = uploading_adapter(caching, caching_root)
+    with closing(adapter.client()) as client:
+        for factor in (2, 3):
+            package = write_factor(caching_root / f"uploaded{factor}", factor)
+            assert client.load("uploaded", package).status == 200
+            assert Repository(client).infer("uploaded", 1.0) == [factor]
+            assert client.delete("/models/uploaded").status == 200
+    assert adapter.stop() == 0, adapter.errors
+
+
+def test_unloaded_names_leave_nothing_in_triton(repository, caching, caching_root):
+    """Each load has a name of its own there: nothing may grow with their number."""
+    package = write_factor(caching_root / "often", 2)
+    for _ in range(3):
+        assert repository.client.load("often", package).status == 200
+        assert repository.client.delete("/models/often").status == 200
+    with closing(Client(caching.http_address)) as raw:
+        index = raw.post("/v2/repository/index", {}).json()
+    assert [each["name"] for each in index if each["name"].startswith("ta.c.")] == []
+    assert [path for path in caching.repository.iterdir() if path.name.startswith("ta.")] == []
