@@ -82,13 +82,13 @@ class Updates:
         async with self._operations.update_lock(model_id):
             if not self._registry.is_served(old):
                 return False
-            if self._may_be_beside(old):
+            if self._can_load_beside(old):
                 with suppress(CapacityError):  # there is no room for both
                     await self._load_beside(old, source, log_fields)
                     return True
             return await self._load_in_place(old, source, log_fields)
 
-    def _may_be_beside(self, old: ModelRecord) -> bool:
+    def _can_load_beside(self, old: ModelRecord) -> bool:
         """Return whether another version may be loaded beside this one. Other models may call a
         pinned one by its name in Triton, which it has to keep.
         """

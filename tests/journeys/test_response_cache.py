@@ -109,7 +109,7 @@ def test_changed_files_answer_after_a_v2_load(repository, caching_root):
 
 def test_config_of_a_request_may_ask_for_the_cache(repository, caching_root):
     config = {**CONFIG, "response_cache": {"enable": True}}
-    for factor in (2, 3):
+    for factor in (2, 3, 4):
         write_factor(caching_root / "asked", factor, PLAIN)
         code = (caching_root / "asked" / "1" / "model.py").read_bytes()
         assert repository.load_files("asked", {"1/model.py": code}, config).status == 200
