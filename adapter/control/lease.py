@@ -56,8 +56,10 @@ class Leases:
             why = f"model {record.id!r} is not ready: Triton is restarted to free memory"
             raise ModelNotReady(why, model_id=record.id)
         lease = Lease()
-        lease.record, lease._usage = record, record.usage  # noqa: SLF001
-        lease.state, lease._leases = _NEW, self  # noqa: SLF001
+        lease.record = record
+        lease._usage = record.usage  # noqa: SLF001
+        lease.state = _NEW
+        lease._leases = self  # noqa: SLF001
         return lease
 
     def counts(self) -> tuple[int, int]:

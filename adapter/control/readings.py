@@ -183,7 +183,7 @@ class Readings:
         if is_inference and isinstance(judged, OutOfMemory) and judged is error:
             judged = self._believed(judged, name, reading)
         if isinstance(judged, CapacityError) and not self._is_of_unseen_gpu(judged):
-            # what a loaded model takes is not what its inference lacked
+            # an inference lacked memory beyond what its loaded model takes
             needs = NO_BYTES if is_inference else self._ledger.of(name)
             judged.figures = self._figures(judged.figures, needs, reading)
         return judged

@@ -96,7 +96,7 @@ class GrpcDataPlane:
         unread: Unread,
         keepalive: ChannelOptions = _KEEPALIVE,
         takes_cancels: Callable[[], bool] = bool,
-        metadata: HeaderTable = _EXTERNAL,  # what Triton is handed of it
+        metadata: HeaderTable = _EXTERNAL,  # decides which metadata Triton gets
     ) -> None:
         self._metadata = metadata
         self._faults = faults

@@ -59,7 +59,7 @@ class HttpDataPlane:
         max_unpacked_bytes: int = 2**26,
         answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
         turns: Turns | None = None,
-        headers: HeaderTable = _EXTERNAL,  # those that Triton is handed
+        headers: HeaderTable = _EXTERNAL,  # decides which headers Triton gets
     ) -> None:
         self.host = ""
         self._headers = headers

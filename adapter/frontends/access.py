@@ -96,7 +96,7 @@ class SitePolicy:
         self,
         address: Address,  # of the listener
         allowed_hosts: Collection[str],  # hosts of pages that may call, and names on loopback
-        token: str | None = None,  # that the listener demands of calls that load or drain
+        token: str | None = None,  # demanded by the listener for loads and drains
     ) -> None:
         self._is_on_loopback = address.is_loopback
         self._allowed = frozenset(name.lower() for name in allowed_hosts)

@@ -46,7 +46,7 @@ _PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte != 0x25)  # noqa: PLR2
 
 
 class _Cache(Generic[T]):
-    """What header blocks mean, and their fields, by their bytes."""
+    """Maps the bytes of header blocks and fields to their meaning."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, T] = {}

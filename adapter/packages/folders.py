@@ -291,7 +291,7 @@ def fill(
             _show(path, link.target, staging, inside)
     if part.config_text is not None or gpu is not None:
         text = rename_steps(without_name(part.config_text or ""), renamed)
-        if part.role is Role.HELPER:  # it may have a name that another model had before
+        if part.role is Role.HELPER:  # Triton may still cache answers of another model of this name
             text = without_cache(text)
         text = text if gpu is None else with_gpu(text, gpu)
         (folder / CONFIG).write_bytes(with_parameters(text, parameters).encode())

@@ -27,7 +27,7 @@ _DECIDED_OPTIONS = {
     "--grpc-max-response-pool-size": "the adapter sets",
     "--allow-client-shm": "passthrough decides",
 }
-# What the adapter sets anyway may be repeated: notebooks of SageMaker do.
+# Notebooks of SageMaker repeat values that the adapter sets anyway.
 _REPEATABLE = frozenset({"--strict-readiness=false", "--model-control-mode=explicit"})
 
 

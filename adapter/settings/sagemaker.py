@@ -168,7 +168,8 @@ def _port_problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str
 
 def _single_model(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
     many = environ.get("SAGEMAKER_MULTI_MODEL")
-    if many != "true" and (model := environ.get(_DEFAULT_MODEL)):
+    model = environ.get(_DEFAULT_MODEL)
+    if many != "true" and model:
         yield _DEFAULT_MODEL, "single_model", f"{_ONE_MODEL}/{model}"
     elif many == "false":
         yield "SAGEMAKER_MULTI_MODEL", "single_model", _ONE_MODEL

@@ -88,7 +88,7 @@ def load_settings(
     given = {name: each for name, each in given.items() if not _is_left_to(inherited, name, each)}
     listeners = {
         **_at_listen_host(given.get("listen_host")),
-        **_at_any_port(is_embedded=is_embedded),
+        **_default_triton_ports(is_embedded=is_embedded),
     }
     given = {**listeners, **inherited, **given}
     try:
@@ -186,7 +186,7 @@ def _from_file(
     found = {}
     for key, value in (content or {}).items():
         label = f"file {path}, key {key}"
-        if why := _why_no_key(str(key)):
+        if why := _find_key_fault(str(key)):
             problems.append(f"{label}: {why}")
         elif value is not None:
             found[key] = _Given(value, f"file {path}", label, _quoted(key, value))
@@ -198,7 +198,8 @@ def _quoted(name: str, value: object) -> object:
     return "***" if name in UNQUOTED else value
 
 
-def _why_no_key(key: str) -> str:
+def _find_key_fault(key: str) -> str:
+    """Return why a key of the settings file is refused; empty if it is known."""
     if key in SECRETS:
         return f"no place for a secret: give it as {variable_of(key)}, or its file as {key}_file"
     if key not in Settings.model_fields:
@@ -217,7 +218,7 @@ def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
     }
 
 
-def _at_any_port(*, is_embedded: bool) -> dict[str, _Given]:
+def _default_triton_ports(*, is_embedded: bool) -> dict[str, _Given]:
     """Return the addresses of an embedded Triton that nobody but the adapter needs to know."""
     if not is_embedded:
         return {}

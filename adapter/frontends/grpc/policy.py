@@ -111,7 +111,7 @@ class RelayPolicy:
         load_wait_seconds: float = 0,
         serving: Serving | None = None,
         takes_cancels: Callable[[], bool] = bool,
-        metadata: HeaderTable = _EXTERNAL,  # what Triton is handed of it
+        metadata: HeaderTable = _EXTERNAL,  # decides which metadata Triton gets
         shares_memory: bool = False,  # as in V2Call
     ) -> None:
         self.control = control

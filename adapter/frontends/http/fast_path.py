@@ -54,9 +54,7 @@ _NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIP
 
 
 class FastPath:
-    """Holds what all plain inferences share. `accepts_requests`: a connection may send another.
-    `shares_memory`: as in V2Call.
-    """
+    """Holds what all plain inferences share. `accepts_requests`: a connection may send another."""
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class FastPath:
         clock: Clock,
         budget: ByteBudget,
         *,
-        shares_memory: bool = False,
+        shares_memory: bool = False,  # inferences may name regions of shared memory
     ) -> None:
         self.shares_memory = shares_memory
         self.control, self.dataplane = control, dataplane
