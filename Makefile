@@ -31,7 +31,7 @@ GRPC ?= $(ADAPTER_GRPC)
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
 test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup setup-run setup-demo run demo test unit load coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
+.PHONY: help setup setup-run setup-demo run demo test unit load coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock style docs site clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,7 @@ check: setup site  ## format, lint, types, import layers, docs up to date and wi
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
+	.venv/bin/python scripts/check_style.py
 	.venv/bin/python scripts/gen_docs.py --check
 	.venv/bin/python scripts/gen_chart_readme.py --check
 	.venv/bin/python scripts/gen_protos.py --check
@@ -117,6 +118,9 @@ check: setup site  ## format, lint, types, import layers, docs up to date and wi
 fix: setup  ## format, and fix what the linter can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
+
+style: setup  ## write scripts/style_counts.json anew, after counts of check_style.py have fallen
+	.venv/bin/python scripts/check_style.py --write
 
 docs: setup  ## write the generated pages of docs/ anew
 	.venv/bin/python scripts/gen_docs.py
