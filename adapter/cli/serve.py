@@ -23,6 +23,7 @@ def quiet_grpc() -> None:
 
 
 def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Load the settings, erase secrets from this process's environment, and run the adapter."""
     quiet_grpc()
     loaded = load(args, environ)
     if args.examples:
@@ -33,7 +34,7 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     own = {variable_of(name) for name in SECRETS}
     # models of an embedded Triton run as the same user, and could read /proc/PID/environ
     erase_values(own | secret_variables(loaded.settings.endpoint_keys))
-    for name in own:  # what is started from here, Triton and its models, has no use for it
+    for name in own:  # Triton and its models need none of the adapter's own secrets
         os.environ.pop(name, None)
     from adapter.cli.serving import run, welcome  # noqa: PLC0415 - the whole adapter
 

@@ -189,8 +189,8 @@ class Readings:
         return judged
 
     def _is_of_unseen_gpu(self, error: CapacityError) -> bool:
-        """Return whether the text is about a GPU and none is seen: the figures of host memory would
-        refute it. A failure that counts because a reading was low has the figures of that reading.
+        """Return whether the text of the error is about a GPU, and none is measured. The figures of
+        host memory would seem to refute such an error.
         """
         is_by_text = isinstance(error, OutOfMemory) and error.pattern != SUSPECTED
         return is_by_text and is_of_gpu(error) and self._ledger.snapshot().devices.keys() <= {HOST}

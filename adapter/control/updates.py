@@ -27,6 +27,8 @@ from adapter.runtime import clock
 
 
 class BeginLoad(Protocol):
+    """Begins a load and returns it at once. `lost` is the model that it brings back, if any."""
+
     def __call__(
         self,
         model_id: ModelId,
@@ -110,7 +112,8 @@ class Updates:
             error.args = (str(error).replace(other, model_id),)
             error.model_id = model_id
             raise
-        with suppress(AdapterError):  # the new version is loaded, whatever becomes of the old one
+        # The load has exchanged the ids: `other` now names the old version.
+        with suppress(AdapterError):
             await self._make_way(other, replaced_by=model_id, **log_fields)
 
     def _free_id(self, model_id: ModelId) -> ModelId:

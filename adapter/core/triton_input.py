@@ -155,12 +155,15 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str:
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
-    """Match at least what Triton matches, by RE2 and without regard to case."""
+    """Return a search that finds at least what Triton's RE2 finds by this pattern, in either case.
+
+    An empty pattern finds nothing.
+    """
     if not pattern:
         return lambda _: False
     try:
         return re.compile(pattern.removeprefix("(?-i)"), re.IGNORECASE).search
-    except (
-        re.error
-    ):  # RE2 knows more; Triton itself tells models no header but those of its pattern
+    except re.error:
+        # A pattern that only RE2 can read. Too many headers are harmless: Triton itself passes on
+        # to models only those of its pattern.
         return _any

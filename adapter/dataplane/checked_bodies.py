@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 from adapter.dataplane.json_limits import Limits, most_values
-from adapter.dataplane.json_parameters import StreamedParameters
+from adapter.dataplane.json_parameters import StreamedParametersCheck
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -25,7 +25,7 @@ async def check_in_turns(
     json_bytes: int | None,
     max_unpacked: int,
     turns: Turns,
-    parameters: StreamedParameters | None = None,
+    parameters: StreamedParametersCheck | None = None,
 ) -> None:
     """`check_whole` of a large body, while others have their turns."""
     part = body if json_bytes is None else body[:json_bytes]
@@ -45,7 +45,7 @@ async def checked(
     max_unpacked: int,
     turns: Turns,
     *,
-    parameters: StreamedParameters | None = None,
+    parameters: StreamedParametersCheck | None = None,
 ) -> AsyncIterator[bytes]:
     """All that of a stream, before each piece is passed on; before the last one its end as well,
     so that Triton never has all of a body that is refused.

@@ -22,7 +22,7 @@ from adapter.dataplane.checked_bodies import (
 from adapter.dataplane.http_connection import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import Limits, check_whole
-from adapter.dataplane.json_parameters import StreamedParameters, check_parameters
+from adapter.dataplane.json_parameters import StreamedParametersCheck, check_parameters
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -94,7 +94,7 @@ class HttpDataPlane:
                 call.headers,
                 self.max_unpacked,
                 self.turns,
-                parameters=_parameters_of(call, hold),
+                parameters=_parameters_check_of(call, hold),
             )
             call = replace(call, body=body)
         key = self._key if call.is_restricted else ""
@@ -109,13 +109,15 @@ class HttpDataPlane:
     def check(
         self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
     ) -> None:
+        """Raise InvalidRequest for a whole body whose JSON could end or block Triton."""
         check_whole(self.max_unpacked, body, json_bytes)
         check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
 
     def checking(
         self, json_bytes: int | None, length: int, record: ModelRecord, *, shares_memory: bool
     ) -> Check:
-        parameters = StreamedParameters(record, json_bytes, shares_memory=shares_memory)
+        """Return a check of a body of `length` bytes that is fed piece by piece."""
+        parameters = StreamedParametersCheck(record, json_bytes, shares_memory=shares_memory)
         return Limits(json_bytes, max(length, self.max_unpacked), parameters)
 
 
@@ -124,12 +126,13 @@ def _inferring(call: V2Call, hold: Hold | None) -> ModelRecord | None:
     return hold.record if hold is not None and call.path.endswith("/infer") else None
 
 
-def _parameters_of(call: V2Call, hold: Hold | None) -> StreamedParameters | None:
+def _parameters_check_of(call: V2Call, hold: Hold | None) -> StreamedParametersCheck | None:
+    """Return a check of the parameters of an inference that comes in pieces, or None."""
     record = _inferring(call, hold)
     if record is None:
         return None
     size = json_bytes(call.path, call.headers)
-    return StreamedParameters(record, size, shares_memory=call.shares_memory)
+    return StreamedParametersCheck(record, size, shares_memory=call.shares_memory)
 
 
 async def _in_one(body: bytes) -> AsyncIterator[bytes]:
@@ -166,7 +169,7 @@ class HttpCall:
         plane, call = self._plane, self._call
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
             size = json_bytes(call.path, call.headers)
-            parameters = _parameters_of(call, self._hold)
+            parameters = _parameters_check_of(call, self._hold)
             await check_in_turns(call.body, size, plane.max_unpacked, plane.turns, parameters)
         self._connection = await plane.connected(self._record.asked_for if self._record else None)
         begun = clock.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, compress
 
-from adapter.dataplane.json_parameters import StreamedParameters
+from adapter.dataplane.json_parameters import StreamedParametersCheck
 from adapter.errors import InvalidRequest
 
 MOST_LEVELS = 1000
@@ -166,7 +166,7 @@ class Limits:
     """
 
     def __init__(
-        self, json_bytes: int | None, size: int, parameters: StreamedParameters | None = None
+        self, json_bytes: int | None, size: int, parameters: StreamedParametersCheck | None = None
     ) -> None:
         self._left = json_bytes
         self._structure = Structure()

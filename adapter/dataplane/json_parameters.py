@@ -68,7 +68,7 @@ def _check_outputs(text: bytes, outputs: frozenset[str] | None) -> None:
         raise InvalidRequest(f"the JSON cannot be read: {str(error)[:200]}") from error
 
 
-class StreamedParameters:
+class StreamedParametersCheck:
     """Checks JSON that comes in pieces. Raw tensors may follow JSON that is short enough to be
     judged as a whole.
     """

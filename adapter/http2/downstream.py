@@ -165,8 +165,8 @@ class Downstream(Endpoint[Exchange]):
         return call
 
     def _take_later_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
-        """Handle HEADERS of a stream that had some: RFC 9113 section 8.1 has trailers of requests,
-        and gRPC has none.
+        """Handle HEADERS behind the first ones of a stream. Trailers end a call that is not gRPC
+        (RFC 9113 section 8.1); anything else resets the stream, as gRPC requests have no trailers.
         """
         may_be_trailers = False
         try:
@@ -185,7 +185,7 @@ class Downstream(Endpoint[Exchange]):
             self.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
 
     def _refuse_stream(self) -> None:
-        """Raise StreamFault: the connection takes no more streams, or none now."""
+        """Raise StreamFault for a new stream. Where there are too many, report it as shed, too."""
         if len(self.streams) >= MAX_STREAMS:
             self.context.on_shed("streams")
         raise StreamFault(Code.REFUSED_STREAM, "no more at once")
@@ -205,9 +205,11 @@ class Downstream(Endpoint[Exchange]):
         self.take_off(_SMALL_FRAMES_A_SECOND)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
-        """Discard a frame of a closed stream: the peer may have sent it before it learned of the
-        end, and grpc-java sends DATA behind its own RST_STREAM. Another call of the connection
-        never pays for it, as at Triton.
+        """Answer a frame of a closed stream with one RST_STREAM, or only count it as a glitch.
+
+        The peer may have sent it before it learned of the end, and grpc-java sends DATA behind its
+        own RST_STREAM: so the other calls of the connection go on, unless there are too many such
+        frames. Raises ConnectionFault for a stream that never began.
         """
         if stream_id % 2 == 0 or stream_id > self._last_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame {kind} of a stream that is idle")

@@ -181,6 +181,9 @@ class HeaderReader(Generic[T]):
         return header
 
     def _update_size(self, field: bytes, *, is_first: bool) -> None:
+        """Apply an update of the table's size. Raise HPACKError behind a header, and for a size
+        above 0 once the peer has acknowledged our settings.
+        """
         if not is_first:
             raise HPACKError("a table size update after a header")
         if self._is_acknowledged:

@@ -23,9 +23,10 @@ MAX_FIELDS = 2**14
 _LEAST_BYTES = PREFIX_BYTES + 2  # with the tag and length of a first field
 LONG = 0x80  # a varint's byte is followed by another
 _MAX_NAME_BYTES = 2**10
-# tags of the delimited fields 2 to 15, which most of a request consists of
-# Of the fields of a large message that are not raw tensors, so many bytes are judged as a whole.
-_WHOLE_BYTES, _WINDOW_BYTES = 2**16, 64
+# Bytes outside raw tensors that are judged as a whole; of more, each part overlaps the next.
+_WHOLE_BYTES = 2**16
+_WINDOW_BYTES = 64
+# Tags of the delimited fields 2 to 15, which most of a request consists of.
 _PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
 
 
@@ -82,7 +83,7 @@ class NameScanner:
 
     def __init__(self, length: int) -> None:
         self.skip = 0
-        self._left = length  # after `skip`
+        self._left = length  # bytes of the message behind those to skip
         self._rest = b""
         self._fields = 0
         self._names = 0
@@ -95,7 +96,7 @@ class NameScanner:
         """Scan the next bytes after the prefix."""
         size, skip = len(piece), self.skip
         if not self.is_raw:
-            self._keep(piece[:skip])
+            self._collect(piece[:skip])
         if size <= skip:
             self.skip = skip - size
             return
@@ -118,7 +119,7 @@ class NameScanner:
         except IndexError:
             self._rest = bytes(piece[at:])
         self.is_raw = at > end and piece[start] == _RAW_TAG
-        self._keep(piece[: start if self.is_raw else at])
+        self._collect(piece[: start if self.is_raw else at])
         self._check_count()
         if at > end:
             self._take(at - end, "the message breaks off within a field")
@@ -136,7 +137,8 @@ class NameScanner:
         if self.check is not None:
             self.check(self._text, is_whole=not self._is_cut)
 
-    def _keep(self, fields: bytes | memoryview) -> None:
+    def _collect(self, fields: bytes | memoryview) -> None:
+        """Collect bytes outside raw tensors for `check`, which judges too many of them in parts."""
         self._text += fields
         if self.check is not None and len(self._text) > _WHOLE_BYTES:
             self.check(self._text, is_whole=False)

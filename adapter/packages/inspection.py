@@ -203,7 +203,9 @@ def _is_model(folder: Path) -> bool:
 
 
 def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset[str]:
-    """Return the models that a model refers to in its config or its Python code."""
+    """Return the steps of an ensemble's config, and those of `names` that are strings in the Python
+    code of the model. Empty for a model without a config.
+    """
     file = folder / CONFIG
     if not file.is_file():
         return frozenset()
@@ -295,9 +297,10 @@ def _without_tensors(path: Path, inside: Inside) -> tuple[str, ...]:
 
 
 def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Checked:
-    """Parse the config of a model, and refuse what Triton must not be handed.
+    """Parse a config. Raise InvalidModel for a path that leads outside, or an excessive size.
 
-    Every config comes through here, also one that the adapter made.
+    Every config comes through here, also one that the adapter made. `call_roots` are the folders
+    that a config of a load call may name; None for a package's own config.
     """
     checked = parse(text, path)
     refuse_outside_paths(checked.config, path, call_roots)

@@ -158,7 +158,7 @@ class Packages:
         ModelSource.kept is then, empty where all files are the caller's. Raises BackendError on a
         disk error.
         """
-        return await UNPACKS.run_to_end(self._keep, name)
+        return await UNPACKS.run_to_end(self._link_unpacked_aside, name)
 
     async def discard(self, kept: str) -> None:
         """Remove what `keep` has kept, if anything."""
@@ -248,7 +248,10 @@ class Packages:
         real = os.path.realpath(target)
         return Path(real), [real] if package is None else [*self._roots, real]
 
-    def _keep(self, name: TritonName) -> str:
+    def _link_unpacked_aside(self, name: TritonName) -> str:
+        """Link what was unpacked into the package's kept folder, and return that folder; empty
+        where nothing was unpacked.
+        """
         kept = kept_folder(self._repository / name)
         try:
             return str(kept) if link_tree(self._repository / name / UNPACKED, kept) else ""

@@ -43,9 +43,10 @@ class Rules(BaseModel):
 
     @field_validator("triton_args", check_fields=False)
     @classmethod
-    def _leave_decided_options(
+    def _refuse_decided_options(
         cls, arguments: tuple[str, ...], info: ValidationInfo
     ) -> tuple[str, ...]:
+        """Raise ValueError for an option that the adapter gives to an embedded Triton itself."""
         if info.data.get("triton") != "embedded":
             return arguments
         others = [argument for argument in arguments if argument not in _REPEATABLE]
@@ -58,7 +59,10 @@ class Rules(BaseModel):
 
     @field_validator("endpoint_keys", check_fields=False)
     @classmethod
-    def _keys_with_secrets(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _refuse_bad_keys(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Raise ValueError for a malformed key, one whose secret cannot be read, or a second one of
+        the same name.
+        """
         environ = (info.context or {}).get("environ", {})
         names = []
         for number, key in enumerate(keys, 1):

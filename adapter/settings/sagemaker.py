@@ -210,7 +210,7 @@ def _words(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
         if value := environ.get(variable):
             try:
                 yield variable, shlex.split(option + value)
-            except ValueError:  # which `problems` reports
+            except ValueError:  # unbalanced quotes; `problems` reports them
                 yield variable, [option + value]
 
 

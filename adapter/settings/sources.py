@@ -199,7 +199,7 @@ def _quoted(name: str, value: object) -> object:
 
 
 def _find_key_fault(key: str) -> str:
-    """Return why a key of the settings file is refused; empty if it is known."""
+    """Return why the settings file may not have this key; empty if it may."""
     if key in SECRETS:
         return f"no place for a secret: give it as {variable_of(key)}, or its file as {key}_file"
     if key not in Settings.model_fields:

@@ -336,8 +336,8 @@ class ArtifactCache:
         return self._disk.versions(str(self._store(key).location), key.path)
 
     async def _mark_versions(self, key: ArtifactKey, etag: str | None) -> None:
-        """Mark the version that the store has now as current, and all others as replaced. None
-        stands for a store that has no version.
+        """Mark the version `etag` as current, and all others on disk as replaced. `etag` is None
+        where the store has no such artifact any more: then all are replaced.
         """
         # the current one comes last: a process that is killed in between leaves none or one
         versions = sorted(self._versions_on_disk(key), key=lambda each: each.note.etag == etag)

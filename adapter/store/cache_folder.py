@@ -164,9 +164,9 @@ class CacheFolder:
         shutil.rmtree(leaving, ignore_errors=True)
 
     def touch(self, id_: str, last_used: float) -> None:
-        """Note the last use for later runs."""
+        """Set the time of the artifact's note to its last use, for later runs."""
         for name in (_CURRENT, _REPLACED):
-            with suppress(OSError):  # the note has the other name, or the artifact was removed
+            with suppress(OSError):  # an artifact has its note under one of the two names
                 os.utime(self._artifacts / id_ / name, (last_used, last_used))
 
     def mark(self, id_: str, *, is_replaced: bool) -> None:

@@ -202,8 +202,8 @@ class Disk:
         self.take(Reservation("", self), 0)
 
     def hold(self, store: str, path: str, etag: str | None) -> Cached | None:
-        """Pin the artifact and note its use. Without `etag` it is the version that the store had
-        when it was last asked. None if that one is not on disk.
+        """Pin an artifact, and record that it is used now. Without `etag` it is the version that the
+        store had when it was last asked. Return None if that one is not on disk, or lost.
         """
         with self._changed:
             versions = [each for each in self._versions(store, path) if not each.is_lost]

@@ -55,7 +55,7 @@ def own_version() -> str:
 
 
 def about(triton: str) -> dict[str, str]:
-    """Describe this process; `triton`: the setting of that name."""
+    """Return the labels of the gauge build_info. `triton` is the setting of that name."""
     return {
         "version": own_version(),
         "python": platform.python_version(),

@@ -161,7 +161,7 @@ class ModelRuntime:
         """Wait for room that ModelMesh is making, and then for a slot. An unload of the model ends
         the wait.
         """
-        wait = asyncio.create_task(self._room_and_slot(model_id, size))
+        wait = asyncio.create_task(self._wait_for_slot(model_id, size))
         self._waiting[model_id].add(wait)
         try:
             await asyncio.shield(wait)
@@ -178,10 +178,13 @@ class ModelRuntime:
             if not self._waiting[model_id]:
                 del self._waiting[model_id]
 
-    async def _room_and_slot(self, model_id: ModelId, size: int) -> None:
+    async def _wait_for_slot(self, model_id: ModelId, size: int) -> None:
+        """Wait for evictions of ModelMesh, for a while, and then for a slot, which is held on
+        return. `size` is counted for the load in between; a lack of room is no error here.
+        """
         with self._metrics.waiting_load("memory"):
             await self._control.memory.wait_for_evictions(self._told_seconds() / 2)
-        # the next load waits for what ModelMesh will evict once it is told the size of this one
+        # counted before the slot: the next load waits for what ModelMesh evicts for this size
         self._sizes.books.count(model_id, size)
         with self._metrics.waiting_load("turn"):
             await self._load_slots.acquire()

@@ -128,7 +128,9 @@ class MeshSizes:
         return min(self._known(model_id, path) or self.default_bytes, self.default_bytes)
 
     def begin_load(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        """Count a load as ModelMesh does; return what it is likely to be told after the load."""
+        """Count a load at its prediction, as ModelMesh does. Return the size that it will probably
+        get after the load: the learned one, else a guess by the size on disk.
+        """
         self.books.count(model_id, self.predict(model_id, path))
         if (known := self._known(model_id, path)) is not None:
             return known

@@ -21,7 +21,7 @@ PLATFORMS = [
         "a load of ModelMesh waits for no unload that is to come",
         "a load that its books allow is refused, and avoided for minutes",
         ModelRuntime,
-        "_room_and_slot",
+        "_wait_for_slot",
         "await self._control.memory.wait_for_evictions(self._told_seconds() / 2)",
         "pass",
         test="tests/frontends/grpc/modelmesh/test_full.py"
