@@ -202,7 +202,7 @@ class Disk:
         self.take(Reservation("", self), 0)
 
     def hold(self, store: str, path: str, etag: str | None) -> Cached | None:
-        """Pin an artifact, and record that it is used now. Without `etag` it is the version that the
+        """Pin an artifact, and record that it is used now. Without `etag` it is the one that the
         store had when it was last asked. Return None if that one is not on disk, or lost.
         """
         with self._changed:

@@ -34,7 +34,7 @@ from tests.frontends.http.listener import until
 
 def lease() -> Lease:
     record = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
-    held = Leases(64, lambda *_: None).of(record)
+    held = Leases(lambda *_: None).of(record)
     held.begin()
     return held
 

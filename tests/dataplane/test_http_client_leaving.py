@@ -27,7 +27,7 @@ class Failures:
 
     def lease(self) -> Lease:
         record = ModelRecord(ModelId("m"), TritonName("m"), ModelSource("/m"))
-        return Leases(2, lambda _, error: self.seen.append(error)).of(record)
+        return Leases(lambda _, error: self.seen.append(error)).of(record)
 
 
 @pytest.fixture
