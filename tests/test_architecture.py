@@ -72,7 +72,7 @@ def test_no_two_modules_import_each_other(sources: Sources):
 
 
 def test_nobody_uses_the_threads_that_all_share(sources: Sources):
-    """adapter/runtime/threads.py has some for each kind of work; the bench has nobody to wait."""
+    """adapter/runtime/threads.py has some for each kind of work."""
     shared = {
         f"{name(path)}:{node.lineno}"
         for path, nodes in sources.items()

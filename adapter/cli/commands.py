@@ -119,9 +119,6 @@ TOOLS = {
             "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
         ),
     ),
-    "bench": Command(
-        "load test any listener of the adapter, or Triton itself", "adapter.tools.bench.command", ()
-    ),
     "check-config": Command(
         "print every setting, its value and where it came from",
         "adapter.cli.about",

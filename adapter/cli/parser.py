@@ -113,7 +113,7 @@ def _parsed(
 
 def build(wanted: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
     """Return the top parser, and that of each command. Only the wanted ones get their options:
-    those of the settings, or of bench, cost imports.
+    those of the settings cost imports.
     """
     description = "The contracts of SageMaker and ModelMesh in front of a stock NVIDIA Triton."
     epilog = f"{_epilog(_EXAMPLES)}\n{_EXIT_CODES}"

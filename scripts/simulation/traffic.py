@@ -34,7 +34,7 @@ def _alike(models: int, room: int, calls: Sequence[int], from_call: int = CALLS 
 
 
 def zipf(draw: random.Random) -> Trace:
-    """The mix of tests/benchmarks/mix.py: 32 to 256 MiB, and room for a tenth of the bytes."""
+    """A Zipf mix: models of 32 to 256 MiB, and room for a tenth of the bytes."""
     sizes = [size * 2**20 for size in (32, 64, 128, 256) for _ in range(10)]
     draw.shuffle(sizes)
     calls = draw.choices(range(40), _weights(40, 1.2), k=CALLS)

@@ -11,37 +11,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.benchmarks import beside, cold, control, endpoint, inference, proxies
+from tests.benchmarks.churn import measure_churn
+from tests.benchmarks.cold import measure_cold
 from tests.benchmarks.page import page, shown, with_benchmarks
 from tests.benchmarks.place import (
     FULL,
     QUICK,
     NotMeasuredError,
     Scale,
-    busy_share,
-    environment,
-    has_own_network,
+    describe_machine,
+    measure_busy_share,
 )
+from tests.benchmarks.rest import measure_rest
 from tests.benchmarks.rows import MEASURES, ROWS, Json, verdict
+from tests.benchmarks.unary import measure_grpc
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _NOTES = Path(__file__).with_name("notes.toml")
 _PAGE = _ROOT / "docs" / "measurements.md"
 
 BY: Mapping[str, Callable[[Scale], Json]] = {
-    "rest": inference.rest,
-    "grpc": inference.grpc,
-    "sizes": inference.sizes,
-    "memory": inference.memory,
-    "clients": inference.clients,
-    "proxies": proxies.proxies,
-    "endpoint": endpoint.endpoint,
-    "cold": cold.first_answers,
-    "builtin": beside.builtin,
-    "churn": beside.churn,
-    "many": control.many,
-    "delete": control.delete,
-    "start": control.start,
+    "rest": measure_rest,
+    "grpc": measure_grpc,
+    "churn": measure_churn,
+    "cold": measure_cold,
 }
 
 
@@ -92,12 +85,11 @@ def measure(names: Sequence[str], scale: Scale, measures: Json, kept: Path | Non
 def measured(name: str, scale: Scale) -> Json:
     """Figures with all that says what they are of."""
     say(f"{name} ...")
-    has_own_network()
     about = {
         "commit": commit(MEASURES[name][1]),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": environment(),
-        "busy": busy_share(1.0),
+        "machine": describe_machine(),
+        "busy": measure_busy_share(1.0),
         "quick": scale.is_quick,
     }
     begun = time.monotonic()

@@ -13,8 +13,10 @@ from typing import cast
 
 import uvloop
 
+from tests.benchmarks.place import Side
 
-class _Side(asyncio.Protocol):
+
+class _Connection(asyncio.Protocol):
     """`other` is where everything goes; what comes before there is one waits."""
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class _Side(asyncio.Protocol):
             self.other.close()
 
 
-class _Caller(_Side):
+class _Caller(_Connection):
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
         self._to = host, port
@@ -47,7 +49,7 @@ class _Caller(_Side):
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        _, server = await loop.create_connection(_Side, *self._to)
+        _, server = await loop.create_connection(_Connection, *self._to)
         for one, its in ((self, server.transport), (server, self.transport)):
             one.other = its
             if not its.is_closing():
@@ -63,15 +65,15 @@ async def _serve(host: str, port: int) -> None:
 
 
 @contextmanager
-def copying(address: str) -> Iterator[tuple[str, int]]:
-    """Where it listens, and its process."""
+def run_copying(address: str) -> Iterator[Side]:
+    """Run the proxy in front of `address`."""
     command = (sys.executable, "-m", "tests.benchmarks.copying", address)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         port = int(process.stdout.readline())
         try:
-            yield f"127.0.0.1:{port}", process.pid
+            yield Side(f"127.0.0.1:{port}", process.pid)
         finally:
             process.stdin.close()
             process.wait(10)

@@ -1,17 +1,27 @@
 """Arithmetic on rounds."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 Json = dict[str, Any]
 Rounds = Mapping[str, Sequence[Json]]  # what was measured of each side, round by round
+Side = TypeVar("Side")
 
-_HALF = 0.50
+
+def take_turns(
+    sides: Mapping[str, Side], rounds: int, measure: Callable[[Side], Json]
+) -> dict[str, list[Json]]:
+    """Measure each side once a round; every other round goes through them backwards."""
+    figures: dict[str, list[Json]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            figures[name].append(measure(sides[name]))
+    return figures
 
 
 def spread(values: Iterable[float | None], scale: float = 1.0) -> Json | None:
-    """Median, least and greatest; None without values."""
+    """Return median, least and greatest; None without values."""
     known = [value * scale for value in values if value is not None]
     if not known:
         return None
@@ -24,43 +34,21 @@ def spread(values: Iterable[float | None], scale: float = 1.0) -> Json | None:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The least value that so large a share of all does not exceed."""
+    """Return the least value that so large a share of all does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def p50(values: Iterable[float]) -> float:
-    return quantile(values, _HALF)
-
-
 def ratios(upper: Iterable[float], lower: Iterable[float]) -> Json | None:
-    """Round by round, so that what else the machine does meets both."""
+    """Divide round by round, so that what else the machine does meets both sides."""
     return spread(a / b for a, b in zip(upper, lower, strict=True) if b > 0)
 
 
 def of(rounds: Rounds, side: str, figure: str, scale: float = 1.0) -> Json | None:
+    """Return the spread of one figure of one side."""
     return spread((each[figure] for each in rounds[side]), scale)
 
 
 def over(rounds: Rounds, figure: str, one: str, other: str) -> Json | None:
+    """Return one figure of a side over the same figure of another side."""
     return ratios(*([each[figure] for each in rounds[side]] for side in (one, other)))
-
-
-def added(rounds: Rounds, one: str, other: str, base: str) -> Json | None:
-    """What one adds to the p50 of `base`, over what the other adds. A round in which the other
-    adds nothing says nothing.
-    """
-    p50s = [[each["p50"] for each in rounds[side]] for side in (one, other, base)]
-    return ratios(*([a - b for a, b in zip(side, p50s[2], strict=True)] for side in p50s[:2]))
-
-
-def difference(
-    rounds: Rounds, figure: str, one: str, other: str, scale: float = 1.0, *, pairs: int = 1
-) -> Json | None:
-    """Round by round as well: of two figures that both move, only pairs tell it. What counts is the
-    median of so many pairs, one behind the other.
-    """
-    both = zip(rounds[one], rounds[other], strict=True)
-    found = [a[figure] - b[figure] for a, b in both]
-    groups = (found[begin : begin + pairs] for begin in range(0, len(found), pairs))
-    return spread((statistics.median(group) for group in groups), scale)

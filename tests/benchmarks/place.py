@@ -1,7 +1,5 @@
-"""Where the measuring is done: a network of one's own, the servers, the load tester."""
+"""The machine and the servers that the measures share."""
 
-import functools
-import json
 import os
 import shutil
 import signal
@@ -10,22 +8,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter.backend.tritonserver import Launch, prepare
-from tests.benchmarks.figures import Rounds
-from tests.compare.alone import leave_the_network
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from adapter.backend.tritonserver import prepare
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 
 Json = dict[str, Any]
 IDENTITY = EXAMPLES / "identity"
 MIB = 2**20
 
-_LOAD_SECONDS = 300
+_START_SECONDS = 60
 
 
 class NotMeasuredError(Exception):
@@ -38,160 +37,126 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long and how often. `seconds` are those of one side in one round."""
+    """How often a measure is repeated, and for how long."""
 
     is_quick: bool
     rounds: int
-    seconds: float
-    repeats: int
-    models: int
+    seconds: float  # of one side in one round
 
 
-FULL = Scale(is_quick=False, rounds=5, seconds=4.0, repeats=10, models=10_000)
-QUICK = Scale(is_quick=True, rounds=1, seconds=0.5, repeats=2, models=500)
+FULL = Scale(is_quick=False, rounds=5, seconds=4.0)
+QUICK = Scale(is_quick=True, rounds=1, seconds=1.0)
 
 
-@functools.cache
-def has_own_network() -> bool:
-    """From the first call on nothing of this process and its children is reached from outside.
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A server that takes part in a measure."""
 
-    False where that is not allowed: then the loopback is shared with the machine, and Triton's
-    built-in endpoint, which listens on all addresses, is not started.
-    """
-    try:
-        leave_the_network()
-    except OSError:
-        return False
-    return True
+    address: str
+    pid: int | None = None  # of the process whose CPU time counts
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
+def find_program(name: str, package: str) -> str:
+    """Return the path of a program of Debian. Raise NotMeasuredError if it is not installed."""
+    path = shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+    if path is None:
+        raise NotMeasuredError(f"there is no {name} (Debian: {package})")
+    return path
+
+
 @contextmanager
-def stack(*flags: str) -> Iterator[RunningAdapter]:
-    """The adapter with a Triton of its own that has the model `identity`."""
-    with embedded_adapter(*flags) as adapter:
-        with closing(adapter.client()) as client:
-            reply = client.load("identity", IDENTITY)
-        if reply.status != 200:
-            raise FailedError(f"identity was not loaded: {reply.body!r}")
+def run_stack() -> Iterator[RunningAdapter]:
+    """Run the adapter with a Triton of its own that has the model `identity`."""
+    with embedded_adapter() as adapter:
+        load_identity(adapter)
         yield adapter
 
 
+def load_identity(adapter: RunningAdapter) -> None:
+    with closing(adapter.client()) as client:
+        reply = client.load("identity", IDENTITY)
+    if reply.status != 200:
+        raise FailedError(f"identity was not loaded: {reply.body!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTriton:
+    """A Triton without an adapter, which loads and unloads the models of its repository."""
+
+    address: str  # of its gRPC port
+    repository: Path
+    client: Any  # of tritonclient, which has no types
+
+
 @contextmanager
-def tritonserver(
-    command: Callable[[Launch, Path], Sequence[str]], **environ: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """One without an adapter. `command` is told what to start, and a folder for what it needs."""
+def run_triton(*models: str) -> Iterator[RunningTriton]:
+    """Run a Triton whose repository has `identity` under each of these names. Load none of them."""
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
     try:
+        repository = folder / "repository"
+        repository.mkdir()
+        for model in models:
+            shutil.copytree(IDENTITY, repository / model)
         launch = prepare(None, folder)
+        port = find_free_port()
+        command = (
+            str(launch.binary),
+            f"--model-repository={repository}",
+            "--model-control-mode=explicit",
+            "--allow-http=false",
+            "--allow-metrics=false",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={port}",
+            f"--backend-config=python,shm-region-prefix-name={folder.name}",
+            *launch.arguments,
+        )
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                command(launch, folder),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env={**os.environ, **launch.environment, **environ},
+                env={**os.environ, **launch.environment},
                 start_new_session=True,
             )
+        address = f"127.0.0.1:{port}"
         try:
-            yield process
+            with tritonclient.grpc.InferenceServerClient(address) as client:
+                wait_until(lambda: _is_ready(client), _START_SECONDS, "Triton is ready")
+                yield RunningTriton(address, repository, client)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
     finally:
-        for region in Path("/dev/shm").glob(f"{folder.name}*"):  # it is named so by `command`
+        for region in Path("/dev/shm").glob(f"{folder.name}*"):  # named by the prefix above
             region.unlink()
         shutil.rmtree(folder)
 
 
-def load(*args: str) -> Json:
-    """What `triton-adapter bench ARGS` says of its only target; it runs in a process of its own.
-
-    FailedError when a call went wrong.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
-    try:
-        path = folder / "result.json"
-        command = (sys.executable, "-m", "adapter", "bench", f"--json={path}", *args)
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False
-        )
-        text = path.read_text() if path.exists() else ""
-        target = json.loads(text)["targets"][0] if text else {}
-        if done.returncode != 0:
-            why = target.get("errors_by_code") or done.stderr[-500:]
-            raise FailedError(f"{' '.join(args)}: {why}")
-        return target
-    finally:
-        shutil.rmtree(folder)
+def _is_ready(client: Any) -> bool:
+    with suppress(InferenceServerException):
+        return bool(client.is_server_ready())
+    return False
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One that takes part. `at`: where the load tester sends what; `pid`: whose CPU time counts;
-    `meanwhile` is entered for the time of each round.
-    """
-
-    at: tuple[str, ...]
-    pid: int | None = None
-    meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext
+def read_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of all threads of a process that are still there."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def in_turns(sides: Mapping[str, Side], rounds: int, *shared: str) -> Rounds:
-    """Each side once a round, every other round backwards. CPU in seconds a request."""
-    found: dict[str, list[Json]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in list(sides)[:: -1 if number % 2 else 1]:
-            side = sides[name]
-            pid = () if side.pid is None else (f"--cpu-pid={side.pid}",)
-            with side.meanwhile():
-                target = load(*side.at, *pid, "--model=identity", *shared)
-            figures = {"rate": target["rate"], "p50": target["latency"]["p50"]}
-            figures |= {"p99": target["latency"]["p99"]}
-            figures["generator"] = target["generator_cpu_share"] / target["rate"]
-            if pid:
-                figures["cpu"] = target["processes"][0]["cpu_seconds_per_request"]
-            found[name].append(figures)
-    return found
-
-
-def rss_bytes(pid: int, field: str = "VmRSS") -> int:
-    """VmHWM is the most since `forget_peak`."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise FailedError(f"no {field} of process {pid}")
-
-
-def forget_peak(pid: int) -> None:
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def pss_bytes(*pids: int) -> int:
-    """The proportional share of these processes together."""
-    total = 0
-    for each in pids:
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-    return total
-
-
-def environment() -> Json:
-    """The machine as far as it matters for the figures."""
+def describe_machine() -> Json:
+    """Return what of the machine and the software matters for the figures."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    told = subprocess.run(
+    version = subprocess.run(
         (sys.executable, "-m", "adapter", "version", "--all"),
         capture_output=True,
         text=True,
@@ -202,18 +167,20 @@ def environment() -> Json:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": os.uname().release,
-        "versions": told.stdout.split("\n")[:-1],
+        "versions": version.stdout.split("\n")[:-1],
     }
 
 
-def busy_share(seconds: float) -> float:
-    """Of all cores, by whatever runs on this machine at the moment."""
+def measure_busy_share(seconds: float) -> float:
+    """Return the share of all cores that other processes of this machine use at the moment."""
 
-    def times() -> tuple[int, int]:
+    def read_times() -> tuple[int, int]:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return sum(fields), fields[3] + fields[4]
 
-    total, idle = times()
+    total_before, idle_before = read_times()
     time.sleep(seconds)
-    total, idle = times()[0] - total, times()[1] - idle
+    total_after, idle_after = read_times()
+    total = total_after - total_before
+    idle = idle_after - idle_before
     return 1 - idle / total if total else 0.0

@@ -31,8 +31,8 @@ RUN.remove(CLI)  # of which what is printed is compared as well: tests/docs/test
 
 
 def _at_night(page: Path) -> object:
-    """What measures for long, and what takes many loads: the nightly part `readme`."""
-    is_long = shown(page) in {"docs/bench.md", "examples/gallery/README.md"}
+    """What takes many loads: the nightly part `readme`."""
+    is_long = shown(page) == "examples/gallery/README.md"
     return pytest.param(page, marks=pytest.mark.nightly) if is_long else page
 
 

@@ -154,9 +154,9 @@ def test_search_knows_the_words_that_readers_look_for(site, word):
 
 def test_the_site_is_not_written_with_a_dead_link_or_a_page_outside_the_navigation(sources):
     spoilt = [
-        ("docs/bench.md", "[x](no-such-page)", "no-such-page"),
-        ("docs/bench.md", "[x](memory.md#no-such-heading)", "no-such-heading"),
-        ("docs/bench.md", "[x](#no-such-own-heading)", "no-such-own-heading"),
+        ("docs/stores.md", "[x](no-such-page)", "no-such-page"),
+        ("docs/stores.md", "[x](memory.md#no-such-heading)", "no-such-heading"),
+        ("docs/stores.md", "[x](#no-such-own-heading)", "no-such-own-heading"),
         ("README.md", "[x](no/such.py)", "no/such.py"),
         (f"docs/{LOST}", "# Lost", LOST),
     ]

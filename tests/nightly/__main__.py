@@ -47,7 +47,6 @@ SHARES = {
     "load": ("tests/nightly/test_load.py", 2.0),
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
     "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
-    "endpoint_bench": ("tests/bench/test_endpoint_measures.py", 1.0),
     "hundred_models": ("tests/fleet/test_hundred_models.py", 10.0),
     "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),

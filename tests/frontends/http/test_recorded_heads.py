@@ -1,7 +1,4 @@
-"""What real clients write before an inference is plain: it takes the fast path.
-
-The heads are those that the benchmarks are measured with.
-"""
+"""What real clients write before an inference is plain: it takes the fast path."""
 
 from pathlib import Path
 
@@ -9,7 +6,7 @@ import pytest
 
 from tests.frontends.http.listener import Listener, opened
 
-HEADS = Path(__file__).parents[2] / "benchmarks" / "heads"
+HEADS = Path(__file__).with_name("heads")
 TIMES = 100
 FILLED = {"{model}": "m", "{hex64}": "a" * 64, "{hex32}": "b" * 32, "{hex16}": "c" * 16}
 FILLED |= {"{hex12}": "d" * 12, "{hex8}": "e" * 8, "{hex4}": "f" * 4}

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 
 import hpack
 
-from adapter.tools.bench.http2 import frame
-
 DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 _ACK = END_STREAM = 1
 _END_HEADERS = 4
 _DEADLINE_EXCEEDED = "4"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2."""
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
 # so that no answer waits for this side
 _WINDOWS = frame(SETTINGS, 0, 0, b"\0\4" + (2**31 - 1).to_bytes(4))
 

@@ -115,7 +115,6 @@ class TestHelp:
             (("help", "healthchek"), "healthcheck"),
             (("--versio",), "--version"),
             (("ps", "--wach"), "--watch"),
-            (("bench", "http://a", "--model=m", "--conections=1"), "--connections"),
         ],
     )
     def test_a_misspelt_word_is_refused_with_the_one_that_may_have_been_meant(

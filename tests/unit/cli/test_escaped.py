@@ -26,7 +26,6 @@ ARGUMENTS = {
     "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
     "recycle": [(SOCKET,), (f"--timeout={HOSTILE}",)],
     "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
-    "bench": [(HOSTILE, "--model=m"), (f"http://127.0.0.1:1/{HOSTILE}", "--model=m", "--count=1")],
     "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
     "schema": [(HOSTILE,)],
     "completion": [(HOSTILE,)],
@@ -142,20 +141,3 @@ def test_a_setting_of_the_environment_is_escaped(run):
     del environ["ADAPTER_HTPP"]
     code, out, err = run("check-config", environ=environ)
     assert (code, rude(out + err)) == (0, "")
-
-
-def test_the_result_of_a_bench_is_escaped(run, sidecar, tmp_path):
-    server = sidecar(200)
-    server.body = json.dumps(ERROR).encode()
-    (payload := tmp_path / "in.json").write_text('{"inputs": []}')
-    url = f"http://127.0.0.1:{server.server_port}"
-    given = (
-        f"--model={HOSTILE}",
-        f"--payload={payload}",
-        "--count=1",
-        "--warmup=0",
-        "--connections=1",
-    )
-    _, out, err = run("bench", url, *given)
-    assert "\\x1b" in out + err
-    assert rude(out + err) == ""

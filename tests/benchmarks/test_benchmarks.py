@@ -1,0 +1,291 @@
+"""The program behind `make bench`: its arithmetic, its page, and what it takes for a failure."""
+
+import json
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+
+import grpc
+import pytest
+
+from tests.benchmarks import __main__ as program
+from tests.benchmarks.figures import over, quantile, ratios, spread, take_turns
+from tests.benchmarks.generators import run_h2load, run_wrk
+from tests.benchmarks.page import page, shown
+from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError
+from tests.benchmarks.proxies import run_stand_in
+from tests.benchmarks.rows import MEASURES, ROWS, Row, number, verdict
+
+PROGRAMS = ("wrk", "h2load", "nginx")
+needs_programs = pytest.mark.skipif(
+    not all(shutil.which(name, path="/usr/bin:/usr/sbin") for name in PROGRAMS),
+    reason=f"needs {', '.join(PROGRAMS)}",
+)
+
+MOST = Row("m", "f", "w", "x", most=1.6)
+LEAST = Row("m", "f", "w", "x", least=0.85)
+LAST = "cold.miss_512"
+
+
+def row(key: str) -> Row:
+    return next(each for each in ROWS if each.key == key)
+
+
+def test_spread_is_median_least_and_greatest_round():
+    assert spread([3, 1, None, 2]) == {"median": 2, "min": 1, "max": 3, "rounds": 3}
+    assert spread([3, 1], 10)["max"] == 30
+    assert spread([None]) is None
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 51), (0.99, 100), (0.0, 1), (1.0, 100)])
+def test_quantile_is_one_of_the_values(share, value):
+    assert quantile(range(100, 0, -1), share) == value
+
+
+def test_ratios_are_taken_round_by_round():
+    assert ratios([10, 40], [5, 10]) == {"median": 3, "min": 2, "max": 4, "rounds": 2}
+    rounds = {"adapter": [{"cpu": 3}, {"cpu": 8}], "copying": [{"cpu": 2}, {"cpu": 2}]}
+    assert over(rounds, "cpu", "adapter", "copying") == spread([1.5, 4])
+
+
+@pytest.mark.parametrize(
+    ("row", "values", "said"),
+    [
+        (MOST, (1.2, 1.5, 1.6), "met"),
+        (MOST, (1.2, 1.5, 1.61), "not settled"),
+        (MOST, (1.5, 1.7, 1.9), "not settled"),
+        (MOST, (1.61, 1.7, 1.9), "missed"),
+        (LEAST, (0.85, 0.9, 0.95), "met"),
+        (LEAST, (0.84, 0.9, 0.95), "not settled"),
+        (LEAST, (0.5, 0.7, 0.84), "missed"),
+        (MOST, (1.2, 1.3), "not settled"),
+        (MOST, (5.0,), "not settled"),
+        (Row("m", "f", "w", "x"), (1.0, 1.0, 1.0), ""),
+    ],
+)
+def test_verdict_needs_all_of_three_rounds(row, values, said):
+    assert verdict(row, spread(values)) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0018, "0.0018"), (0.02, "0.02"), (0.85, "0.85"), (3.0, "3"), (12.34, "12.3"),
+     (40.0, "40"), (0.7, "0.7"), (1234.5, "1,234"), (-31.26, "-31.3"), (0.0, "0")],
+)  # fmt: skip
+def test_number_has_three_digits_and_its_unit(value, text):
+    assert number(value, "") == text
+    assert number(value, "ms") == f"{text} ms"
+
+
+def test_figure_is_shown_with_its_spread():
+    assert shown(spread([1, 2, 4]), "ms") == "2 ms (1 to 4)"
+    assert shown(spread([2]), "ms") == "2 ms (one round)"
+
+
+def test_each_row_has_a_measure_and_own_key():
+    assert {each.measure for each in ROWS} == MEASURES.keys() == program.BY.keys()
+    assert len({each.key for each in ROWS}) == len(ROWS)
+
+
+def test_each_note_has_a_measure_or_row():
+    notes = tomllib.loads(program._NOTES.read_text())
+    assert notes.keys() <= MEASURES.keys() | {each.key for each in ROWS}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_measured_paths_exist(name):
+    paths = [path for path in MEASURES[name][1] if not path.startswith(":")]
+    assert [path for path in paths if not (program._ROOT / path).exists()] == []
+
+
+def measure(figures: dict, *, is_stale: bool = False, quick: bool = False) -> dict:
+    about = {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**31, "kernel": "6", "versions": ["x 1"]}
+    said = {"commit": "1234567890ab", "date": "2026-01-01", "machine": about, "busy": 0.25}
+    return said | {"quick": quick, "is_stale": is_stale, "figures": figures}
+
+
+def line_of(text: str, key: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"| {row(key).what} |"))
+
+
+def test_page_shows_verdicts_commit_and_date():
+    met, missed = (page({"grpc": measure({"cpu": spread([x] * 3)})}, {}) for x in (1.5, 2.7))
+
+    assert line_of(met, "grpc.cpu").endswith("| at most 2.2 x | 1.5 x (1.5 to 1.5): met |")
+    assert line_of(missed, "grpc.cpu").endswith(": missed |")
+    assert "Commit 1234567890ab, 2026-01-01, 2 cores." in met
+    assert line_of(met, LAST).endswith("| not measured on this code |")
+
+
+@pytest.mark.parametrize(("how", "said"), [("is_stale", ") |"), ("quick", "): coarse |")])
+def test_old_and_coarse_figures_have_no_verdict(how, said):
+    figures = {"cpu": spread([9.0] * 3), "adapter_rate": spread([9] * 3)}
+
+    text = page({"grpc": measure(figures, **{how: True})}, {"grpc.cpu": "a reason"})
+
+    assert all(line_of(text, f"grpc.{each}").endswith(said) for each in figures)
+    assert ": met" not in text
+    assert ": missed" not in text
+    assert "a reason" not in text
+    assert ("1234567890ab (older code)" in text) == (how == "is_stale")
+
+
+def test_note_of_a_row_is_shown_while_missed():
+    notes = {"grpc.cpu": "the parser takes 20 µs\n"}
+    met, missed = (page({"grpc": measure({"cpu": spread([x] * 3)})}, notes) for x in (1.5, 2.7))
+
+    assert "the parser takes 20 µs" in missed
+    assert "the parser takes 20 µs" not in met
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """Two files, one commit; `git` runs in it."""
+
+    def git(*arguments: str) -> str:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        done = subprocess.run(
+            ["git", *own, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    for name in ("code", "docs"):
+        (tmp_path / name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(program, "_ROOT", tmp_path)
+    return tmp_path, git
+
+
+def test_figures_become_stale_when_measured_paths_change(repository):
+    folder, git = repository
+    commit = program.commit(["code"])
+    (folder / "docs").write_text("2")
+    git("commit", "-qam", "docs")
+    assert git("rev-parse", "HEAD").startswith(commit) is False
+    assert not program.is_stale(commit, ["code"])
+
+    (folder / "code").write_text("2")
+    assert program.is_stale(commit, ["code"])
+    git("commit", "-qam", "code")
+    assert program.is_stale(commit, ["code"])
+    assert not program.is_stale(commit, ["docs", ":(exclude)docs"])
+
+
+@pytest.mark.parametrize("change", ["code", "new"])
+def test_commit_is_marked_when_measured_paths_are_dirty(repository, change):
+    folder, _ = repository
+    (folder / "docs").write_text("the page, half written")
+    assert not program.commit(["code"]).endswith("+")
+
+    (folder / change).write_text("2")
+
+    assert program.commit(["code", "new"]).endswith("+")
+    assert program.is_stale(program.commit(["code", "new"]), ["code", "new"])
+
+
+def test_figures_of_an_unknown_commit_are_stale():
+    assert program.is_stale("no-such-commit", ["adapter"])
+
+
+@pytest.mark.slow
+def test_failed_measure_keeps_others_and_their_figures(monkeypatch, tmp_path):
+    def absent(_scale):
+        raise NotMeasuredError("not here")
+
+    def broken(_scale):
+        raise FailedError("a call went wrong")
+
+    by = {
+        "rest": absent,
+        "grpc": broken,
+        "cold": lambda scale: {"miss_16": spread([scale.rounds])},
+    }
+    monkeypatch.setattr(program, "BY", by)
+    measures = {"churn": {"date": "then"}, "rest": {"date": "before"}}
+
+    failed = program.measure(list(by), QUICK, measures, tmp_path / "out" / "benchmarks.json")
+
+    assert failed == ["grpc"]
+    assert measures["churn"] == {"date": "then"}
+    assert measures["rest"] == {"date": "before"}
+    assert measures["cold"]["figures"] == {"miss_16": spread([QUICK.rounds])}
+    assert measures["cold"]["quick"]
+    assert json.loads((tmp_path / "out" / "benchmarks.json").read_text()) == measures
+
+
+def test_every_other_round_goes_backwards():
+    order = []
+
+    def measure(side):
+        order.append(side)
+        return {"rate": len(order)}
+
+    figures = take_turns({"one": "a", "other": "b"}, 2, measure)
+
+    assert order == ["a", "b", "b", "a"]
+    assert figures == {"one": [{"rate": 1}, {"rate": 4}], "other": [{"rate": 2}, {"rate": 3}]}
+
+
+@contextmanager
+def serve_calls(failing_from: float) -> Iterator[str]:
+    """Answer calls of gRPC with a message, those from this number on with INTERNAL."""
+    numbers = count()
+
+    def answer(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        if next(numbers) >= failing_from:
+            context.abort(grpc.StatusCode.INTERNAL, "broken")
+        return b"answer"
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, _call):
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@needs_programs
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 100])
+def test_calls_over_grpc_are_counted_and_timed(rate):
+    with serve_calls(float("inf")) as address:
+        load = run_h2load(address, 1, rate)
+    assert load.answered == rate or (rate is None and load.answered > 10)
+    assert abs(load.seconds - 1) < 0.2
+    assert len(load.latencies_seconds) >= load.answered
+    assert 0 < quantile(load.latencies_seconds, 0.99) < 1
+
+
+@needs_programs
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 100])
+@pytest.mark.parametrize("failing_from", [0, 20])
+def test_failed_calls_over_grpc_fail_the_measure(failing_from, rate):
+    """Such a call has the status 200 in HTTP, so `h2load` counts it as one that succeeded."""
+    with serve_calls(failing_from) as address, pytest.raises(FailedError):
+        run_h2load(address, 1, rate)
+
+
+@needs_programs
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["", "%00"])
+def test_refused_requests_over_rest_fail_the_measure(path, tmp_path):
+    script = tmp_path / "get.lua"
+    script.write_text('wrk.method = "GET"')
+    with run_stand_in() as side:
+        if not path:
+            assert run_wrk(script, f"http://{side.address}/", 1, 0) > 10
+            return
+        with pytest.raises(FailedError, match="Non-2xx"):
+            run_wrk(script, f"http://{side.address}/{path}", 1, 0)
