@@ -39,7 +39,7 @@ BY: Mapping[str, Callable[[Scale], Json]] = {
 
 
 def main() -> int:
-    """1 when something could not be measured that can be here, whatever the figures say."""
+    """Return 1 if a measure failed, whatever the figures of the others say."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BY))
     parser.add_argument("--quick", action="store_true", help="coarse; writes nothing without --out")
@@ -56,56 +56,56 @@ def main() -> int:
     if out is not None:
         write_page(out, measures)
     if failed:
-        say(f"FAILED: {', '.join(failed)}")
+        print_line(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0
 
 
 def measure(names: Sequence[str], scale: Scale, measures: Json, kept: Path | None) -> list[str]:
-    """One after the other into `measures`; what is there under other names stays as it is.
+    """Measure these, put their results into `measures`, and return the names of those that failed.
 
-    The names of those that failed; they keep no other from being measured.
+    A failure does not keep the others from being measured. Results under other names stay.
     """
     failed = []
     for name in names:
         try:
-            measures[name] = measured(name, scale)
+            measures[name] = run_measure(name, scale)
         except NotMeasuredError as reason:
-            say(f"    not measured: {reason}")
+            print_line(f"    not measured: {reason}")
         except Exception:  # noqa: BLE001 - of whatever kind
-            say(traceback.format_exc())
+            print_line(traceback.format_exc())
             failed.append(name)
         else:
-            tell(name, measures[name])
+            print_figures(name, measures[name])
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(json.dumps(measures, indent=1) + "\n")
     return failed
 
 
-def measured(name: str, scale: Scale) -> Json:
-    """Figures with all that says what they are of."""
-    say(f"{name} ...")
+def run_measure(name: str, scale: Scale) -> Json:
+    """Return the figures of a measure with the commit, the date and the machine they are of."""
+    print_line(f"{name} ...")
     about = {
-        "commit": commit(MEASURES[name][1]),
+        "commit": find_commit(MEASURES[name][1]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": describe_machine(),
         "busy": measure_busy_share(1.0),
         "quick": scale.is_quick,
     }
-    begun = time.monotonic()
+    started_at = time.monotonic()
     figures = BY[name](scale)
-    return about | {"seconds": round(time.monotonic() - begun, 1), "figures": figures}
+    return about | {"seconds": round(time.monotonic() - started_at, 1), "figures": figures}
 
 
 def write_page(out: Path, measures: Json) -> None:
     out.mkdir(parents=True, exist_ok=True)
     notes = tomllib.loads(_NOTES.read_text())
-    text = with_benchmarks(_PAGE.read_text(), page(marked(measures), notes))
+    text = with_benchmarks(_PAGE.read_text(), page(mark_stale(measures), notes))
     (out / _PAGE.name).write_text(text)
 
 
-def marked(measures: Json) -> Json:
-    """With whether the code that was measured is another one now."""
+def mark_stale(measures: Json) -> Json:
+    """Return the results with a mark on those whose code has changed since."""
     return {
         name: each | {"is_stale": is_stale(each["commit"], MEASURES[name][1])}
         for name, each in measures.items()
@@ -113,15 +113,15 @@ def marked(measures: Json) -> Json:
     }
 
 
-def commit(paths: Sequence[str]) -> str:
-    """What is measured; with a `+` where the tree has changes of it that are not committed."""
+def find_commit(paths: Sequence[str]) -> str:
+    """Return the commit that is checked out, with a `+` if `paths` differ from it."""
     head = _git(("rev-parse", "--short=12", "HEAD")).stdout.strip()
     changed = _git(("status", "--porcelain", "--", *paths)).stdout
     return f"{head}+" if changed else head
 
 
 def is_stale(measured_at: str, paths: Sequence[str]) -> bool:
-    """Whether the code in `paths` is another one now; True when that cannot be told."""
+    """Return whether `paths` have changed since; True if git does not know the commit."""
     if measured_at.endswith("+"):
         return True
     return _git(("diff", "--quiet", measured_at, "--", *paths)).returncode != 0
@@ -133,16 +133,16 @@ def _git(arguments: Iterable[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tell(name: str, measure: Json) -> None:
-    say(f"    {measure['seconds']:.0f} s")
+def print_figures(name: str, measure: Json) -> None:
+    print_line(f"    {measure['seconds']:.0f} s")
     for row in ROWS:
         found = measure["figures"].get(row.figure) if row.measure == name else None
         if found is not None:
             held = f" ({row.target}): {verdict(row, found)}" if row.target else ""
-            say(f"    {row.what}: {shown(found, row.unit)}{held}")
+            print_line(f"    {row.what}: {shown(found, row.unit)}{held}")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.benchmarks.copying import run_copying
-from tests.benchmarks.figures import Json, of, over, quantile, spread, take_turns
+from tests.benchmarks.figures import Json, compare, quantile, spread, summarize, take_turns
 from tests.benchmarks.generators import run_h2load
 from tests.benchmarks.place import (
     IDENTITY,
@@ -93,9 +93,9 @@ def measure_churn(scale: Scale) -> Json:
         }
         rounds = take_turns(sides, scale.rounds, partial(_measure_side, seconds))
     return {
-        "ratio": over(rounds, "p99", "adapter", "triton"),
-        "ratio_copying": over(rounds, "p99", "adapter", "copying"),
-        **{f"{name}_p99": of(rounds, name, "p99", 1e3) for name in sides},
+        "ratio": compare(rounds, "p99", "adapter", "triton"),
+        "ratio_copying": compare(rounds, "p99", "adapter", "copying"),
+        **{f"{name}_p99": summarize(rounds, name, "p99", 1e3) for name in sides},
         "adapter_load": spread(through_adapter.loads_seconds),
         "triton_load": spread(directly.loads_seconds),
     }

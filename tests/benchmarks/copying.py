@@ -17,7 +17,7 @@ from tests.benchmarks.place import Side
 
 
 class _Connection(asyncio.Protocol):
-    """`other` is where everything goes; what comes before there is one waits."""
+    """Passes what it receives on to another connection. Keeps it until there is one."""
 
     def __init__(self) -> None:
         self.other: asyncio.Transport | None = None

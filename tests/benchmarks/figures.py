@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Json = dict[str, Any]
-Rounds = Mapping[str, Sequence[Json]]  # what was measured of each side, round by round
+Rounds = Mapping[str, Sequence[Json]]  # the figures of each side, round by round
 Side = TypeVar("Side")
 
 
@@ -44,11 +44,11 @@ def ratios(upper: Iterable[float], lower: Iterable[float]) -> Json | None:
     return spread(a / b for a, b in zip(upper, lower, strict=True) if b > 0)
 
 
-def of(rounds: Rounds, side: str, figure: str, scale: float = 1.0) -> Json | None:
+def summarize(rounds: Rounds, side: str, figure: str, scale: float = 1.0) -> Json | None:
     """Return the spread of one figure of one side."""
     return spread((each[figure] for each in rounds[side]), scale)
 
 
-def over(rounds: Rounds, figure: str, one: str, other: str) -> Json | None:
+def compare(rounds: Rounds, figure: str, one: str, other: str) -> Json | None:
     """Return one figure of a side over the same figure of another side."""
     return ratios(*([each[figure] for each in rounds[side]] for side in (one, other)))

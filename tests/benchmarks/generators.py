@@ -44,7 +44,7 @@ def run_wrk(script: Path, url: str, seconds: float, core: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad:
-    """What one run of `h2load` measured."""
+    """Holds the figures of one run of `h2load`."""
 
     answered: int
     seconds: float

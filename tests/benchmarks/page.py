@@ -19,7 +19,7 @@ def with_benchmarks(text: str, benchmarks: str) -> str:
 
 
 def page(measures: Json, notes: Mapping[str, str]) -> str:
-    """`measures` is what benchmarks.json holds, with `is_stale` in each."""
+    """Return the section of each measure, from the results of benchmarks.json marked if stale."""
     return "\n".join(_section(name, measures.get(name), notes) for name in MEASURES)
 
 
@@ -32,17 +32,19 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
     if measure is not None:
         parts.append(_origin(measure))
-        missed = [row for row in rows if row.key in notes and _said(row, measure)[1] == "missed"]
+        missed = [
+            row for row in rows if row.key in notes and _describe(row, measure)[1] == "missed"
+        ]
         parts += [f"- **{row.what}**: {notes[row.key].strip()}\n" for row in missed]
     return "\n".join(parts)
 
 
 def _cells(row: Row, measure: Json | None) -> list[str]:
-    return [row.what, row.target, ": ".join(filter(None, _said(row, measure)))]
+    return [row.what, row.target, ": ".join(filter(None, _describe(row, measure)))]
 
 
-def _said(row: Row, measure: Json | None) -> tuple[str, str]:
-    """What was measured, and what that is worth."""
+def _describe(row: Row, measure: Json | None) -> tuple[str, str]:
+    """Return the figure of a row, and what it is worth against the target."""
     found = measure["figures"].get(row.figure) if measure is not None else None
     if measure is None or found is None:
         return "not measured on this code", ""

@@ -28,16 +28,16 @@ _START_SECONDS = 60
 
 
 class NotMeasuredError(Exception):
-    """Why this cannot be measured here."""
+    """Says why a measure is not possible on this machine."""
 
 
 class FailedError(Exception):
-    """A call that was measured went wrong, or nothing could be measured at all."""
+    """Says which call of a measure went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How often a measure is repeated, and for how long."""
+    """Says how often a measure is repeated, and for how long."""
 
     is_quick: bool
     rounds: int

@@ -1,4 +1,4 @@
-"""What a small REST request costs: the adapter, nginx, Envoy and the copying proxy, in turn."""
+"""Measures a small REST request: the adapter, nginx, Envoy and the copying proxy, in turn."""
 
 import os
 import tempfile
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.copying import run_copying
-from tests.benchmarks.figures import Json, of, over, take_turns
+from tests.benchmarks.figures import Json, compare, summarize, take_turns
 from tests.benchmarks.generators import run_wrk
 from tests.benchmarks.place import (
     IDENTITY,
@@ -52,9 +52,9 @@ def measure_rest(scale: Scale) -> Json:
     with ExitStack() as stack:
         stand_in = stack.enter_context(run_stand_in())
         sides = {
-            "copying": _at(stack.enter_context(run_copying(stand_in.address)), _INFER),
-            "nginx": _at(stack.enter_context(run_nginx(stand_in.address)), _INVOKE),
-            "envoy": _at(stack.enter_context(run_envoy(stand_in.address)), _INFER),
+            "copying": _add_path(stack.enter_context(run_copying(stand_in.address)), _INFER),
+            "nginx": _add_path(stack.enter_context(run_nginx(stand_in.address)), _INVOKE),
+            "envoy": _add_path(stack.enter_context(run_envoy(stand_in.address)), _INFER),
         }
         adapter = _start_adapter(stack, stand_in.address)
         sides["adapter"] = Side(adapter.http + _INVOKE, adapter.process.pid)
@@ -71,10 +71,10 @@ def measure_rest(scale: Scale) -> Json:
     figures: Json = {}
     for heads, rounds in results.items():
         for other in PROXIES:
-            figures[f"adapter_{other}_{heads}"] = over(rounds, "cpu", "adapter", other)
+            figures[f"adapter_{other}_{heads}"] = compare(rounds, "cpu", "adapter", other)
         for name in sides:
-            figures[f"{name}_us_{heads}"] = of(rounds, name, "cpu", 1e6)
-            figures[f"{name}_rate_{heads}"] = of(rounds, name, "rate")
+            figures[f"{name}_us_{heads}"] = summarize(rounds, name, "cpu", 1e6)
+            figures[f"{name}_rate_{heads}"] = summarize(rounds, name, "rate")
     return figures
 
 
@@ -96,7 +96,7 @@ def _start_adapter(stack: ExitStack, triton_http: str) -> RunningAdapter:
     return adapter
 
 
-def _at(side: Side, path: str) -> Side:
+def _add_path(side: Side, path: str) -> Side:
     return Side(side.address + path, side.pid)
 
 

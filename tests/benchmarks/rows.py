@@ -10,16 +10,14 @@ FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`figure` names a spread within the figures of `measure`. `most` or `least` is the target;
-    with neither the row has none.
-    """
+    """Describes a figure of a measure, and its target if it has one."""
 
     measure: str
-    figure: str
+    figure: str  # names a spread in the figures of the measure
     what: str
     unit: str
-    most: float | None = None
-    least: float | None = None
+    most: float | None = None  # the target, if that is an upper bound
+    least: float | None = None  # the target, if that is a lower bound
 
     @property
     def key(self) -> str:
@@ -42,7 +40,7 @@ class Row:
 
 
 def verdict(row: Row, spread: Json) -> str:
-    """By the worst round and by the best; in between, or of too few rounds, nothing is settled."""
+    """Judge by the worst and the best round. With too few rounds nothing is settled."""
     if row.most is None and row.least is None:
         return ""
     if spread["rounds"] < FEWEST_ROUNDS:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tests.benchmarks import __main__ as program
-from tests.benchmarks.figures import over, quantile, ratios, spread, take_turns
+from tests.benchmarks.figures import compare, quantile, ratios, spread, take_turns
 from tests.benchmarks.generators import run_h2load, run_wrk
 from tests.benchmarks.page import page, shown
 from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError
@@ -49,7 +49,7 @@ def test_quantile_is_one_of_the_values(share, value):
 def test_ratios_are_taken_round_by_round():
     assert ratios([10, 40], [5, 10]) == {"median": 3, "min": 2, "max": 4, "rounds": 2}
     rounds = {"adapter": [{"cpu": 3}, {"cpu": 8}], "copying": [{"cpu": 2}, {"cpu": 2}]}
-    assert over(rounds, "cpu", "adapter", "copying") == spread([1.5, 4])
+    assert compare(rounds, "cpu", "adapter", "copying") == spread([1.5, 4])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def repository(tmp_path, monkeypatch):
 
 def test_figures_become_stale_when_measured_paths_change(repository):
     folder, git = repository
-    commit = program.commit(["code"])
+    commit = program.find_commit(["code"])
     (folder / "docs").write_text("2")
     git("commit", "-qam", "docs")
     assert git("rev-parse", "HEAD").startswith(commit) is False
@@ -181,12 +181,12 @@ def test_figures_become_stale_when_measured_paths_change(repository):
 def test_commit_is_marked_when_measured_paths_are_dirty(repository, change):
     folder, _ = repository
     (folder / "docs").write_text("the page, half written")
-    assert not program.commit(["code"]).endswith("+")
+    assert not program.find_commit(["code"]).endswith("+")
 
     (folder / change).write_text("2")
 
-    assert program.commit(["code", "new"]).endswith("+")
-    assert program.is_stale(program.commit(["code", "new"]), ["code", "new"])
+    assert program.find_commit(["code", "new"]).endswith("+")
+    assert program.is_stale(program.find_commit(["code", "new"]), ["code", "new"])
 
 
 def test_figures_of_an_unknown_commit_are_stale():

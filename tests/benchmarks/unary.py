@@ -1,9 +1,9 @@
-"""What a small call over gRPC costs: the adapter, the copying proxy and Triton alone, in turn."""
+"""Measures a small call over gRPC: the adapter, the copying proxy and Triton alone, in turn."""
 
 from functools import partial
 
 from tests.benchmarks.copying import run_copying
-from tests.benchmarks.figures import Json, of, over, take_turns
+from tests.benchmarks.figures import Json, compare, summarize, take_turns
 from tests.benchmarks.generators import run_h2load
 from tests.benchmarks.place import Scale, Side, read_cpu_seconds, run_stack
 
@@ -19,10 +19,10 @@ def measure_grpc(scale: Scale) -> Json:
         rounds = take_turns(sides, scale.rounds, partial(_measure_side, scale.seconds))
     proxies = ("adapter", "copying")
     return {
-        "cpu": over(rounds, "cpu", *proxies),
-        "rate": over(rounds, "rate", *proxies),
-        **{f"{name}_us": of(rounds, name, "cpu", 1e6) for name in proxies},
-        **{f"{name}_rate": of(rounds, name, "rate") for name in sides},
+        "cpu": compare(rounds, "cpu", *proxies),
+        "rate": compare(rounds, "rate", *proxies),
+        **{f"{name}_us": summarize(rounds, name, "cpu", 1e6) for name in proxies},
+        **{f"{name}_rate": summarize(rounds, name, "rate") for name in sides},
     }
 
 
