@@ -11,7 +11,6 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
-from adapter.control.recycling.lost_memory import RECYCLE_FOLLOWS
 from adapter.core import versions
 from adapter.core.account import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
@@ -308,7 +307,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "see [browsers](security.md#pages-in-a-browser), [signed calls](endpoint.md#signed-calls)",
     ),
     errors.Unauthenticated: (
-        "`control_token` is set, and a load, unload, drain, recycle or call of ModelMesh had none",
+        "`control_token` is set, and a load, unload, drain or call of ModelMesh had none",
         "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
     ),
     errors.InferenceOnly: (
@@ -491,9 +490,6 @@ def states_page() -> str:
         for stage, stages in FOLLOWS.items()
         for after in sorted(stages - {stage}, key=list(FOLLOWS).index)
     ]
-    recycled = [
-        f"{p.name} --> {after.name}" for p in RECYCLE_FOLLOWS for after in RECYCLE_FOLLOWS[p]
-    ]
     memory = [f"{one.name} --> {after.name}" for one in KNOWN for after in KNOWN[one]]
     wanted = [
         f"{before.name} --> {after.name}: {event.value}"
@@ -534,11 +530,6 @@ def states_page() -> str:
         "earlier run begins as SETTLED, with its learned size.\n\n"
         + drawing(memory)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])
-        + "\n## An embedded Triton that is recycled\n\n"
-        "From `adapter/control/recycling/`. DRAINING ends without a restart if a load or an unload "
-        "does not end in time.\n\n"
-        + drawing(recycled)
-        + table(["phase", "meaning"], [[phase.name, phase.value] for phase in RECYCLE_FOLLOWS])
         + "\n## A connection to Triton's HTTP port\n\n"
         "From `adapter/dataplane/http_connection.py`. A connection serves one call at a time. It "
         "is closed after an answer that says so, or that began before the whole request was sent. "

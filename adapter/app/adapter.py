@@ -289,7 +289,6 @@ class Adapter:
             access=Access("admin", token=self._settings.token_at(self._settings.admin)),
             drain=self._drain,
             drain_seconds=self._settings.drain_timeout_seconds,
-            recycling=self._control.recycling,
             config=for_programs(self._loaded),
         )
 

@@ -210,7 +210,6 @@ def _build_control(
             limits=_limits(settings),
             loads_again=_LOADS_AGAIN[settings.on_triton_restart],
             load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
-            recycle_share=settings.recycle_unaccounted,
             placing=PLACINGS[settings.gpu_placement],
         ),
     )
@@ -223,8 +222,6 @@ def _limits(settings: Settings) -> TimeLimits:
         stall=settings.unload_stall_seconds,
         recovery=settings.memory_recovery_seconds,
         warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
-        drain=settings.drain_timeout_seconds,
-        call=settings.model_wait_seconds,
     )
 
 

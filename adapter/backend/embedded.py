@@ -130,8 +130,8 @@ class EmbeddedTriton:
         await REPOSITORY.run(self._folder.remove)
 
     async def restart(self, reason: str) -> None:
-        """End the server at once, as it cannot end in good order, or has nothing to do; the
-        supervisor starts another, as after a server that has lived for long.
+        """End the server at once, as it cannot end in good order; the supervisor starts another, as
+        after a server that has lived for long.
         """
         _log.error("triton.ended", extra={"reason": reason})
         self._delay = _BACKOFF_SECONDS[0]

@@ -99,14 +99,6 @@ HEALTH = {
             "triton-adapter drain --url=unix:/run/adapter-admin.sock",
         ),
     ),
-    "recycle": Command(
-        "restart an embedded Triton with callers waiting, and block until its models are back",
-        "adapter.tools.client.probe",
-        (
-            "triton-adapter recycle",
-            "triton-adapter recycle --url=unix:/run/adapter-admin.sock",
-        ),
-    ),
 }
 TOOLS = {
     "inspect": Command(
@@ -172,7 +164,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "start": "serve",
     "up": "serve",
     "stop": "unload",
-    "restart": "recycle",
     "rm": "unload",
     "remove": "unload",
     "delete": "unload",

@@ -239,11 +239,6 @@ class DesiredModels:
             if task is not None:
                 task.cancel()
 
-    @property
-    def are_returning(self) -> bool:
-        """Return whether models wait to be loaded again, or are being loaded again."""
-        return self._is_any_coming() or self._registry.counts()[ModelState.RETURNING] > 0
-
     def _is_any_coming(self) -> bool:
         return any(each.coming is not None for each in self._models.values())
 

@@ -8,7 +8,6 @@ from adapter.control.operations import Operations
 from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Ports
 from adapter.control.reconciler import Reconciler
-from adapter.control.recycling import Recycling
 from adapter.core.model import TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
@@ -35,12 +34,11 @@ class Housekeeping:
         ports: Ports,
         reconciler: Reconciler,
         *,
-        recycling: Recycling,
         operations: Operations,
     ) -> None:
         self._registry, self._memory, self._orphans = registry, memory, orphans
         self._packages, self._store = ports.packages, ports.store
-        self._reconciler, self._recycling = reconciler, recycling
+        self._reconciler = reconciler
         self._operations = operations
         self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()
 
@@ -51,7 +49,6 @@ class Housekeeping:
             self._poll_memory,
             self.save,
             self._reconciler.restart_if_stuck,
-            self._recycling.step,
             self._poll_triton,
             self._poll_leftovers,
             seconds=_TICK_SECONDS,

@@ -10,7 +10,6 @@ from typing import TypeAlias
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.usage import Usage
-from adapter.errors import ModelNotReady
 from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
@@ -35,14 +34,13 @@ class Leases:
 
     `failed` is called with the error of each lease that ends with one, and returns the error for
     the caller. `abandoned`: how many leases are abandoned now, also of models that are gone.
-    `is_paused`: no model gets new requests.
     """
 
     def __init__(
         self,
         failed: Callable[[ModelRecord, BaseException], BaseException] = lambda _, error: error,
     ) -> None:
-        self.abandoned, self.is_paused = 0, False
+        self.abandoned = 0
         self.begun = self.ended = 0  # leases, ever
         self.failed = failed
         self.became_idle = asyncio.Event()  # set when a model has no lease any more
@@ -51,10 +49,7 @@ class Leases:
         self.arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
-        """Return a new lease; raise ModelNotReady while Triton is restarted to free memory."""
-        if self.is_paused:
-            why = f"model {record.id!r} is not ready: Triton is restarted to free memory"
-            raise ModelNotReady(why, model_id=record.id)
+        """Return a new lease of a model that is loaded."""
         lease = Lease()
         lease.record = record
         lease._usage = record.usage  # noqa: SLF001

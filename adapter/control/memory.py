@@ -70,16 +70,12 @@ _POLL_SECONDS = 0.25
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 
 
-class Paused(Exception):
-    """No load is admitted now."""
-
-
 class Memory:
     """The only writer of `ledger` and `sizes`.
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
     a process runs below Triton that belongs to no model.
-    `relearned`: models whose notes lack their latest figures. `is_paused`: no load is admitted.
+    `relearned`: models whose notes lack their latest figures.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class Memory:
         books = (ledger, self.accounts, metrics, options.limits)
         reader, server = ports.memory, ports.server
         self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
-        self.is_paused = False
         # failed loads that Triton still has: a few, whatever the number of models
         self._undone: set[ModelRecord] = set()
         self.relearned: set[ModelRecord] = set()
@@ -124,11 +119,6 @@ class Memory:
         """Return whether an unload, or the undo of a load, is about to free memory."""
         return bool(self.accounts.unloads or self._undone)
 
-    @property
-    def is_audited(self) -> bool:
-        """Return whether unaccounted memory was measured after the last load or unload."""
-        return self._audited_at >= self.readings.changed_at
-
     # -- loads ------------------------------------------------------------------------------
 
     async def admit(
@@ -137,7 +127,7 @@ class Memory:
         """Reserve what the model is expected to take, or raise a refusal; `evictor` makes room.
 
         Waits for loads before it while these take memory, and for memory that is about to be freed;
-        each for a bounded time. Raises Paused as well.
+        each for a bounded time.
         """
         told, begun, short_since = Admission(record), clock.monotonic(), 0.0
         async with self._turn(record):
@@ -321,7 +311,8 @@ class Memory:
         """Measure growth under traffic, and loads during which nothing could be read. `active`:
         models with requests since the last call.
         """
-        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not self.is_audited
+        is_audited = self._audited_at >= self.readings.changed_at
+        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not is_audited
         operations, now = self._operations, clock.monotonic()
         reading = await self.readings.read() if is_due else None
         if reading is not None and operations == self._operations:
@@ -374,8 +365,6 @@ class Memory:
         can_evict: bool,
         is_planned: bool,
     ) -> AdmissionInput:
-        if self.is_paused:
-            raise Paused
         return AdmissionInput(
             book=self.ledger.snapshot(),
             reading=self.limits.less_reserved(reading),

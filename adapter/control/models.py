@@ -23,7 +23,6 @@ from adapter.control.orphans import OrphanProcesses
 from adapter.control.ports import Evictor, Options, Ports
 from adapter.control.progress import step
 from adapter.control.reconciler import Reconciler
-from adapter.control.recycling import Recycling
 from adapter.control.triton_status import Phase, TritonStatus
 from adapter.control.unloader import Unloader, still_loading
 from adapter.control.unloads import Unloads
@@ -93,8 +92,6 @@ class ModelControl:
         self.reconcile, self.call_failed = found.reconcile, found.call_failed
         self.unload_strangers = found.unload_strangers
         leases.failed = found.call_failed
-        restarted = (registry, memory, ports.server, options, status)
-        self.recycling = Recycling(*restarted, leases=leases, desired=desired)
         self.unloads = self._make_unloads()
         self.updates = Updates(
             registry,
@@ -109,7 +106,7 @@ class ModelControl:
             is_pinned=self._is_pinned,
         )
         kept = (registry, memory, orphans, ports, found)
-        housekeeping = Housekeeping(*kept, recycling=self.recycling, operations=operations)
+        housekeeping = Housekeeping(*kept, operations=operations)
         self._housekeeping, self.run_housekeeping = housekeeping, housekeeping.run
 
     def _make_desired(self, load_threads: int) -> DesiredModels:
@@ -124,7 +121,7 @@ class ModelControl:
         return Unloads(
             *(self.registry, self.memory, self.operations, self.leases, self._unloader),
             packages=self._packages,
-            recycling=self.recycling,
+            triton_status=self.triton_status,
             drain_seconds=self._limits.unload / 2,
         )
 
@@ -145,8 +142,7 @@ class ModelControl:
             raise
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
-        """Return a lease; wait for a recycled Triton, and `wait_seconds` for a load in progress."""
-        wait_seconds = 0 if await self.recycling.passed(model_id) else wait_seconds
+        """Return a lease; wait for a load in progress, for `wait_seconds` at most."""
         if wait_seconds and (load := self.loads.in_progress.get(model_id)) is not None:
             leave_out()
             await asyncio.wait({load.task}, timeout=wait_seconds)
@@ -212,10 +208,6 @@ class ModelControl:
                 raise
             return None
 
-    def is_awaited(self, model_id: ModelId) -> bool:
-        """Return whether calls of the model may wait: for its load, or for a recycled Triton."""
-        return model_id in self.loads.in_progress or self.recycling.holds(model_id)
-
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model, which is wanted no more; end a load of it. Return when it and its
         memory are gone.
@@ -280,7 +272,6 @@ class ModelControl:
         self.desired.doubt()
         await self._reconciler.triton_restarted()
         self.desired.begin()
-        self.recycling.look()
 
     def close(self) -> None:
         """Accept no more operations."""
@@ -319,7 +310,7 @@ class ModelControl:
             url=source.url,
         )
         load.task = self.operations.start("load", model_id, work)
-        load.task.add_done_callback(partial(self._load_ended, load))
+        load.task.add_done_callback(lambda _: self.loads.done(load))
         return load
 
     async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
@@ -334,10 +325,6 @@ class ModelControl:
 
     def _size_of(self, record: ModelRecord) -> int:
         return total(self.memory.ledger.of(record.name))
-
-    def _load_ended(self, load: LimitedLoad, _: asyncio.Task[ModelRecord]) -> None:
-        self.loads.done(load)
-        self.recycling.load_ended(load.model_id)
 
     async def _load(
         self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None
@@ -377,7 +364,7 @@ class ModelControl:
                 await self._reconciler.clear_away(lost)
             package = await self._prepare(record, source)
             self._loader.note_package(record, source, package)
-            estimate = await self.recycling.admit(record, package, terms, lost, evictor)
+            estimate = await self.memory.admit(record, package, terms, evictor)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
             placement = await self._packages.place(
@@ -451,7 +438,6 @@ class ModelControl:
 
     async def _unload(self, model_id: ModelId, begun: _Act, ended: _Ended) -> Bytes:
         """`ended`: the record of a load that is being undone, None in a load that has none yet."""
-        await self.recycling.up()
         async with self.operations.lock(model_id):
             begun()
             known = self.registry.get(model_id)

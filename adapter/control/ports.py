@@ -240,8 +240,7 @@ class TimeLimits:
     before it is given up; `stub_gone_slow`: the same where Triton itself is slow to notice that it
     died; `stub_unseen`: the same if none was ever seen. `linger`: how long
     processes started by a model may outlive it; `killed`: how long a killed process may. `warm_up`:
-    how long the inference may take that warms a model up; None: there is none. `drain`: how long
-    requests may go on before Triton is recycled; `call`: how long calls wait for that.
+    how long the inference may take that warms a model up; None: there is none.
     """
 
     load: float = 350.0
@@ -255,18 +254,15 @@ class TimeLimits:
     linger: float = 3.0
     killed: float = 5.0
     warm_up: float | None = None
-    drain: float = 18.0
-    call: float = 55.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`loads_again`: as in TritonStatus; `load_threads`: how many loads Triton runs at a time;
-    `recycle_share`: as in Recycling; `placing`: as in Placer.
+    `placing`: as in Placer.
     """
 
     limits: TimeLimits = TimeLimits()
     loads_again: bool | None = False
     load_threads: int = 4
-    recycle_share: float | None = None
     placing: Placing = as_triton_does

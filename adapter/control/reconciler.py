@@ -139,10 +139,9 @@ class Reconciler:
             if r.name not in ready and self._registry.get(r.id) is r and r.state in LOADED
         ]
         given_up = None
-        if not self._triton_status.is_recycled:
-            self._trials.lost(gone)
-        if self._triton_status.follows_an_end(incarnation) and not (
-            self._triton_status.is_recycled or any(r.name in ready for r in before)
+        self._trials.lost(gone)
+        if self._triton_status.follows_an_end(incarnation) and not any(
+            r.name in ready for r in before
         ):
             given_up = self._trials.triton_ended()
         vanished = self._lose(gone, given_up)

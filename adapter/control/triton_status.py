@@ -39,13 +39,13 @@ class TritonStatus:
     """Compares the present life of Triton with the one that the registry was confirmed for.
 
     `loads_again`: the adapter reloads the models that Triton loses; None: unless `has_mesh`, a
-    ModelMesh that loads them again itself. `is_restarting`: we have ended Triton; `is_recycled`:
-    with no fault of a model.
+    ModelMesh that loads them again itself. `is_restarting`: the adapter has ended Triton.
     """
 
     def __init__(self, ports: Ports, *, loads_again: bool | None) -> None:
         self.phase = Phase.STARTING
-        self.is_restarting = self.is_recycled = self.has_mesh = False
+        self.is_restarting = False
+        self.has_mesh = False
         self._triton, self._server = ports.triton, ports.server
         self._loads_again = loads_again
         self._confirmed: Incarnation | None = None

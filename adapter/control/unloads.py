@@ -9,7 +9,7 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import Packages
 from adapter.control.progress import step
-from adapter.control.recycling import Recycling
+from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.account import Unloaded
 from adapter.core.memory import NO_BYTES, Bytes, total
@@ -32,13 +32,13 @@ class Unloads:
         unloader: Unloader,
         *,
         packages: Packages,
-        recycling: Recycling,
+        triton_status: TritonStatus,
         drain_seconds: float,
     ) -> None:
         self.registry, self.memory = registry, memory
         self._operations, self.leases = operations, leases
         self._unloader, self._packages = unloader, packages
-        self._recycling = recycling
+        self._triton_status = triton_status
         self._drain_seconds = drain_seconds
 
     async def evict(
@@ -56,11 +56,11 @@ class Unloads:
         may_go: Callable[[ModelRecord], bool],
         log_fields: Mapping[str, str],
     ) -> bool:
-        await self._recycling.up()
         async with self._operations.lock(model_id):
             known = self.registry.get(model_id)
             is_idle = known is not None and known.state in LOADED and known.usage.in_flight == 0
-            if self._recycling.is_closing or known is None or not is_idle or not may_go(known):
+            is_open = self._triton_status.is_open
+            if not is_open or known is None or not is_idle or not may_go(known):
                 return False
             # its requests are refused before anything is awaited
             work = self.unload(model_id)

@@ -137,10 +137,6 @@ class Oversize:
     def fits(self, key: str) -> None:
         self._proofs.pop(key, None)
 
-    def recycled(self) -> None:
-        """Forget what was measured beside memory that was lost, which the next Triton has again."""
-        self._proofs.clear()
-
 
 def _limits(book: LedgerSnapshot) -> dict[Device, int]:
     return {device: booked.limit_bytes for device, booked in book.devices.items()}

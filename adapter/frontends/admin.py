@@ -18,7 +18,6 @@ from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
 from adapter.control.readings import Readings
-from adapter.control.recycling import NotRecycled, Recycling
 from adapter.core.ledger import Ledger
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord, Registry
@@ -232,7 +231,7 @@ class Resident:
 
 
 class Admin:
-    """/drain, /recycle, /resident, /debug, and the page that shows the state. `drain_seconds`
+    """Serves /drain, /resident, /debug, and the page that shows the state. `drain_seconds`
     limits a drain whose request has no timeout.
     """
 
@@ -244,7 +243,6 @@ class Admin:
         access: Access,
         drain: Drain,
         drain_seconds: float,
-        recycling: Recycling,
         config: dict[str, Any],
     ) -> None:
         self._debug_state = debug_state
@@ -252,7 +250,6 @@ class Admin:
         self._access = access
         self._drain = drain
         self._drain_seconds = drain_seconds
-        self._recycling = recycling
         self._config = config
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -264,7 +261,6 @@ class Admin:
             "config": self._configuration,
             "tasks": _tasks,
             "drain": self._with_token(self._finish),
-            "recycle": self._with_token(self._recycle),
         }
 
     def _with_token(self, handler: Handler) -> Handler:
@@ -286,16 +282,6 @@ class Admin:
             reason = f"{left} in flight after {text} s"
             return answer({"status": "not drained", "reason": reason}, status=503)
         return answer({"status": "drained"})
-
-    async def _recycle(self, _: web.Request) -> web.Response:
-        """Restart the embedded Triton, and answer when its models are back."""
-        begun = clock.monotonic()
-        try:
-            await self._recycling.ask("an operator has asked for it")
-        except NotRecycled as error:
-            status = 409 if error.is_for_good else 503
-            return answer({"status": "not recycled", "reason": str(error)}, status=status)
-        return answer({"status": "recycled", "seconds": round(clock.monotonic() - begun, 3)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, self._resident.parts())

@@ -129,7 +129,6 @@ ADMIN_ROUTES: Mapping[str, Route] = {
         ("GET", "/debug/config", "config", READ),
         ("GET", "/debug/tasks", "tasks", READ),
         ("POST", "/drain", "drain", CONTROL),
-        ("POST", "/recycle", "recycle", CONTROL),
     )
 }
 

@@ -29,7 +29,6 @@ from adapter.settings.values import (
     Models,
     NamePatterns,
     OnOff,
-    PartOfOne,
     Passthrough,
     Paths,
     Patterns,
@@ -116,9 +115,9 @@ class Settings(Rules):
     )
     control_token: Token | None = Group.LISTENERS.setting(
         None,
-        "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain, "
-        "recycle and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or "
-        "by control_token_file",
+        "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain "
+        "and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or by "
+        "control_token_file",
         "no token is required",
     )
     control_token_file: File | None = Group.LISTENERS.setting(
@@ -316,12 +315,6 @@ class Settings(Rules):
     )
     gpu_placement: Literal["triton", "most_free"] = Group.MEMORY.setting(
         "triton", "where models run that name no GPU. triton: on each; most_free: on the freest"
-    )
-    recycle_unaccounted: PartOfOne | None = Group.MEMORY.setting(
-        None,
-        "share of a limit, such as 0.2; when more is unaccounted for during a minute, or keeps a "
-        "load from fitting, an embedded Triton is restarted in place; calls wait meanwhile",
-        "never",
     )
     size_factor: Factor = Group.MEMORY.setting(
         1.25, "expected memory of a model divided by its size on disk, until it is measured"

@@ -89,15 +89,6 @@ class Rules(BaseModel):
             raise ValueError("upload needs triton=external: an embedded Triton shares the disk")
         return staging
 
-    @field_validator("recycle_unaccounted", check_fields=False)
-    @classmethod
-    def _recycle_ours(cls, share: float | None, info: ValidationInfo) -> float | None:
-        if share is not None and info.data.get("triton") == "external":
-            raise ValueError(
-                "needs triton=embedded: the adapter cannot restart another container's Triton"
-            )
-        return share
-
     @field_validator("repository", check_fields=False)
     @classmethod
     def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:

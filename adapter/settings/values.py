@@ -268,7 +268,6 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
 AnySeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Metavar("SECONDS")]
 Count = Annotated[int, Field(ge=1, lt=2**31), Metavar("N")]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("NUMBER")]
-PartOfOne = Annotated[float, Field(gt=0, lt=1), Metavar("SHARE")]
 File = Annotated[Path, Metavar("FILE")]
 Folder = Annotated[Path, Metavar("FOLDER")]
 Paths = Annotated[

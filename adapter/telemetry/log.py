@@ -133,9 +133,6 @@ EVENTS: Mapping[str, str] = {
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
     "triton.environment_left": "files that Triton unpacked stay if it is killed, for the reason "
     "given",
-    "triton.not_recycled": "Triton is not restarted to free memory, for the reason given",
-    "triton.recycled": "the embedded tritonserver is restarted, for the reason given, without "
-    "waiting longer for in_flight requests",
     "triton.region_left": "shared memory of a dead process could not be freed, for the reason "
     "given",
     "triton.restart_failed": "the embedded tritonserver could not be restarted; the adapter keeps "

@@ -39,7 +39,6 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     admin = Admin(
         state,
         Resident(house.control.registry, house.control.memory.ledger),
-        recycling=house.control.recycling,
         access=Access("admin"),
         drain=Drain(house.control, house.metrics.traffic, 0),
         drain_seconds=1,

@@ -42,7 +42,6 @@ class House:
         loads_again: bool | None = False,
         memory_limit: int | None = None,
         headroom: int = 0,
-        recycle_share: float | None = None,
         gpus: dict[int, int] | None = None,
     ) -> None:
         self.steps = Steps()
@@ -71,7 +70,6 @@ class House:
                 limits=limits,
                 loads_again=loads_again,
                 load_threads=2,
-                recycle_share=recycle_share,
                 placing=PLACINGS["triton" if gpus is None else "most_free"],
             ),
         )

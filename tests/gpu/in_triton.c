@@ -1,5 +1,5 @@
 /* A backend of Triton that holds HELD_MIB of GPU 0 in Triton's own process while a model is loaded,
-   reports them to Triton if REPORTS, and never frees KEPT_MIB more. It computes nothing. */
+   and reports them to Triton if REPORTS. It computes nothing. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -45,13 +45,10 @@ static int use_gpu(void)
 
 EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model)
 {
-  Address held = 0, kept;
+  Address held = 0;
   if (!use_gpu()) return TRITONSERVER_ErrorNew(INTERNAL, "CUDA does not start");
-  if (take(&held, (size_t)HELD_MIB << 20) != 0 ||
-      (KEPT_MIB > 0 && take(&kept, (size_t)KEPT_MIB << 20) != 0)) {
-    if (held != 0) give(held);
+  if (take(&held, (size_t)HELD_MIB << 20) != 0)
     return TRITONSERVER_ErrorNew(INTERNAL, "CUDA error: out of memory");
-  }
   TRITONBACKEND_ModelSetState(model, (void*)held);
   if (REPORTS) {
     TRITONSERVER_BufferAttributes* usage;

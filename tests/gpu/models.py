@@ -71,22 +71,17 @@ def write_cuda_model(package: Path, mebibytes: int, *, declares: str = "") -> Pa
     return package
 
 
-def write_model_in_triton(
-    package: Path, mebibytes: int, *, keeps: int = 0, reports: bool = False, declares: str = ""
-) -> Path:
-    """Bring along a backend that holds so much of the GPU in Triton's own process; what it keeps in
-    MiB is never freed.
-    """
+def write_model_in_triton(package: Path, mebibytes: int, *, reports: bool = False) -> Path:
+    """Bring along a backend that holds so much of the GPU in Triton's own process."""
     (package / "1").mkdir(parents=True)
     backend = package.name
-    declared = f'parameters {{ key: "memory_bytes" value {{ string_value: "{declares}" }} }}\n'
     (package / "config.pbtxt").write_text(
         f'backend: "{backend}"\n'
         'input { name: "IN" data_type: TYPE_FP32 dims: 1 }\n'
         'output { name: "OUT" data_type: TYPE_FP32 dims: 1 }\n'
-        "instance_group { kind: KIND_GPU gpus: 0 }\n" + (declared if declares else "")
+        "instance_group { kind: KIND_GPU gpus: 0 }\n"
     )
-    macros = {"HELD_MIB": mebibytes, "KEPT_MIB": keeps, "REPORTS": int(reports)}
+    macros = {"HELD_MIB": mebibytes, "REPORTS": int(reports)}
     source, library = Path(__file__).with_name("in_triton.c"), f"libtriton_{backend}.so"
     flags = ["-shared", "-fPIC", "-O1", *(f"-D{name}={value}" for name, value in macros.items())]
     subprocess.run(["gcc", *flags, "-o", package / library, source, "-ldl"], check=True)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.models import MIB, gpu, why_not, write_cuda_model, write_model_in_triton
+from tests.gpu.models import MIB, gpu, why_not, write_model_in_triton
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
-from tests.trees import infer_body
 
 _MISSING = why_not()
 pytestmark = [
@@ -19,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "there is one"),
     pytest.mark.timeout(200),
 ]
-
-_SHARE = 0.05  # of the GPU that may be unaccounted for
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,6 @@ def running(root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(
         "--memory-source=nvml",
         "--memory-reserve=0",
-        f"--recycle-unaccounted={_SHARE}",
         f"--model-roots={root}",
     ) as adapter:
         yield adapter
@@ -108,29 +104,3 @@ def test_sizes_that_nothing_reports_are_read_and_back_when_the_unload_is_answere
     before = gpu().used
     assert client.delete("/models/silent").status == 200
     assert before - gpu().used >= 3072 * MIB
-
-
-def test_memory_that_triton_has_lost_is_back_after_a_restart_that_no_call_notices(
-    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
-) -> None:
-    empty, total = gpu().used, gpu().total // MIB
-    keeps = int(total * _SHARE)
-    leaky = write_model_in_triton(root / "leaky", 256, keeps=keeps)
-    served = write_cuda_model(root / "served", 512)
-    assert client.load("served", served).status == 200
-    for _ in range(2):
-        assert client.load("leaky", leaky).status == 200
-        assert client.delete("/models/leaky").status == 200
-    lost = (gpu().used - empty) // MIB
-    record_property("lost_mib", lost)
-    assert lost >= 2 * keeps
-    size = gpu().free // MIB + keeps
-    large = write_model_in_triton(root / "large", size, declares=f"{size}MiB")
-
-    assert client.load("large", large).status == 200
-
-    assert len(adapter.events("triton.recycled")) == 1
-    assert client.post("/models/served/invoke", infer_body(1.0)).status == 200
-    unload_all(adapter)
-    record_property("left_mib", (gpu().used - empty) // MIB)
-    assert gpu().used - empty < keeps * MIB

@@ -53,7 +53,6 @@ SHARES = {
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
     "v2": ("tests/journeys/v2", 2.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
-    "leaks": ("tests/contract/test_leaks.py", 6.0),
     "sagemaker": ("tests/journeys/sagemaker", 6.0),
     "another_triton": ("tests/test_another_triton.py", 1.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),

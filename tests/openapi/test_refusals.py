@@ -83,9 +83,8 @@ def test_without_a_store_the_endpoint_is_404(shared_adapter: RunningAdapter):
     assert ask(shared_adapter, "invokeEndpoint").status == 404
 
 
-def test_a_recycle_and_a_drain_are_answered_as_described():
+def test_a_drain_is_answered_as_described():
     with embedded_adapter(COMPLETE) as adapter:
-        assert ask(adapter, "recycle").status == 200
         assert ask(adapter, "readyz").status == 200
         assert ask(adapter, "drain").status == 200
         assert ask(adapter, "readyz").status == 503

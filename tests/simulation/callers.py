@@ -127,13 +127,9 @@ class Callers:
         self._world.story.counts["call"] += 1
         self._used[name] = self._world.now
         try:
-            if self._control.recycling.holds(ModelId(name)):
-                lease = await self._of_adapter(self._begun(name))
-                expected = oracle.serving.get(name)
-            else:
-                lease = self._control.lease(ModelId(name))
-                expected = oracle.serving.get(name)
-                lease.begin()
+            lease = self._control.lease(ModelId(name))
+            expected = oracle.serving.get(name)
+            lease.begin()
         except AdapterError as error:
             oracle.not_leased(call, error)
             raise
@@ -146,12 +142,6 @@ class Callers:
         oracle.happened("infer done", name)
         oracle.answered(call, spec, expected)
         return spec
-
-    async def _begun(self, name: str) -> Lease:
-        """As frontends do for a Triton that is recycled."""
-        lease = await self._control.serving(ModelId(name), 0)
-        lease.begin()
-        return lease
 
     async def _computed(
         self, name: str, lease: Lease, done: Callable[[object], object] = bool

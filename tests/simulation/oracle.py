@@ -7,7 +7,6 @@ without a cause among them is a violation.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from adapter.control.recycling import Recycling
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
@@ -196,18 +195,6 @@ class Oracle(Rest):
         is_asked &= self._now() - self._shift_begun > RECENT_SECONDS
         if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
             said = f"{model_id} is unloaded amid {held.of_callers} requests"
-            raise Violated("4 in flight", said)
-
-    def recycles(self, recycling: Recycling) -> None:
-        """Triton is ended, to free memory: requests have ended, or have had their time."""
-        amid = [held for held in self._world.all_held() if held.of_callers]
-        is_late = self._now() >= recycling.deadline
-        if (
-            recycling.is_on
-            and amid
-            and not (is_late or self.since(self._shift_begun, "caller left"))
-        ):
-            said = f"Triton is recycled amid requests of {amid[0].spec.model_id}"
             raise Violated("4 in flight", said)
 
     def loads_again(self, held: Held) -> None:

@@ -1,10 +1,7 @@
 """What is done to the world: faults that are set for the next act, and those that come at once."""
 
 import asyncio
-from contextlib import suppress
 
-from adapter.control.models import ModelControl
-from adapter.control.recycling import NotRecycled
 from tests.simulation.models import Entry
 
 
@@ -25,7 +22,6 @@ class Outages:
             "strangers": self._strangers_come,
             "unread": self._unread,
             "leak": self._leak,
-            "recycle": self._recycle,
         }
         plays[verb](*words)
 
@@ -46,14 +42,6 @@ class Outages:
         count = self.truth.device_bytes * parts // 20
         if self.triton.life is not None and self.truth.has_room("lost", count + 1):
             self.truth.add("lost", count)
-
-    def _recycle(self) -> None:
-        if self.control is not None:
-            self.begin_of_adapter(self._recycled(self.control))
-
-    async def _recycled(self, control: ModelControl) -> None:
-        with suppress(NotRecycled):
-            await control.recycling.ask("an operator")
 
     def _unread(self, seconds: float) -> None:
         self.reader.unread_until = self.now + seconds

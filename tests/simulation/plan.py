@@ -50,7 +50,6 @@ class Settings:
     warms_up: bool
     is_killed: bool
     platform: Platform | None = None
-    recycle_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +132,7 @@ def _with_restart(plan: Plan) -> Plan:
         return plan
     at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
     found = drawn_restart(random, plan.models, shift, at)
-    is_recycle = plan.is_embedded and random.random() < 0.4  # from which they come back anyway
-    if is_recycle:
-        found = [replace(e, verb="recycle") if e.verb == "crash" else e for e in found]
-    shifts = [
-        replace(s, loads_again=not is_recycle) if n == shift else s
-        for n, s in enumerate(plan.shifts)
-    ]
+    shifts = [replace(s, loads_again=True) if n == shift else s for n, s in enumerate(plan.shifts)]
     return replace(plan, shifts=tuple(shifts), entries=(*plan.entries, *found))
 
 
@@ -206,22 +199,20 @@ def _with_platform(plan: Plan) -> Plan:
 
 
 def _with_leaks(plan: Plan) -> Plan:
-    """Have an embedded Triton lose memory and be recycled for it, in some days."""
+    """Have an embedded Triton lose memory, and an operator end it for that, in some days."""
     random = Draws(plan.seed).of("leaks")
     if not plan.is_embedded or random.random() < 0.7:
         return plan
-    shares = [random.choice((None, 0.1, 0.2)) for _ in plan.shifts]
-    shifts = [replace(s, recycle_share=n) for s, n in zip(plan.shifts, shares, strict=True)]
     found = [*plan.entries]
-    for shift in range(len(shifts)):
+    for shift in range(len(plan.shifts)):
         at = random.uniform(1.0, 40.0)
         for _ in range(random.choice((1, 2, 4))):
             found.append(Entry(shift, at, "leak", (random.choice((3, 8)),)))
             at += random.choice((2.0, 30.0, 100.0))
             if random.random() < 0.4:
-                found.append(Entry(shift, at, "recycle", ()))
+                found.append(Entry(shift, at, "crash", ()))
     found.sort(key=lambda entry: (entry.shift, entry.at))
-    return replace(plan, shifts=tuple(shifts), entries=tuple(found))
+    return replace(plan, entries=tuple(found))
 
 
 def _bursts(random: Random, count: int, names: list[str]) -> list[Entry]:

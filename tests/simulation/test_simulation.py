@@ -26,7 +26,6 @@ SEAMS = (
     "adapter.control.models",
     "adapter.control.lease",
     "adapter.control.ports",
-    "adapter.control.recycling",
     "adapter.control.residency",
     "adapter.core.",
     "adapter.errors",

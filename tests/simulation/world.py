@@ -272,12 +272,9 @@ class World(Outages):
                     load=settings.load_seconds,
                     unload=settings.unload_seconds,
                     warm_up=60.0 if settings.warms_up else None,
-                    drain=5.0,
-                    call=20.0,
                 ),
                 loads_again=settings.loads_again,
                 load_threads=LOAD_THREADS,
-                recycle_share=settings.recycle_share,
                 placing=PLACINGS["most_free"],  # where there are several GPUs
             ),
         )
@@ -290,8 +287,6 @@ class World(Outages):
     def _restart(self, reason: str) -> None:
         self.story.note("the adapter restarts triton", reason=reason)
         self.oracle.happened("restart")
-        if self.control is not None:
-            self.judged(self.oracle.recycles)(self.control.recycling)
         self.triton.end()
 
     async def _shift(self, number: int, settings: Settings) -> None:
@@ -378,7 +373,6 @@ class World(Outages):
             any(each.count for each in callers)
             or control.operations.in_flight
             or control.memory.is_busy
-            or control.recycling.is_on
         ):
             return False
         if not all(held.never_ends for held in self.arriving()):

@@ -165,9 +165,6 @@ SEEN = {
     "gpu_placement": Look(
         "most_free", lambda a: a._control.memory.placer.placing, PLACINGS["most_free"]
     ),
-    "recycle_unaccounted": Look(
-        "0.3", lambda a: a._control.recycling._lost_memory.share, 0.3, embedded=True
-    ),
     "memory_source": Look("nvml", lambda a: a._reader._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
     "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),

@@ -109,7 +109,7 @@ class Residency:
 
     def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
         """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited,
-        also where Triton has ended since, or is about to.
+        also where Triton has ended since.
 
         It is for the fast path: a look-up, no IO. Raises ArtifactNotFound if
         the name is that of a model which was loaded from another key than `key`.
@@ -118,7 +118,6 @@ class Residency:
         if (
             record is None
             or record.state is not _READY
-            or self._control.leases.is_paused
             or self._control.triton_status.has_lost(record)
         ):
             return None
@@ -131,8 +130,6 @@ class Residency:
     def refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
         """Raise the error of a call that would be refused before it waits for its model."""
         self._control.refuse_unless_open()  # before anything is fetched for nothing
-        if self._control.recycling.excuses(model_id):
-            return
         known = self._registry.get(model_id)
         if known is not None and self._control.triton_status.has_lost(known):
             return  # `lease` catches up with Triton first
@@ -158,13 +155,10 @@ class Residency:
         self._control.refuse_unless_open()
         begun = clock.monotonic()
         deadline = begun + self.options.model_wait_seconds
-        is_excused = self._control.recycling.excuses(model_id)
-        await self._control.recycling.passed(model_id, deadline)
         await self._control.catch_up(model_id)
-        if not is_excused:
-            self.refuse(model_id, key)
+        self.refuse(model_id, key)
         leave_out()
-        wait = self.waits.begin(model_id, key, caller, is_excused=is_excused)
+        wait = self.waits.begin(model_id, key, caller)
         try:
             record, use = await self._served(wait, deadline)
             # no eviction comes before the caller has begun its lease
@@ -315,11 +309,8 @@ class Residency:
                 raise BackendUnavailable("the adapter is stopping", delivered=False)
             if (error := task.exception()) is not None:
                 raise error.with_traceback(None)
-            if (record := self._ready(wait.model_id)) is None:
-                continue
-            if not self._control.leases.is_paused or clock.monotonic() >= deadline:
+            if (record := self._ready(wait.model_id)) is not None:
                 return record, task.result()
-            await self._control.recycling.passed(wait.model_id, deadline)
 
     def _begin(self, wait: DesiredModel) -> asyncio.Task[CacheUse]:
         """Begin to make the model resident, for all who ask; nobody who leaves ends that."""

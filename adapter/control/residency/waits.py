@@ -43,14 +43,9 @@ class Waits:
         """Return the wait for the model. The caller adds itself or a task before it awaits."""
         return self._waits.setdefault(model_id, DesiredModel(model_id, self._reason, key=key))
 
-    def begin(
-        self, model_id: ModelId, key: ArtifactKey, caller: str = "", *, is_excused: bool = False
-    ) -> DesiredModel:
-        """Add one waiting call of `caller`, who is to call `end`. `is_excused`: it is none too
-        many.
-        """
-        if not is_excused:
-            self.refuse_one_more(model_id, caller)
+    def begin(self, model_id: ModelId, key: ArtifactKey, caller: str = "") -> DesiredModel:
+        """Add one waiting call of `caller`, who is to call `end`."""
+        self.refuse_one_more(model_id, caller)
         wait = self.of(model_id, key)
         for callers in (wait.callers, self.callers):
             callers[caller] += 1

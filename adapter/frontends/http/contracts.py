@@ -76,10 +76,8 @@ class ContainerContract:
         try:
             lease = control.lease(model_id)
         except AdapterError:
-            waits = control.recycling.is_on and control.recycling.holds(model_id)
-            if waits or (
-                self._is_v2 and (self._loads_for_calls or model_id in control.loads.in_progress)
-            ):
+            may_wait = self._loads_for_calls or model_id in control.loads.in_progress
+            if self._is_v2 and may_wait:
                 return None  # aiohttp waits for the model
             raise
         record = lease.record

@@ -1,4 +1,4 @@
-"""The commands for the admin listener alone: wait, healthcheck, drain and recycle."""
+"""The commands for the admin listener alone: wait, healthcheck and drain."""
 
 import argparse
 import sys
@@ -23,7 +23,6 @@ _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 5.0  # from one line on stderr to the next
 _WAIT_SECONDS = 120.0
-_RECYCLE_SECONDS = 600.0  # models may take minutes to come back
 # what a listener says that does not know the path: waiting does not help
 _NEVER = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 
@@ -119,28 +118,9 @@ def _drain_options(parser: argparse.ArgumentParser) -> None:
 def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     seconds = args.timeout or load(args, environ).settings.drain_timeout_seconds
     path = f"/drain?timeout={seconds:f}"
-    return _controlled(args, environ, path, seconds + _PROBE_SECONDS)
-
-
-def _recycle_options(parser: argparse.ArgumentParser) -> None:
-    text = f"stop waiting after this time; the restart continues (default: {_RECYCLE_SECONDS:g})"
-    parser.add_argument(
-        "--timeout", type=positive, default=_RECYCLE_SECONDS, metavar="SECONDS", help=text
-    )
-    add_token(parser)
-    add_listeners(parser, "admin", path="/recycle")
-
-
-def _recycle(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    return _controlled(args, environ, "/recycle", args.timeout)
-
-
-def _controlled(
-    args: argparse.Namespace, environ: Mapping[str, str], path: str, seconds: float
-) -> int:
     target = target_of(args, environ, "admin")
     headers = control_headers(args, environ)
-    reason, status = why_not_ok(target, seconds, "POST", path, headers)
+    reason, status = why_not_ok(target, seconds + _PROBE_SECONDS, "POST", path, headers)
     if status == HTTPStatus.UNAUTHORIZED:
         reason += f"\n  {TOKEN_HINT}"
     return _failed(reason) if reason else 0
@@ -150,5 +130,4 @@ COMMANDS = {
     "wait": (_wait_options, _wait),
     "healthcheck": (_healthcheck_options, _healthcheck),
     "drain": (_drain_options, _drain),
-    "recycle": (_recycle_options, _recycle),
 }

@@ -73,7 +73,7 @@ CALLS = (
     ("http", "POST", "/models/echo/invoke"),
     ("http", "GET", "/models"),
     ("http_data", "POST", "/v2/models/echo/infer"),
-    ("admin", "POST", "/recycle"),
+    ("admin", "POST", "/drain"),
     ("admin", "GET", "/debug/state"),
     ("metrics", "GET", "/metrics"),
 )
@@ -89,7 +89,7 @@ def test_foreign_page_is_refused_at_all_addresses(published, call, headers):
 
 
 @pytest.mark.parametrize("headers", [ALLOWED, LOCAL, *PLAIN])
-@rows("call", [call for call in CALLS if call[2] != "/recycle"])
+@rows("call", [call for call in CALLS if call[2] != "/drain"])
 def test_own_pages_and_other_clients_are_served(published, call, headers):
     """A web application behind a proxy whose host name is allowed, local pages, and clients."""
     assert ask(published, *call, headers)[0] == 200

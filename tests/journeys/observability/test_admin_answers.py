@@ -76,7 +76,7 @@ def test_a_caller_who_leaves_before_the_state_is_told_is_no_error(shared_adapter
     assert [line for line in shared_adapter.lines[seen:] if line["level"] == "error"] == []
 
 
-SECOND = b"POST /recycle HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SECOND = b"POST /drain HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPGRADE = "Connection: upgrade\r\nUpgrade: h2c\r\n"
 AMBIGUOUS = {
     "CONNECT": f"CONNECT /livez HTTP/1.1\r\nContent-Length: {len(SECOND)}\r\n",

@@ -2,7 +2,6 @@
 
 from adapter.control.desired import DesiredModels
 from adapter.control.reconciler import Reconciler
-from adapter.control.recycling import Recycling
 from adapter.control.triton_status import TritonStatus
 from tests.simulation.faults.fault import Fault
 
@@ -83,22 +82,6 @@ RESTARTS = [
         "restart_if_stuck",
         "reason is not None\n",
         "False\n",
-    ),
-    Fault(
-        "Triton is recycled without a wait for requests",
-        "requests are broken off that would have ended in time",
-        Recycling,
-        "_drain",
-        "elif is_late or not (self._in_flight() or self._memory.is_busy):",
-        "else:",
-    ),
-    Fault(
-        "models do not come back from a recycle where others reload them",
-        "404 for good after a recycle",
-        Recycling,
-        "_end_triton",
-        "self._triton_status.is_restarting = self._triton_status.is_recycled = True",
-        "self._triton_status.is_recycled = True",
     ),
     Fault(
         "what is not ready is adopted",

@@ -333,18 +333,6 @@ class TestDrain:
         assert run("drain", f"--timeout={seconds}")[0] == 2
 
 
-class TestRecycle:
-    def test_it_is_asked_for(self, run, sidecar):
-        server = sidecar(200)
-        assert run("recycle", environ=admin(server)) == (0, "", "")
-        assert server.asked == ["POST /recycle"]
-
-    def test_why_it_is_refused_is_printed(self, run, sidecar):
-        code, _, err = run("recycle", environ=admin(sidecar(409)))
-        assert code == 1
-        assert "409 status is 409" in err
-
-
 class TestWait:
     def test_it_ends_when_the_sidecar_gets_ready(self, run, sidecar):
         server = sidecar(503, 503, 200)

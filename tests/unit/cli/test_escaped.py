@@ -24,7 +24,6 @@ ARGUMENTS = {
     "wait": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
     "healthcheck": [(SOCKET,), (f"--url={URL}",)],
     "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
-    "recycle": [(SOCKET,), (f"--timeout={HOSTILE}",)],
     "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
     "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
     "schema": [(HOSTILE,)],
@@ -82,7 +81,6 @@ ASKING = {
     "wait": ("--timeout=0.1",),
     "healthcheck": (),
     "drain": ("--timeout=1",),
-    "recycle": (),
 }
 
 

@@ -46,7 +46,6 @@ class TestWrongAddresses:
             (["memory"], "admin"),
             (["healthcheck"], "admin"),
             (["drain", "--timeout=1"], "admin"),
-            (["recycle"], "admin"),
             (["load", "a", "/a"], "http"),
             (["unload", "a"], "http"),
             (["invoke", "a", "/dev/null"], "http"),

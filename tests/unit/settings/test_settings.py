@@ -396,11 +396,6 @@ class TestProblems:
         [problem] = problems(flags)
         assert problem.startswith(f"flag {flag_of(name)}: {value!r}: ")
 
-    def test_only_an_embedded_triton_is_recycled(self):
-        assert load({"triton": "embedded", "recycle_unaccounted": "0.2"}).settings
-        [problem] = problems({"recycle_unaccounted": "0.2"})
-        assert "needs triton=embedded" in problem
-
     def test_any_free_port_is_for_the_embedded_triton(self):
         flags = {"triton_grpc": "127.0.0.1:0", "triton": "embedded"}
         assert load(flags).settings.triton_grpc.port == 0
