@@ -105,6 +105,14 @@ class SimDisk:
             for each in gone.placement.names:
                 self._placed.pop(each, None)
 
+    async def keep(self, name: str) -> str:
+        """Keep nothing: all files are the callers' own, or of the disk cache."""
+        await turns(self._draws.of("disk", "keep", name))
+        return ""
+
+    async def discard(self, kept: str) -> None:
+        await turns(self._draws.of("disk", "discard"))
+
     async def staged(self) -> list[StagedModel]:
         await turns(self._draws.of("disk", "staged"))
         return list(self.folders.values())
