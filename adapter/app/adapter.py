@@ -158,6 +158,8 @@ class Adapter:
         return HttpDataPlane(
             faults,
             timeout_seconds=self._settings.infer_timeout_seconds,
+            # as many as there may be callers over HTTP
+            max_connections=self._max_connections() * (1 + self._settings.has_http_data),
             unread=self._unread,
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
@@ -201,12 +203,16 @@ class Adapter:
             reasons.append(self._desired.why_missing)
         return Readiness(reasons + ([self._on_demand.why_not_ready] if self._on_demand else []))
 
-    def _build_shared(self, faults: Faults) -> Shared:
+    def _max_connections(self) -> int:
+        """Return how many connections of callers each listener may have."""
         settings = self._settings
-        most = settings.max_connections or bearable_connections(
+        return settings.max_connections or bearable_connections(
             http_listeners=1 + settings.has_http_data,
             grpc_listeners=sum(one.kind != "off" for one in (settings.grpc, settings.grpc_data)),
         )
+
+    def _build_shared(self, faults: Faults) -> Shared:
+        settings = self._settings
         return Shared(
             settings=settings,
             metrics=self._metrics,
@@ -218,7 +224,7 @@ class Adapter:
             rpc=self._rpc,
             faults=faults,
             is_ready=self._readiness.is_ready,
-            max_connections=most,
+            max_connections=self._max_connections(),
             single_model=self._single,
             residency=self._residency,
         )

@@ -55,6 +55,7 @@ class HttpDataPlane:
         faults: Faults,
         *,
         timeout_seconds: float,
+        max_connections: int | None = None,  # to Triton; above it abandoned calls lose theirs
         unread: Unread,
         max_unpacked_bytes: int = 2**26,
         answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
@@ -67,7 +68,12 @@ class HttpDataPlane:
         self.max_unpacked = max_unpacked_bytes
         self.unread = unread
         self.turns = turns or Turns()  # of bodies that take long to check
-        self._pool = Pool(faults, timeout_seconds, answered_nothing=answered_nothing)
+        self._pool = Pool(
+            faults,
+            timeout_seconds,
+            max_connections=max_connections,
+            answered_nothing=answered_nothing,
+        )
         self.idle = self._pool.idle
 
     def connect(self, address: str, key: str = "") -> None:

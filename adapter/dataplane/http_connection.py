@@ -73,6 +73,7 @@ NEXT = {
 class Owner(Protocol):
     """The pool of a connection. `lost` is called once for each of them."""
 
+    def abandoned(self, connection: "Connection") -> None: ...
     def free(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
     def answered_nothing(self, record: ModelRecord) -> None: ...
@@ -177,6 +178,19 @@ class Connection:
         self._receiver = _Nobody(hold)
         self._due = math.inf
         self.resume_reading()
+        self._owner.abandoned(self)
+
+    def close_abandoned(self) -> bool:
+        """Close the connection if nobody waits for the answer; return whether that was so. Triton
+        goes on with the request. When it is done nobody is told.
+        """
+        receiver = self._receiver
+        if not isinstance(receiver, _Nobody):
+            return False
+        self._receiver = None
+        self.abort()
+        receiver.ended()
+        return True
 
     def abort(self) -> None:
         self.state = _BROKEN

@@ -15,18 +15,22 @@ _KEEP_SECONDS = 300
 
 
 class Pool:
-    """Keeps a connection for each concurrent call; `seconds` limits a call. There are none before
-    `address` is set, host:port of Triton.
+    """Keeps a connection for each concurrent call. There are none before `address` is set,
+    host:port of Triton.
 
     The one used last is used next, so that those too many grow old and are closed. `connections`
     are all that are open, `unused` those without a call.
+
+    Each connection takes a descriptor, and one of an abandoned call lasts as long as Triton needs
+    for it. Above `max_connections` a new one has the oldest of these closed.
     """
 
     def __init__(
         self,
         faults: Faults,
-        seconds: float,
+        seconds: float,  # limits a call
         *,
+        max_connections: int | None = None,
         answered_nothing: Callable[[ModelRecord], None],
         keep_seconds: float = _KEEP_SECONDS,
     ) -> None:
@@ -37,6 +41,9 @@ class Pool:
         self.answered_nothing = answered_nothing
         self.connections: set[Connection] = set()
         self.unused: list[Connection] = []  # the one last used is the last
+        self._max_connections = max_connections
+        # the oldest is the first; some may have had their answer since
+        self._abandoned: dict[Connection, None] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_lost: asyncio.Future[None] | None = None
@@ -60,6 +67,18 @@ class Pool:
             loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
 
+    def abandoned(self, connection: Connection) -> None:
+        """Note that nobody waits for the answer to a call any more."""
+        self._abandoned.pop(connection, None)
+        self._abandoned[connection] = None
+
+    def _close_oldest_abandoned(self) -> None:
+        while self._abandoned:
+            oldest = next(iter(self._abandoned))
+            del self._abandoned[oldest]
+            if oldest.close_abandoned():
+                return
+
     async def close(self) -> None:
         """Calls under way fail; no connection is left."""
         self._is_closed = True
@@ -74,6 +93,9 @@ class Pool:
     async def connect(self, model_id: ModelId | None) -> Connection:
         if not self.address:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
+        most = self._max_connections
+        if most is not None and len(self.connections) >= most:
+            self._close_oldest_abandoned()
         loop = asyncio.get_running_loop()
         host, _, port = self.address.rpartition(":")
         try:
@@ -96,6 +118,7 @@ class Pool:
 
     def lost(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._abandoned.pop(connection, None)
         if connection in self.unused:
             self.unused.remove(connection)
         if self._all_lost is not None and not self.connections and not self._all_lost.done():

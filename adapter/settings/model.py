@@ -360,8 +360,8 @@ class Settings(Rules):
     )
     max_connections: Count | None = Group.LIMITS.setting(
         None,
-        "most connections of each of http, http_data, grpc and grpc_data; above it idle ones are "
-        "closed, then new ones refused",
+        "most connections of each of http, http_data, grpc and grpc_data; above it idle ones "
+        "and those whose caller has left are closed, then new ones refused",
         "as many as the limit of open files allows; that limit less 100, divided by 2 for http, "
         "2 more with http_data, 4 more with each of grpc and grpc_data; "
         "at least 16 and at most 10000",

@@ -1,5 +1,6 @@
 """The real command with few descriptors, and callers with more connections than there may be."""
 
+import json
 import os
 import signal
 import socket
@@ -113,6 +114,34 @@ def test_with_a_request_in_hand_on_each_connection_new_ones_are_told_to_come_aga
         )
     with closing(adapter.client()) as client:
         wait_until(lambda: is_well(client), _SOON, "there is room again")
+
+
+def cancel(adapter: RunningAdapter, name: str) -> None:
+    """Send one inference over REST, and leave at once."""
+    body = json.dumps(infer_body(1.0)).encode()
+    head = f"POST /models/{name}/invoke HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with connect(adapter.http) as caller:
+        caller.sendall(head.encode() + body)
+
+
+def test_callers_who_cancel_leave_room_for_others(tmp_path: Path) -> None:
+    """Triton works on each request of the slow model for longer than the test lasts."""
+    slow = write_python_model(tmp_path / "slow", answer="import time; time.sleep(2)")
+    quick = write_python_model(tmp_path / "quick")
+    flags = (f"--model-roots={tmp_path}", "--max-connections=8")
+    with embedded_adapter(*flags, COMPLETE, descriptors=_FEW) as adapter:
+        with closing(adapter.client()) as client:
+            for name, package in (("slow", slow), ("quick", quick)):
+                assert client.load(name, package).status == 200
+        for _ in range(40):
+            cancel(adapter, "slow")
+            with closing(adapter.client()) as patient:
+                assert patient.post("/models/quick/invoke", infer_body(1.0)).status == 200
+        with closing(Client(adapter.admin)) as admin:
+            state = admin.get("/debug/state").json()
+        assert state["abandoned_requests"] <= 8
+        assert not adapter.events("triton.exited")
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])

@@ -11,7 +11,7 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import State
 from adapter.errors import BackendTimeout, NotTaken, StubDied
-from tests.fakes.http_triton import connections, post, reads_itself, served
+from tests.fakes.http_triton import OK, connections, post, reads_itself, served
 from tests.frontends.http.listener import until
 
 MIB = 2**20
@@ -73,6 +73,32 @@ async def test_a_call_whose_caller_has_left_lasts_until_its_answer_was_read(
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
         assert not upstream.talks[0].ended.is_set()
     assert (lease.record.usage.in_flight, lease.record.usage.abandoned, failures.seen) == (0, 0, [])
+
+
+async def test_oldest_abandoned_call_gives_its_connection_to_another(failures):
+    """Triton answers none of them for now, and each has a descriptor of the adapter."""
+    gate = asyncio.Event()
+
+    async def script(talk):
+        await gate.wait()
+        await talk.say(OK)
+
+    async with served(script, max_connections=2) as (plane, upstream):
+        leases = []
+        for count in (1, 2, 3):
+            lease = failures.lease()
+            leases.append(lease)
+            asking = asyncio.create_task(ask(plane, lease))
+            await until(lambda count=count: len(upstream.requests) == count)
+            await left(asking)
+        await until(lambda: connections(plane) == "<Pool: 2 connections, 0 idle>")
+        states = [lease.state for lease in leases]
+        gate.set()
+        assert states == [LeaseState.ENDED, LeaseState.ABANDONED, LeaseState.ABANDONED]
+        await until(lambda: leases[2].state == LeaseState.ENDED)
+        assert connections(plane) == "<Pool: 2 connections, 2 idle>"
+        assert await ask(plane, failures.lease()) == b"{}"
+    assert failures.seen == [], "that its connection was closed says nothing of Triton"
 
 
 @pytest.mark.parametrize("said", [b"", CHUNKED])

@@ -128,13 +128,20 @@ def reads_itself(script: Script) -> Script:
 
 @asynccontextmanager
 async def served(
-    script: Script | None = None, seconds: float = 60, *, unread_bytes: int = 2**28
+    script: Script | None = None,
+    seconds: float = 60,
+    *,
+    unread_bytes: int = 2**28,
+    max_connections: int | None = None,
 ) -> AsyncIterator[tuple[HttpDataPlane, Upstream]]:
     """A data plane before such a Triton. At the end neither side has a connection left."""
     upstream = Upstream(script)
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=2**20)
     plane = HttpDataPlane(
-        Faults(Classifier(())), timeout_seconds=seconds, unread=unread(unread_bytes)
+        Faults(Classifier(())),
+        timeout_seconds=seconds,
+        unread=unread(unread_bytes),
+        max_connections=max_connections,
     )
     plane.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     pool = plane._pool

@@ -22,7 +22,7 @@ import grpc
 from adapter.backend.processes import descendants, resident_bytes
 from tests.grpc_calls import infer_request
 from tests.processes import tritonserver
-from tests.running import COMPLETE, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 SECONDS = 60.0
@@ -31,13 +31,16 @@ _PATIENCE_SECONDS = 0.02
 _MODEL_SECONDS = 0.05
 _VALUES = [1.0] * 4_000  # 16 kB as binary, 20 kB as JSON
 _MODEL = "slow"
+_DESCRIPTORS = 500
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _KINDS = ("REST", "gRPC")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one minute of cancelled calls left behind. `others` are the codes of patient callers."""
+    """What one minute of cancelled calls left behind. `others` are the answers of patient callers,
+    by protocol and code.
+    """
 
     kind: str
     way: str
@@ -67,8 +70,11 @@ def cancel_grpc(channel: grpc.Channel) -> None:
     call.cancel()
 
 
-def ask_patiently(address: str) -> str:
+def ask_patiently(kind: str, address: str) -> str:
     """Call another model, which is not slow, and return the code."""
+    if kind == "REST":
+        with closing(Client(address)) as client:
+            return str(client.post("/v2/models/quick/infer", infer_body(1.0)).status)
     with closing(grpc.insecure_channel(address)) as channel:
         message = infer_request("quick", 1.0).SerializeToString()
         try:
@@ -105,8 +111,9 @@ def cancel_for(seconds: float, kind: str, http: str, rpc: str) -> tuple[int, dic
     def ask() -> None:
         pausing = threading.Event()
         while time.monotonic() < end:
-            code = ask_patiently(rpc)
-            others[code] = others.get(code, 0) + 1
+            for kind, address in (("REST", http), ("gRPC", rpc)):
+                answer = f"{kind} {ask_patiently(kind, address)}"
+                others[answer] = others.get(answer, 0) + 1
             pausing.wait(0.2)
 
     with ThreadPoolExecutor(_CALLERS + 1) as pool:
@@ -129,7 +136,9 @@ def measure(kind: str, *, is_straight: bool, seconds: float = SECONDS) -> Outcom
         slow = f"import time; time.sleep({_MODEL_SECONDS})"
         slow_model = write_python_model(Path(folder, _MODEL), answer=slow)
         quick_model = write_python_model(Path(folder, "quick"))
-        with embedded_adapter(COMPLETE, f"--model-roots={folder}") as adapter:
+        flags = (COMPLETE, f"--model-roots={folder}")
+        descriptors = None if is_straight else _DESCRIPTORS
+        with embedded_adapter(*flags, descriptors=descriptors) as adapter:
             with closing(adapter.client()) as client:
                 for name, package in ((_MODEL, slow_model), ("quick", quick_model)):
                     assert client.load(name, package).status == 200

@@ -98,9 +98,26 @@ class Connection:
         is_between = self.state in {_IDLE, _HEAD}
         return is_between and not self._application.waiting
 
-    def worth(self) -> tuple[bool, float]:
-        """Of one that is idle: less where it never had a request, and the longer it is idle."""
-        return self.had_request, self._since
+    def can_make_room(self) -> bool:
+        """Return whether it may be ended for a new connection: it is idle, or its caller has ended
+        its side. Such a caller has disconnected, but for few, who wait for their answer.
+        """
+        is_ended = self.has_ended and self.state in {_FAST, _APPLICATION}
+        return is_ended or self.is_idle()
+
+    def worth(self) -> tuple[bool, bool, float]:
+        """Return what orders connections that can make room: those that never had a request end
+        first, then those whose caller has ended its side, then those idle for longest.
+        """
+        may_ask_again = self.had_request and not self.has_ended
+        return self.had_request, may_ask_again, self._since
+
+    def make_room(self) -> None:
+        """End the connection for a new one. Triton goes on with a request that it has."""
+        if self.is_idle():
+            self.close()
+        else:
+            self.abort()
 
     # -- asyncio.Protocol -------------------------------------------------------------------
 

@@ -56,12 +56,14 @@ def bearable_connections(http_listeners: int, grpc_listeners: int) -> int:
 
 
 class Connections:
-    """`most`: with more, idle ones are closed, at first those that never had a request; where each
-    has one in hand, new ones are refused. `shed` is told which: `closed` or `refused`.
+    """Bounds the connections of a listener. For one too many some are closed: idle ones, and those
+    whose caller has ended its side. Where each has a request and a caller, it is refused.
     """
 
     def __init__(
-        self, most: int | None = None, on_shed: Callable[[str], None] = lambda _: None
+        self,
+        most: int | None = None,
+        on_shed: Callable[[str], None] = lambda _: None,  # with `closed` or `refused`
     ) -> None:
         self._most = most
         self.shed = on_shed
@@ -79,7 +81,7 @@ class Connections:
         self, new: Callable[[], Connection], refusal: Callable[[], bytes]
     ) -> asyncio.Protocol:
         """Return the protocol of a new connection, or the one that refuses it."""
-        if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
+        if self._most is None or len(self._open) < self._most or self._make_room(self._most):
             # a Connection has the methods of a Protocol without being one
             return cast("asyncio.Protocol", new())
         self.shed("refused")
@@ -95,17 +97,18 @@ class Connections:
     def lingers(self, change: int) -> None:
         self._lingering += change
 
-    def _close_idle(self, most: int) -> bool:
+    def _make_room(self, most: int) -> bool:
+        """Close some connections; return False if each has a request and a caller."""
         now = asyncio.get_running_loop().time()
         if now < self._no_look_before:
             return False
-        idle = [one for one in self._open if one.is_idle()]
-        if not idle:
+        candidates = [each for each in self._open if each.can_make_room()]
+        if not candidates:
             self._no_look_before = now + _NO_NEW_LOOK_SECONDS
             return False
-        for one in heapq.nsmallest(1 + most // _SHARE, idle, key=Connection.worth):
+        for each in heapq.nsmallest(1 + most // _SHARE, candidates, key=Connection.worth):
             self.shed("closed")
-            one.close()
+            each.make_room()
         return True
 
 

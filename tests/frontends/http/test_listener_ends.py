@@ -8,6 +8,7 @@ import pytest
 
 from adapter.core.calls import NOT_STARTED
 from adapter.frontends.bodies import Limits
+from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
@@ -60,6 +61,39 @@ async def test_who_has_gone_is_let_go_soon(path):
         await listener.reached.wait()
         caller.writer.close()
         await let_go(listener, path)
+
+
+@both
+async def test_new_caller_gets_the_place_of_one_disconnected(path):
+    """Triton still works on the requests of all that there may be, and nobody waits for them."""
+    other = APP if path == FAST else FAST
+    async with opened(limits=LONG, connections=Connections(4)) as listener:
+        target = await listener.waiting(path)
+        for _ in range(4):
+            caller = await listener.connect()
+            await caller.send(request(target))
+            caller.writer.close()
+        await until(lambda: sum(each.has_ended for each in listener.server._connections) == 4)
+        for _ in range(4):
+            found = await (await listener.connect()).ask(request(other))
+            assert found.status == 200
+        listener.gate.set()
+
+
+async def test_ended_side_keeps_its_place_while_others_are_idle():
+    """Who has ended its side may still wait for its answer; who never asked waits for none."""
+    async with opened(limits=LONG, connections=Connections(2)) as listener:
+        silent = await listener.connect()
+        await until(lambda: len(listener.server._connections) == 1)
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(APP)))
+        caller.writer.write_eof()
+        await listener.reached.wait()
+        await until(lambda: any(each.has_ended for each in listener.server._connections))
+        assert (await (await listener.connect()).ask(request(FAST))).status == 200
+        assert await silent.rest() == b""
+        listener.gate.set()
+        assert (await caller.answer()).status == 200
 
 
 @both
