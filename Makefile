@@ -52,7 +52,7 @@ setup-demo:
 	@scripts/setup.sh demo
 
 demo: setup-demo  ## a guided tour: out of memory and the eviction that heals it; a bucket, and boto3
-	@exec .venv/bin/triton-adapter demo
+	@exec .venv/bin/python examples/demo/demo.py
 
 test: setup  ## what every change must pass, against a real Triton; TRITON=/path/to/tritonserver: on another
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not nightly and not gpu and not e2e' \

@@ -25,15 +25,6 @@ SERVE = {
             "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
         ),
     ),
-    "demo": Command(
-        "a guided tour with its own Triton",
-        "adapter.tools.demo",
-        (
-            "triton-adapter demo",
-            "triton-adapter demo --log-level=debug",
-            "NO_COLOR=1 triton-adapter demo",
-        ),
-    ),
 }
 MODELS = {
     "ps": Command(

@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -68,15 +67,6 @@ class TestHelp:
         for name in Settings.model_fields:
             assert flag_of(name) in text
             assert variable_of(name) in text
-
-    def test_the_demo_has_flags_for_what_it_leaves_open_alone(self, run):
-        code, out, _ = run("demo", "--help")
-        assert code == 0
-        assert set(re.findall(r"--[a-z][a-z-]*", out.replace("--help", ""))) == {
-            "--tritonserver",
-            "--log-level",
-        }
-        assert run("demo", "--memory-limit=1GiB")[0] == 2
 
     @pytest.mark.parametrize(
         "argv", [("sing",), ("serve", "--htt=off"), ("version", "--http=1"), ("--htt",)]

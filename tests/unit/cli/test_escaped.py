@@ -15,7 +15,6 @@ SOCKET = f"--url=unix:/{HOSTILE}"
 # What an operator may have pasted, by command.
 ARGUMENTS = {
     "serve": [(f"--config={HOSTILE}",), (f"--http={HOSTILE}",)],
-    "demo": [(f"--log-level={HOSTILE}",)],
     "ps": [(SOCKET,), (SOCKET, HOSTILE), (f"--url={HOSTILE}",), (f"--config={HOSTILE}",)],
     "load": [(HOSTILE, HOSTILE, SOCKET), (HOSTILE, HOSTILE, f"--url={URL}")],
     "unload": [(HOSTILE, SOCKET)],
