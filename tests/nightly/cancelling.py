@@ -111,8 +111,8 @@ def cancel_for(seconds: float, kind: str, http: str, rpc: str) -> tuple[int, dic
     def ask() -> None:
         pausing = threading.Event()
         while time.monotonic() < end:
-            for kind, address in (("REST", http), ("gRPC", rpc)):
-                answer = f"{kind} {ask_patiently(kind, address)}"
+            for protocol, address in (("REST", http), ("gRPC", rpc)):
+                answer = f"{protocol} {ask_patiently(protocol, address)}"
                 others[answer] = others.get(answer, 0) + 1
             pausing.wait(0.2)
 

@@ -81,7 +81,7 @@ async def test_new_caller_gets_the_place_of_one_disconnected(path):
 
 
 async def test_ended_side_keeps_its_place_while_others_are_idle():
-    """Who has ended its side may still wait for its answer; who never asked waits for none."""
+    """A caller who has ended its side may wait for an answer; one who never asked does not."""
     async with opened(limits=LONG, connections=Connections(2)) as listener:
         silent = await listener.connect()
         await until(lambda: len(listener.server._connections) == 1)
