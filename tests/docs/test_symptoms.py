@@ -12,10 +12,11 @@ SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "adapter").rglob
 CODE = re.sub(r'"\s*\n\s*f?"', "", "\n".join(SOURCES))
 METRICS = {family.name for family in Metrics().registry.collect()}
 NAMES = {*EVENTS, *METRICS, *Settings.model_fields, *map(variable_of, Settings.model_fields)}
-# words of grpc, of Triton and of the operating system, and names that stand for others
+# words of grpc, of Triton, of ModelMesh and of the operating system, and names that stand for others
 FOREIGN = {
     *("message larger than max", "address already in use", "Repository*", "/dev/shm"),
     "output tensor shape does not match size of output",
+    *("Entry too old for cache", "retry iterations exhausted"),
 }
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

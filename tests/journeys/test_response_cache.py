@@ -9,8 +9,8 @@ import pytriton
 
 from tests.grpc_calls import calls_to
 from tests.journeys.v2.calls import CONFIG, Repository, uploading_adapter
+from tests.processes import triton_client
 from tests.running import (
-    Client,
     RunningAdapter,
     embedded_adapter,
     unload_all,
@@ -196,7 +196,7 @@ def test_unloaded_names_leave_nothing_in_triton(repository, caching, caching_roo
     for _ in range(3):
         assert repository.client.load("often", package).status == 200
         assert repository.client.delete("/models/often").status == 200
-    with closing(Client(caching.http_address)) as raw:
+    with closing(triton_client(caching)) as raw:
         index = raw.post("/v2/repository/index", {}).json()
     assert [each["name"] for each in index if each["name"].startswith("ta.c.")] == []
     assert [path for path in caching.repository.iterdir() if path.name.startswith("ta.")] == []

@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2 as v2
 from tests.asking import Gate, triton_index
 from tests.cases import rows
 from tests.fakes.mesh import Mesh, Unimplemented
+from tests.processes import triton_client
 from tests.running import (
     COMPLETE,
     EXAMPLES,
-    Client,
     RunningAdapter,
     embedded_adapter,
     unload_all,
@@ -225,7 +225,7 @@ async def test_model_loaded_past_the_adapter_is_unloaded_at_start(everywhere):
     folder = everywhere.repository / "stranger"
     write_python_model(folder)
     try:
-        with closing(Client(everywhere.http_address)) as raw:
+        with closing(triton_client(everywhere)) as raw:
             assert raw.post("/v2/repository/models/stranger/load", {}).status == 200
         assert triton_index(everywhere)["stranger"] == "READY"
         async with started(everywhere):
