@@ -12,7 +12,7 @@ SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "adapter").rglob
 CODE = re.sub(r'"\s*\n\s*f?"', "", "\n".join(SOURCES))
 METRICS = {family.name for family in Metrics().registry.collect()}
 NAMES = {*EVENTS, *METRICS, *Settings.model_fields, *map(variable_of, Settings.model_fields)}
-# words of grpc, of Triton, of ModelMesh and of the operating system, and names that stand for others
+# words of grpc, Triton, ModelMesh and the operating system, and names that stand for others
 FOREIGN = {
     *("message larger than max", "address already in use", "Repository*", "/dev/shm"),
     "output tensor shape does not match size of output",
