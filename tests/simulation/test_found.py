@@ -63,9 +63,9 @@ FOUND = [
         "A start unloads what a killed run has left. Triton's own memory then includes it.",
     ),
     (
-        500661,
+        810532,
         "a load that Triton does not end is tried again without its files",
-        "The process of o dies while o is loaded. Loaded anew, o is idle and never unloaded.",
+        "The process of m dies while m is loaded. Loaded anew, m is a model that no call loaded.",
     ),
     (
         700762,

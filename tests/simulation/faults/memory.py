@@ -65,7 +65,7 @@ MEMORY = [
         "507 while an unload is under way, and the platform unloads one more",
         Memory,
         "_inputs",
-        "unloads=len(self.accounts.unloads)",
+        "unloads=self._count_unloads(is_planned=is_planned)",
         "unloads=0",
     ),
     Fault(

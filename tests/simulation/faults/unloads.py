@@ -79,7 +79,7 @@ UNLOADS = [
         ModelControl,
         "unload",
         "self.loads.end(model_id)",
-        "pass",
+        "[]",
     ),
     Fault(
         "the death of a process is not noticed",
