@@ -3,13 +3,13 @@
 A package that the inspection refuses changes nothing. Where both versions may be loaded at a time
 and have room, the new one is loaded beside the old one, under another name in Triton; then it gets
 the calls, and the old one is unloaded. Else the old one is unloaded first, and loaded again if the
-load of the new one fails. What the adapter had unpacked or written for it was kept; the files of a
-model root are what they are by then.
+load of the new one fails. What the adapter had unpacked or written for it was kept, and so were its
+files from a store; the files of a model root are what they are by then.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from typing import Protocol
@@ -19,10 +19,17 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import Packages
 from adapter.control.triton_status import TritonStatus
+from adapter.core.artifacts import StoreFiles
 from adapter.core.model import ModelId, ModelSource, inspection_name
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.residency.terms import Terms
-from adapter.errors import AdapterError, BackendUnavailable, CapacityError, ModelNotFound
+from adapter.errors import (
+    AdapterError,
+    BackendUnavailable,
+    CapacityError,
+    ModelNotFound,
+    UnloadedMeanwhile,
+)
 from adapter.runtime import clock
 
 
@@ -72,13 +79,32 @@ class Updates:
         self._make_way = make_way
         self._is_pinned = is_pinned
 
-    async def update(self, old: ModelRecord, source: ModelSource, **log_fields: str) -> bool:
+    async def update(
+        self,
+        old: ModelRecord,
+        source: ModelSource,
+        files: StoreFiles | None = None,  # of the package, if it is of a store; released here
+        **log_fields: str,
+    ) -> bool:
         """Replace `old`, a loaded model, by the package of `source`. Return False where it is not
         loaded any more, or something else has taken its place.
 
         Raises the failure of the new package; the old one serves then, unless the error says that
         it could not be loaded again.
         """
+        try:
+            return await self._update(old, source, files, log_fields)
+        finally:
+            if files is not None:
+                self._registry.release(files)
+
+    async def _update(
+        self,
+        old: ModelRecord,
+        source: ModelSource,
+        files: StoreFiles | None,
+        log_fields: Mapping[str, str],
+    ) -> bool:
         model_id = old.asked_for
         self._operations.refuse_when_full(model_id)
         async with self._operations.update_lock(model_id):
@@ -86,9 +112,9 @@ class Updates:
                 return False
             if self._can_load_beside(old):
                 with suppress(CapacityError):  # there is no room for both
-                    await self._load_beside(old, source, log_fields)
+                    await self._load_beside(old, source, files, log_fields)
                     return True
-            return await self._load_in_place(old, source, log_fields)
+            return await self._load_in_place(old, source, files, log_fields)
 
     def _can_load_beside(self, old: ModelRecord) -> bool:
         """Return whether another version may be loaded beside this one. Other models may call a
@@ -100,14 +126,20 @@ class Updates:
     # -- beside the old one -----------------------------------------------------------------
 
     async def _load_beside(
-        self, old: ModelRecord, source: ModelSource, log_fields: Mapping[str, str]
+        self,
+        old: ModelRecord,
+        source: ModelSource,
+        files: StoreFiles | None,
+        log_fields: Mapping[str, str],
     ) -> None:
         """Load the new version, exchange it for the old one, and unload that."""
         model_id = old.asked_for
         other = self._free_id(model_id)
         terms = Terms(evicts=False, takes_over=old)
         try:
-            await self._loads.outcome(self._begin_load(other, source, None, terms, **log_fields))
+            with self._lend(files, other):
+                load = self._begin_load(other, source, None, terms, **log_fields)
+                await self._loads.outcome(load)
         except AdapterError as error:
             error.args = (str(error).replace(other, model_id),)
             error.model_id = model_id
@@ -124,10 +156,36 @@ class Updates:
         is_loading = model_id in self._loads.in_progress
         return is_loading or self._registry.find(model_id) is not None
 
+    @contextmanager
+    def _lend(self, files: StoreFiles | None, model_id: ModelId) -> Iterator[None]:
+        """Let the model have the files for its load, and take them back if that has failed and is
+        undone.
+        """
+        if files is None:
+            yield
+            return
+        lent = replace(files, is_tried_again=True)
+        files.artifact = None
+        self._registry.put_on_disk(model_id, lent)
+        try:
+            yield
+        except AdapterError:
+            record = self._registry.coming.get(model_id)
+            if record is not None and record.files is lent:
+                files.artifact = lent.artifact
+                lent.artifact = None
+            raise
+        finally:
+            self._registry.give_up(model_id, lent)
+
     # -- in its place -----------------------------------------------------------------------
 
     async def _load_in_place(
-        self, old: ModelRecord, source: ModelSource, log_fields: Mapping[str, str]
+        self,
+        old: ModelRecord,
+        source: ModelSource,
+        files: StoreFiles | None,
+        log_fields: Mapping[str, str],
     ) -> bool:
         """Unload the old version and load the new one; return False where somebody else has
         unloaded or loaded the model meanwhile.
@@ -136,25 +194,64 @@ class Updates:
         await self._inspect(model_id, source)
         kept = await self._packages.keep(old.name)
         try:
-            if not self._registry.is_served(old):
-                return False
-            try:
-                await self._make_way(model_id, **log_fields)
-            except ModelNotFound:
-                return False
-            if self._is_in_use(model_id):
-                return False
+            with self._keep_files(old) as old_files:
+                if not self._registry.is_served(old):
+                    return False
+                try:
+                    await self._make_way(model_id, **log_fields)
+                except ModelNotFound:
+                    return False
+                if self._is_in_use(model_id):
+                    return False
+                try:
+                    await self._load_new(model_id, source, files, log_fields)
+                except UnloadedMeanwhile:
+                    raise
+                except AdapterError as error:
+                    await self._load_old(old, old_files, kept, error, log_fields)
+                    raise
+        finally:
+            await self._packages.discard(kept)
+        return True
+
+    @contextmanager
+    def _keep_files(self, old: ModelRecord) -> Iterator[StoreFiles | None]:
+        """Keep the files of a model of a store on disk beyond its unload."""
+        files = old.files
+        if files is None:
+            yield None
+            return
+        kept = replace(files)
+        files.artifact = None
+        files.newer = None
+        try:
+            yield kept
+        finally:
+            if old.files is files and self._registry.find(old.id) is old:  # it is not unloaded
+                files.artifact = kept.artifact
+                files.newer = kept.newer
+            else:
+                self._registry.release(kept)
+
+    async def _load_new(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        files: StoreFiles | None,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        """Load the new version; raise once its failure is undone. Raises UnloadedMeanwhile if an
+        unload has ended it.
+        """
+        with self._lend(files, model_id):
             load = self._begin_load(model_id, source, None, Terms(), **log_fields)
             try:
                 await self._loads.outcome(load)
             except AdapterError as error:
-                await asyncio.wait({load.task})  # until its failure is undone
-                if not load.is_unloaded:
-                    await self._load_old(old, kept, error, log_fields)
+                await asyncio.wait({load.task})
+                if load.is_unloaded and not isinstance(error, UnloadedMeanwhile):
+                    raise UnloadedMeanwhile(str(error), model_id=model_id) from error
                 raise
-        finally:
-            await self._packages.discard(kept)
-        return True
 
     async def _inspect(self, model_id: ModelId, source: ModelSource) -> None:
         """Raise what is wrong with the package, before anything is unloaded for it."""
@@ -167,24 +264,23 @@ class Updates:
     async def _load_old(
         self,
         old: ModelRecord,
+        files: StoreFiles | None,
         kept: str,
         error: AdapterError,
         log_fields: Mapping[str, str],
     ) -> None:
-        """Load the old version again after `error`, and say so in it. One of a store is loaded by
-        the next call for it.
-        """
-        if old.files is not None:
-            return
+        """Load the old version again after `error`, and say so in it."""
         if isinstance(error, BackendUnavailable):
             with suppress(AdapterError):
                 await self._status.wait_up(clock.monotonic() + self._load_seconds)
         if not self._status.is_open or self._is_in_use(old.asked_for):
             return
         source = replace(old.source, kept=kept)
-        load = self._begin_load(old.asked_for, source, None, Terms(), **log_fields)
+        terms = Terms(is_on_demand=old.is_on_demand)
         try:
-            record = await self._loads.outcome(load)
+            with self._lend(files, old.asked_for):
+                load = self._begin_load(old.asked_for, source, None, terms, **log_fields)
+                record = await self._loads.outcome(load)
         except AdapterError as failure:
             what = f"the model that was there could not be loaded again: {failure}"
         else:

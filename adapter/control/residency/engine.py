@@ -12,7 +12,7 @@ from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.eviction import Eviction
-from adapter.control.residency.on_demand import OnDemandLoader, no_room
+from adapter.control.residency.on_demand import OnDemandLoader, no_room, source_of
 from adapter.control.residency.updater import Updater
 from adapter.control.residency.waits import Waits
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, StoreFiles, parse_artifact_path
@@ -187,11 +187,24 @@ class Residency:
             return False
         self._registry.lost.pop(model_id, None)
         if again and model_id in self._registry:
-            await self._control.make_way(model_id)
+            work = self._load_again(model_id, key)
+            await asyncio.shield(self._control.operations.start("load", model_id, work))
         await self.bring(model_id, key)
         if (record := self._ready(model_id)) is not None:
             record.is_on_demand = False
         return True
+
+    async def _load_again(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """Replace the model by the version that the store has now. One that is not ready is
+        unloaded for it.
+        """
+        record = self._ready(model_id)
+        if record is None or record.files is None:
+            await self._control.make_way(model_id)
+            return
+        files = StoreFiles(key, used=record.files.used)
+        files.artifact, _ = await self._on_demand.fetched(model_id, files, ())
+        await self._control.updates.update(record, source_of(files.artifact), files)
 
     async def find(self, model_id: ModelId) -> ArtifactKey | None:
         """Return the key of a model that is asked for by name, as V2 does; None where no store has

@@ -16,6 +16,7 @@ from adapter.errors import (
     ArtifactNotFound,
     BackendUnavailable,
     InsufficientMemory,
+    LoadFailed,
     MemoryFigures,
     ModelNotFound,
     ModelNotReady,
@@ -518,7 +519,28 @@ async def test_a_forced_load_of_a_model_of_the_store_takes_the_version_that_is_t
     assert residence.control.registry.get(ModelId("a")).source.url == "/a"
     assert await residence.residency.load(ModelId("a"), again=True)
     assert residence.control.registry.get(ModelId("a")).source.url == "/a@2"
+    assert len(residence.house.triton.models) == 1
+    assert +residence.artifacts.pins == {"/a@2": 1}
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+async def test_failed_forced_load_leaves_the_old_version(is_beside):
+    residence = await Residence(2).open("a")
+    await residence.call("a")
+    residence.control.registry.get(ModelId("a")).can_be_doubled = is_beside
+    residence.artifacts.versions["a"] = "2"
+    residence.house.packages.declared["/a@2"] = 100 * 2**20
+    residence.steps.fail("load", LoadFailed("no such luck", model_id="a"))
+    with pytest.raises(LoadFailed, match="no such luck"):
+        await residence.residency.load(ModelId("a"), again=True)
+    assert residence.control.registry.get(ModelId("a")).source.url == "/a"
     residence.check("a")
+    assert await residence.call("a") is CacheUse.HIT
+    assert await residence.residency.load(ModelId("a"), again=True)
+    assert residence.control.registry.get(ModelId("a")).source.url == "/a@2"
+    assert len(residence.house.triton.models) == 1
+    assert +residence.artifacts.pins == {"/a@2": 1}
+    await residence.close()
 
 
 async def test_a_load_by_a_name_that_no_store_has_is_nobody_s(residence):

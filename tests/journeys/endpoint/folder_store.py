@@ -35,6 +35,7 @@ class Store:
         config: str = CONFIG,
         weights: bytes = b"",
         gate: Path | None = None,
+        initialize: str = "pass",
         answer_gate: Path | None = None,
     ) -> None:
         """A new version takes the place of the old one in one step, with another time. `weights`
@@ -44,7 +45,8 @@ class Store:
         answer = dedent(_WAIT.format(gate=str(answer_gate))) if answer_gate else ""
         answer += f"values = values + {number}"
         draft = self.path.parent / f"draft-{name.replace('/', '-')}-{number}"
-        initialize = _WAIT.format(gate=str(gate)) if gate else "pass"
+        if gate:
+            initialize = _WAIT.format(gate=str(gate))
         write_python_model(draft, config=config + MEMORY, answer=answer, initialize=initialize)
         (draft / "1" / "weights.bin").write_bytes(weights)
         packed = draft.with_suffix(".tar.gz")

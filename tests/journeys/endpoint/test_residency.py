@@ -18,10 +18,11 @@ from tests.grpc_calls import calls_to
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_resident import MIB, resident
 from tests.running import wait_until
-from tests.trees import infer_body
+from tests.trees import CONFIG, infer_body
 
 pytestmark = pytest.mark.triton
 
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
 
 
@@ -157,6 +158,33 @@ def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
     assert reply.status == 404
     assert "and the store has no such key" in reply.json()["error"]
     assert caller.http.get("/v2/models/a.tar.gz").json()["name"] == "a.tar.gz"
+
+
+@pytest.mark.parametrize("more", ["", SEQUENCES], ids=["beside", "in_place"])
+def test_failed_forced_load_leaves_the_version_before(start, store, more):
+    """A model that keeps the state of sequences is never there twice: it is updated in place."""
+    store.put("a.tar.gz", 1, config=CONFIG + more)
+    caller = start("--on-demand")
+    path = "/v2/repository/models/a.tar.gz/load"
+    forced = {"parameters": {"force_reload": True}}
+    sequence = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    asked = {**infer_body(0.0), "parameters": sequence if more else {}}
+
+    def infer() -> Any:
+        reply = caller.http.post("/v2/models/a.tar.gz/infer", asked)
+        return reply.json()["outputs"][0]["data"] if reply.status == 200 else reply.body
+
+    assert caller.http.post(path).status == 200
+    store.put("a.tar.gz", 2, config=CONFIG + more, initialize="raise ValueError('no such luck')")
+    for _ in range(2):
+        reply = caller.http.post(path, forced)
+        assert refusal(reply) == (400, "InvalidModel", "a.tar.gz")
+        assert "no such luck" in reply.json()["error"]
+        assert ("the model that was there was loaded again" in reply.json()["error"]) == bool(more)
+        assert infer() == [1]
+    store.put("a.tar.gz", 3, config=CONFIG + more)
+    assert caller.http.post(path, forced).status == 200
+    assert infer() == [3]
 
 
 def test_without_on_demand_v2_loads_nothing(start, store):
