@@ -84,6 +84,7 @@ class Updates:
         old: ModelRecord,
         source: ModelSource,
         files: StoreFiles | None = None,  # of the package, if it is of a store; released here
+        /,
         **log_fields: str,
     ) -> bool:
         """Replace `old`, a loaded model, by the package of `source`. Return False where it is not
