@@ -106,11 +106,10 @@ class Connection:
         return is_ended or self.is_idle()
 
     def worth(self) -> tuple[bool, bool, float]:
-        """Return what orders connections that can make room: those that never had a request end
-        first, then those whose caller has ended its side, then those idle for longest.
+        """Return what orders connections that can make room: those whose caller has ended its side
+        end first, then those that never had a request, then those idle for longest.
         """
-        may_ask_again = self.had_request and not self.has_ended
-        return self.had_request, may_ask_again, self._since
+        return not self.has_ended, self.had_request, self._since
 
     def make_room(self) -> None:
         """End the connection for a new one. Triton goes on with a request that it has."""

@@ -80,20 +80,19 @@ async def test_new_caller_gets_the_place_of_one_disconnected(path):
         listener.gate.set()
 
 
-async def test_ended_side_keeps_its_place_while_others_are_idle():
-    """A caller who has ended its side may wait for an answer; one who never asked does not."""
+async def test_new_caller_keeps_its_place_before_one_disconnected():
+    """It has not sent its request yet, which comes a moment later."""
     async with opened(limits=LONG, connections=Connections(2)) as listener:
-        silent = await listener.connect()
-        await until(lambda: len(listener.server._connections) == 1)
         caller = await listener.connect()
         await caller.send(request(await listener.waiting(APP)))
         caller.writer.write_eof()
         await listener.reached.wait()
         await until(lambda: any(each.has_ended for each in listener.server._connections))
+        new = await listener.connect()
+        await until(lambda: len(listener.server._connections) == 2)
         assert (await (await listener.connect()).ask(request(FAST))).status == 200
-        assert await silent.rest() == b""
-        listener.gate.set()
-        assert (await caller.answer()).status == 200
+        assert (await new.ask(request(FAST))).status == 200
+        assert await caller.rest() == b""
 
 
 @both
