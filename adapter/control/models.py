@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from adapter.control.desired import DesiredModels
 from adapter.control.housekeeping import Housekeeping
@@ -41,6 +42,7 @@ from adapter.errors import (
     BackendUnavailable,
     InferenceFailed,
     ModelNotFound,
+    ModelNotReady,
     UnloadedMeanwhile,
 )
 from adapter.runtime import clock
@@ -137,16 +139,26 @@ class ModelControl:
     def lease(self, model_id: ModelId) -> Lease:
         try:
             return self.leases.of(self.registry.serving(model_id))
-        except ModelNotFound:
+        except ModelNotFound as error:
             self.refuse_unless_open()  # the registry is not complete before `open`
-            raise
+            if model_id not in self.updates.in_place:
+                raise
+            why = f"model {model_id!r} is being updated"
+            raise ModelNotReady(why, model_id=model_id) from error
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
         """Return a lease; wait for a load in progress, for `wait_seconds` at most."""
-        if wait_seconds and (load := self.loads.in_progress.get(model_id)) is not None:
+        if wait_seconds and (work := self._work_on(model_id)) is not None:
             leave_out()
-            await asyncio.wait({load.task}, timeout=wait_seconds)
+            await asyncio.wait({work}, timeout=wait_seconds)
         return self.lease(model_id)
+
+    def _work_on(self, model_id: ModelId) -> asyncio.Future[Any] | None:
+        """Return what ends when the model may be served: its update in place, or its load."""
+        if (update := self.updates.in_place.get(model_id)) is not None:
+            return update
+        load = self.loads.in_progress.get(model_id)
+        return None if load is None else load.task
 
     async def load(
         self,
@@ -207,6 +219,10 @@ class ModelControl:
             elif self.registry.returning(model_id) is not None:
                 raise
             return None
+
+    def is_being_loaded(self, model_id: ModelId) -> bool:
+        """Return whether a load of the model is in progress, or an update in its place."""
+        return self._work_on(model_id) is not None
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model, which is wanted no more; end a load of it. Return when it and its
@@ -332,6 +348,8 @@ class ModelControl:
         """Load, and again each time that room could be made after it ran out of memory."""
         evictor = self.evictor if load.terms.evicts else None
         async with AsyncExitStack() as turn:
+            if load.terms.unloads_first:
+                await self.make_way(load.model_id)
             async with self.loads.of(load):
                 await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:

@@ -2,9 +2,10 @@
 
 A package that the inspection refuses changes nothing. Where both versions may be loaded at a time
 and have room, the new one is loaded beside the old one, under another name in Triton; then it gets
-the calls, and the old one is unloaded. Else the old one is unloaded first, and loaded again if the
-load of the new one fails. What the adapter had unpacked or written for it was kept, and so were its
-files from a store; the files of a model root are what they are by then.
+the calls, and the old one is unloaded. Else the load of the new one begins with the unload of the
+old one, which is loaded again if that load fails; calls wait for the end of it all. What the
+adapter had unpacked or written for the old one was kept, and so were its files from a store; the
+files of a model root are what they are by then.
 """
 
 import asyncio
@@ -78,6 +79,8 @@ class Updates:
         self._begin_load = begin_load
         self._make_way = make_way
         self._is_pinned = is_pinned
+        # one for each model that is updated in its place; done when a version of it may be served
+        self.in_place: dict[ModelId, asyncio.Future[None]] = {}
 
     async def update(
         self,
@@ -198,19 +201,16 @@ class Updates:
             with self._keep_files(old) as old_files:
                 if not self._registry.is_served(old):
                     return False
-                try:
-                    await self._make_way(model_id, **log_fields)
-                except ModelNotFound:
-                    return False
-                if self._is_in_use(model_id):
-                    return False
-                try:
-                    await self._load_new(model_id, source, files, log_fields)
-                except UnloadedMeanwhile:
-                    raise
-                except AdapterError as error:
-                    await self._load_old(old, old_files, kept, error, log_fields)
-                    raise
+                with self._calls_wait(model_id):
+                    try:
+                        await self._load_new(model_id, source, files, log_fields)
+                    except ModelNotFound:  # an unload that was asked for earlier came first
+                        return False
+                    except UnloadedMeanwhile:
+                        raise
+                    except AdapterError as error:
+                        await self._load_old(old, old_files, kept, error, log_fields)
+                        raise
         finally:
             await self._packages.discard(kept)
         return True
@@ -241,11 +241,12 @@ class Updates:
         files: StoreFiles | None,
         log_fields: Mapping[str, str],
     ) -> None:
-        """Load the new version; raise once its failure is undone. Raises UnloadedMeanwhile if an
-        unload has ended it.
+        """Unload the old version and load the new one; raise once a failure is undone. Raises
+        UnloadedMeanwhile if an unload has ended it.
         """
+        terms = Terms(unloads_first=True)
         with self._lend(files, model_id):
-            load = self._begin_load(model_id, source, None, Terms(), **log_fields)
+            load = self._begin_load(model_id, source, None, terms, **log_fields)
             try:
                 await self._loads.outcome(load)
             except AdapterError as error:
@@ -253,6 +254,16 @@ class Updates:
                 if load.is_unloaded and not isinstance(error, UnloadedMeanwhile):
                     raise UnloadedMeanwhile(str(error), model_id=model_id) from error
                 raise
+
+    @contextmanager
+    def _calls_wait(self, model_id: ModelId) -> Iterator[None]:
+        """Have calls of the model wait, also between a failed load and that of the old version."""
+        self.in_place[model_id] = settled = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self.in_place[model_id]
+            settled.set_result(None)
 
     async def _inspect(self, model_id: ModelId, source: ModelSource) -> None:
         """Raise what is wrong with the package, before anything is unloaded for it."""

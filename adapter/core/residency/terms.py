@@ -14,7 +14,8 @@ class Terms:
     """The terms of one load, however often it is tried. `is_on_demand`: for calls, so that it may
     be evicted, until a platform asks for the same load. `evicts`: others are evicted for it where
     it does not fit. `is_planned`: ModelMesh has made room for it by its own books. `takes_over`:
-    the loaded model whose place it takes; that one gets the id of this one. `gpu`: the number of
+    the loaded model whose place it takes; that one gets the id of this one. `unloads_first`: the
+    loaded model of this id is unloaded before the load. `gpu`: the number of
     the one that it is being put on; `ran_out`: why it cannot be on others, by their numbers, until
     some model is evicted for it.
     """
@@ -23,6 +24,7 @@ class Terms:
     evicts: bool = True
     is_planned: bool = False
     takes_over: ModelRecord | None = None
+    unloads_first: bool = False
     gpu: int | None = None
     ran_out: dict[int, AboutMemory] = field(default_factory=dict)
 

@@ -204,7 +204,7 @@ class RelayPolicy:
                     return None
         except AdapterError as earlier:
             return earlier
-        return None if model_id in self.control.loads.in_progress else error
+        return None if self.control.is_being_loaded(model_id) else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand

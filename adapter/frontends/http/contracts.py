@@ -76,7 +76,7 @@ class ContainerContract:
         try:
             lease = control.lease(model_id)
         except AdapterError:
-            may_wait = self._loads_for_calls or model_id in control.loads.in_progress
+            may_wait = self._loads_for_calls or control.is_being_loaded(model_id)
             if self._is_v2 and may_wait:
                 return None  # aiohttp waits for the model
             raise

@@ -10,10 +10,12 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import (
+    AlreadyLoaded,
     BackendError,
     BackendTimeout,
     InvalidModel,
     LoadFailed,
+    ModelNotReady,
     ModelTooLarge,
     OutOfMemory,
     UnloadedMeanwhile,
@@ -162,6 +164,68 @@ async def test_unload_ends_an_update_in_place_for_good(loaded):
     with pytest.raises(UnloadedMeanwhile):
         await update
     house.check()
+
+
+async def test_unload_ends_update_that_unloads_the_old(loaded):
+    """It was answered as done, and the update loaded the new version afterwards."""
+    house, old = loaded
+    forbid_beside(old)
+    gate = house.steps.hold("unload m")
+    update = house.begin(house.control.updates.update(old, NEW))
+    await gate.reached.wait()
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    gate.open()
+    await unload
+    with pytest.raises(UnloadedMeanwhile):
+        await update
+    house.check()
+
+
+@pytest.mark.parametrize("step", ["unload m", "load m"])
+async def test_calls_wait_for_an_update_in_place(loaded, step):
+    house, old = loaded
+    forbid_beside(old)
+    gate = house.steps.hold(step)
+    update = house.begin(house.control.updates.update(old, NEW))
+    await gate.reached.wait()
+    assert house.control.is_being_loaded(ModelId("m"))
+    with pytest.raises(ModelNotReady):
+        house.control.lease(ModelId("m"))
+    call = house.begin(house.control.serving(ModelId("m"), 60))
+    await house.turns()
+    gate.open()
+    assert (await call).record.source == NEW
+    assert await update
+
+
+async def test_calls_wait_until_the_old_version_is_back(loaded):
+    house, old = loaded
+    forbid_beside(old)
+    gate = house.steps.hold("load m")
+    update = house.begin(house.control.updates.update(old, NEW))
+    await gate.reached.wait()
+    call = house.begin(house.control.serving(ModelId("m"), 60))
+    await house.turns()
+    house.steps.fail("confirm m", LoadFailed("broken"))
+    gate.open()
+    assert (await call).record.source.url == "/m"
+    with pytest.raises(LoadFailed, match="the model that was there was loaded again"):
+        await update
+
+
+async def test_second_update_in_place_waits_for_the_first(loaded):
+    """The second was loaded first, and the first then replaced it by the older files."""
+    house, old = loaded
+    forbid_beside(old)
+    gate = house.steps.hold("unload m")
+    first = house.begin(house.control.updates.update(old, NEW))
+    await gate.reached.wait()
+    with pytest.raises(AlreadyLoaded):
+        await house.control.load(ModelId("m"), ModelSource("/newer"))
+    gate.open()
+    assert await first
+    assert served(house, "m")[0] == "/new"
 
 
 async def test_old_version_is_loaded_by_the_next_triton(loaded):
