@@ -274,8 +274,20 @@ class ArtifactCache:
 
     async def find(self, key: ArtifactKey) -> ArtifactKey | None:
         """Return the key that the store has: `key` itself, or with the suffix of an archive; None
-        if it has none. Raises as `fetch` does.
+        if it has none. Where the store cannot be asked, that which it had when it was last asked,
+        if that is on disk. Raises as `fetch` does.
         """
+        on_disk = self._key_on_disk(key)
+        if on_disk is not None and key.store in self._unreachable:
+            return on_disk  # `fetch` asks the store again, but briefly
+        try:
+            return await self._find_in_store(key)
+        except StoreUnavailable:
+            if on_disk is None:
+                raise
+            return on_disk
+
+    async def _find_in_store(self, key: ArtifactKey) -> ArtifactKey | None:
         store, refusals = self._store(key), self._refusals[key.store]
         archives = (key.path, *SUFFIXES)
         try:
@@ -292,6 +304,15 @@ class ArtifactCache:
             await self._mark_versions(replace(key, path=key.path + suffix), None)
         refusals.remember(archives, said)
         return None
+
+    def _key_on_disk(self, key: ArtifactKey) -> ArtifactKey | None:
+        """Return the key itself, or with the suffix of an archive, whose version that the store had
+        last is on disk. An archive does not stand in for a folder or file that the store had.
+        """
+        location = str(self._store(key).location)
+        suffixes = [""] if self._versions_on_disk(key) else ["", *SUFFIXES]
+        keys = [replace(key, path=key.path + suffix) for suffix in suffixes]
+        return next((each for each in keys if self._disk.has_current(location, each.path)), None)
 
     # -- versions ---------------------------------------------------------------------------
 

@@ -266,3 +266,28 @@ async def test_a_cache_that_names_no_version_is_fetched_again(store, start, path
         await use(cache, path)
     store.is_away = False
     assert await use(cache, path) == ("v1", CacheUse.MISS)
+
+
+async def test_key_on_disk_is_found_while_store_is_away(store, start, path):
+    """As V2 asks for it by name, also after a restart: the endpoint's calls name the key."""
+    store.put(path, "1")
+    await use(await start(), path)
+    store.is_away = True
+    cache = await start()
+    asked = {path, path.removesuffix(".tar.gz")}
+    assert {await cache.find(key_of(each)) for each in asked} == {key_of(path)}
+    with pytest.raises(StoreUnavailable):
+        await cache.find(key_of("other"))
+
+
+async def test_deleted_key_is_not_found_while_store_is_away(store, start):
+    store.put("digits.tar.gz", "1")
+    cache = await start()
+    await use(cache, "digits.tar.gz")
+    store.delete("digits.tar.gz")
+    with pytest.raises(ArtifactNotFound):
+        await use(cache, "digits.tar.gz")
+    store.is_away = True
+    cache = await start()
+    with pytest.raises(StoreUnavailable):
+        await cache.find(key_of("digits"))
