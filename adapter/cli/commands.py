@@ -28,8 +28,8 @@ SERVE = {
 }
 MODELS = {
     "ps": Command(
-        "list the models of a running adapter and their memory",
-        "adapter.tools.client.models",
+        "list the devices and the models of a running adapter, with their memory",
+        "adapter.cli.models",
         (
             "triton-adapter ps",
             "triton-adapter ps digits --watch",
@@ -38,7 +38,7 @@ MODELS = {
     ),
     "load": Command(
         "load a model",
-        "adapter.tools.client.models",
+        "adapter.cli.models",
         (
             "triton-adapter load digits examples/models/digits",
             "triton-adapter load fraud /models/fraud.tar.gz --model-type=onnx",
@@ -46,28 +46,14 @@ MODELS = {
     ),
     "unload": Command(
         "unload one or several models",
-        "adapter.tools.client.models",
+        "adapter.cli.models",
         ("triton-adapter unload digits", "triton-adapter unload digits fraud --json"),
-    ),
-    "invoke": Command(
-        "send one inference request to a model, and print the answer",
-        "adapter.tools.client.invoke",
-        (
-            "triton-adapter invoke digits examples/models/digits/sample.json",
-            "triton-adapter invoke digits examples/models/digits/sample.json --output=LABEL",
-            "triton-adapter invoke digits - < examples/models/digits/sample.json",
-        ),
-    ),
-    "memory": Command(
-        "show the memory of each device: in use, held by models, free",
-        "adapter.tools.client.memory",
-        ("triton-adapter memory", "triton-adapter memory --watch=5"),
     ),
 }
 HEALTH = {
     "wait": Command(
         "block until the adapter is ready",
-        "adapter.tools.client.probe",
+        "adapter.cli.probes",
         (
             "triton-adapter wait --timeout=60",
             "triton-adapter wait --url=http://127.0.0.1:8081/startup",
@@ -75,7 +61,7 @@ HEALTH = {
     ),
     "healthcheck": Command(
         "ask once whether the adapter is ready",
-        "adapter.tools.client.probe",
+        "adapter.cli.probes",
         (
             "triton-adapter healthcheck",
             "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
@@ -84,7 +70,7 @@ HEALTH = {
     ),
     "drain": Command(
         "refuse new work, and block until all requests in flight are answered",
-        "adapter.tools.client.probe",
+        "adapter.cli.probes",
         (
             "triton-adapter drain --timeout=25",
             "triton-adapter drain --url=unix:/run/adapter-admin.sock",
@@ -149,7 +135,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "ls": "ps",
     "models": "ps",
     "status": "ps",
-    "run": "load or invoke",
+    "run": "load",
     "add": "load",
     "pull": "load",
     "start": "serve",
@@ -158,8 +144,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "rm": "unload",
     "remove": "unload",
     "delete": "unload",
-    "infer": "invoke",
-    "predict": "invoke",
+    "memory": "ps",
     "health": "healthcheck",
     "config": "check-config",
 }

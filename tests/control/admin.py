@@ -49,13 +49,13 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
 
 
 async def ps_before(house: House, residency: Residency | None = None) -> list[str]:
-    """Return the lines that `ps` prints, which asks from a thread."""
+    """Return the lines that `ps` prints about models; it asks from a thread."""
     async with admin_of(house, residency) as admin:
         environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
         out = io.StringIO()
         with redirect_stdout(out):
             assert await asyncio.to_thread(cli.main, ["ps"], environ) == 0
-    return out.getvalue().splitlines()
+    return out.getvalue().partition("\n\n")[2].splitlines()
 
 
 def adopt(house: House, count: int) -> list[str]:

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapter.backend.tritonserver import RunFolder, prepare
-from adapter.tools.client.connection import Target
-from adapter.tools.client.probe import why_not_ok
+from adapter.cli.client import Target
+from adapter.cli.probes import probe
 from tests.docs.pages import ROOT, Block, blocks
 from tests.ports import free_ports
 from tests.running import wait_until
@@ -167,7 +167,7 @@ class Place:
         def is_up() -> bool:
             assert self._server is not None
             assert self._server.poll() is None, f"{block} ended\n{self.said()}"
-            return not why_not_ok(Target(host, int(port)), 2)[0]
+            return not probe(Target(host, int(port)), 2)[0]
 
         wait_until(is_up, SECONDS, f"{block} is ready")
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from adapter.cli.models import ModelTable
 from adapter.control.residency import Options
-from adapter.tools.client.models import _Table
 from tests.control.admin import admin_of, ps_before
 from tests.fakes.residence import Residence
 
@@ -56,7 +56,7 @@ async def test_ps_goes_on_watching_while_a_model_is_fetched(residence):
     gate = residence.steps.hold("fetch b")
     call = residence.house.begin(residence.call("b"))
     await gate.reached.wait()
-    table = _Table()
+    table = ModelTable()
     async with admin_of(residence.house, residence.residency) as admin:
         for _ in range(2):
             state = await (await admin.get("/debug/state")).json()

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as mesh
+from adapter.cli.client import Target, ask
 from adapter.frontends.routes import ADMIN_ROUTES, Scope
-from adapter.tools.client.connection import Target, ask
 from tests.asking import RawConnection
 from tests.cases import rows
 from tests.processes import tritonserver

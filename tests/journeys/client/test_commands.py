@@ -1,8 +1,7 @@
-"""`triton-adapter ps`, `load`, `unload`, `invoke` and `memory` at a real adapter, in pipes."""
+"""`triton-adapter ps`, `load` and `unload` at a real adapter, in pipes."""
 
 import json
 import re
-import struct
 import subprocess
 
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from tests.journeys.client.conftest import LIMIT
 from tests.journeys.client.terminal import COMMAND, ESCAPE, run
 from tests.running import COMPLETE, EXAMPLES, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
-BODY = json.dumps(infer_body(1, 2, 4)).encode()
 
 
 @pytest.fixture
@@ -29,11 +27,12 @@ def command(environ):
 
 
 def table(text: str) -> list[list[str]]:
-    """The rows of the first table, by the two blanks between columns."""
-    return [re.split(r" {2,}", line) for line in text.split("\n\n", maxsplit=1)[0].splitlines()]
+    """Return the rows of the models, by the two blanks between columns."""
+    lines = text.split("\n\n")[1].splitlines()
+    return [re.split(r" {2,}", line) for line in lines]
 
 
-def test_a_model_is_loaded_listed_invoked_and_unloaded(command, packages):
+def test_a_model_is_loaded_listed_and_unloaded(command, packages):
     code, out, _ = command("load", "echo", str(packages / "echo"))
     assert code == 0
     assert re.fullmatch(r"echo is loaded after \d+\.\d s and takes .+ \(measured\)\n", out)
@@ -44,10 +43,6 @@ def test_a_model_is_loaded_listed_invoked_and_unloaded(command, packages):
     assert head == ["NAME", "STATE", "SIZE", "BASIS", "IN FLIGHT", "IDLE", "LOADED FOR"]
     assert row[:2] == ["echo", "READY"]
     assert row[3:5] == ["measured", "0"]
-
-    code, out, _ = command("invoke", "echo", stdin=BODY)
-    assert code == 0
-    assert json.loads(out)["outputs"][0]["data"] == [1, 2, 4]
 
     code, out, _ = command("unload", "echo")
     assert code == 0
@@ -64,19 +59,6 @@ def test_what_is_odd_in_a_package_is_said_where_it_is_loaded(command, packages):
     assert "config.pbtx " in err
 
 
-def test_a_model_of_a_store_is_invoked_by_its_name(tmp_path):
-    write_python_model(tmp_path / "store" / "double")
-    flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
-    with embedded_adapter(*flags, "--on-demand", COMPLETE) as adapter:
-        environ = {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
-        done = run("invoke", "double", environ=environ, stdin=BODY)
-        assert json.loads(done.stdout)["outputs"][0]["data"] == [1, 2, 4]
-        done = run("invoke", "triple", environ=environ, stdin=BODY)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"404" in done.stderr
-    assert b"in the store there is no such key: triple" in done.stderr
-
-
 def test_a_path_is_meant_from_where_the_command_runs(command, packages):
     assert command("load", "echo", "echo", folder=packages)[0] == 0
     code, _, err = command("load", "other", "missing", folder=packages)
@@ -87,7 +69,7 @@ def test_a_path_is_meant_from_where_the_command_runs(command, packages):
 def test_what_goes_to_a_pipe_is_plain(command, packages):
     command("load", "echo", str(packages / "echo"))
     command("load", "broken", str(packages / "broken"))
-    for argv in (("ps",), ("memory",), ("load", "echo", "/nowhere"), ("--help",)):
+    for argv in (("ps",), ("load", "echo", "/nowhere"), ("--help",)):
         assert ESCAPE not in "".join(command(*argv)[1:])
 
 
@@ -124,17 +106,14 @@ def test_the_reason_of_a_failed_load_is_shown_and_stays_in_ps(command, packages)
     assert (failed["model_id"], failed["code"]) == ("broken", "InvalidModel")
 
 
-@pytest.mark.parametrize("argv", [("unload", "none"), ("invoke", "none")])
-def test_a_model_that_is_not_loaded_is_1_with_a_hint(command, argv):
-    code, out, err = command(*argv, stdin=BODY)
+def test_a_model_that_is_not_loaded_is_1_with_a_hint(command):
+    code, out, err = command("unload", "none")
     assert (code, out) == (1, "")
     assert "404 ModelNotFound: model 'none' is not loaded" in err
     assert "triton-adapter load NAME SOURCE" in err
 
 
-@pytest.mark.parametrize(
-    "argv", [("ps",), ("memory",), ("load", "m", "/m"), ("unload", "m"), ("invoke", "m")]
-)
+@pytest.mark.parametrize("argv", [("ps",), ("load", "m", "/m"), ("unload", "m")])
 def test_nobody_there_is_1_with_a_hint(argv):
     nobody = "127.0.0.1:1"
     done = run(*argv, environ={"ADAPTER_HTTP": nobody, "ADAPTER_ADMIN": nobody})
@@ -182,79 +161,22 @@ def test_a_load_says_what_it_waits_for(command, environ, adapter, packages):
     assert out.startswith("slow is loaded after ")
 
 
-# -- invoke -------------------------------------------------------------------------------------
+# -- devices, sockets, names --------------------------------------------------------------------
 
 
-@pytest.fixture
-def echo(command, packages):
-    assert command("load", "echo", str(packages / "echo"))[0] == 0
-
-
-def request_of(**output):
-    return json.dumps({**infer_body(1, 2, 4), "outputs": [{"name": "OUT", **output}]}).encode()
-
-
-BINARY = {"parameters": {"binary_data": True}}
-RAW = struct.pack("<3f", 1, 2, 4)
-
-
-@pytest.mark.parametrize("argv", [(), ("-",), ("{file}",)])
-def test_a_request_comes_from_a_file_or_from_stdin(command, echo, tmp_path, argv):
-    (file := tmp_path / "request.json").write_bytes(BODY)
-    argv = [each.format(file=file) for each in argv]
-    code, out, _ = command("invoke", "echo", *argv, stdin=b"" if argv == [str(file)] else BODY)
-    assert code == 0
-    assert json.loads(out)["outputs"][0]["data"] == [1, 2, 4]
-
-
-def test_one_output_can_be_picked(command, echo):
-    assert command("invoke", "echo", "--output=OUT", stdin=BODY)[1] == "[1.0, 2.0, 4.0]\n"
-    code, _, err = command("invoke", "echo", "--output=NONE", stdin=BODY)
-    assert code == 1
-    assert "NONE" in err
-
-
-def test_raw_tensors_stay_as_they_are_in_a_pipe(environ, echo):
-    done = run("invoke", "echo", environ=environ, stdin=request_of(**BINARY))
-    assert done.returncode == 0
-    assert done.stdout.endswith(b"}" + RAW)
-    done = run("invoke", "echo", "--output=OUT", environ=environ, stdin=request_of(**BINARY))
-    assert done.stdout == RAW
-
-
-def test_json_has_raw_tensors_as_values(command, echo):
-    _, out, _ = command("invoke", "echo", "--json", stdin=request_of(**BINARY))
-    assert json.loads(out)["outputs"] == [
-        {"name": "OUT", "datatype": "FP32", "shape": [3], "data": [1, 2, 4]}
-    ]
-
-
-def test_a_file_that_is_not_there_is_a_bad_argument(command, echo):
-    code, out, err = command("invoke", "echo", "/nowhere.json")
-    assert (code, out) == (2, "")
-    assert err == "triton-adapter: FILE '/nowhere.json': No such file or directory\n"
-
-
-def test_the_texts_of_a_refused_request_are_shown(command, echo):
-    code, _, err = command("invoke", "echo", stdin=b"{")
-    assert code == 1
-    assert "triton-adapter: 400 InvalidRequest: " in err
-
-
-# -- memory, sockets, names ---------------------------------------------------------------------
-
-
-def test_memory_is_told_for_each_device_with_a_bar(command):
+def test_ps_shows_the_memory_of_the_device_above_the_models(command):
     command("load", "one", str(EXAMPLES / "hungry"))
-    code, out, _ = command("memory")
-    head, row, bar, *_ = out.splitlines()
-    assert code == 0
-    assert head.split() == ["DEVICE", "LIMIT", "USED", "HELD", "RESERVED", "FREE"]
-    assert row.split()[:3] == ["host", "1.0", "GiB"]
-    assert re.fullmatch(r"  \[#{26,30}=*\.+-+\]", bar)
-    assert len(bar.strip()) == 42
-    assert "measured by: host" in out
-    assert json.loads(command("memory", "--json")[1])["devices"]["host"]["limit_bytes"] == LIMIT
+    code, out, _ = command("ps")
+    head, row, blank, models, *_ = out.splitlines()
+    assert (code, blank) == (0, "")
+    assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]
+    device, used, free, limit, _ = re.split(r" {2,}", row)
+    assert (device, limit) == ("host", "1.0 GiB")
+    assert used.endswith("MiB")
+    assert free.endswith("MiB")
+    assert models.startswith("NAME")
+    memory = json.loads(command("ps", "--json")[1])["memory"]
+    assert memory["devices"]["host"]["limit_bytes"] == LIMIT
 
 
 def test_listeners_in_the_file_system_are_asked_too(tmp_path, packages):
@@ -263,7 +185,6 @@ def test_listeners_in_the_file_system_are_asked_too(tmp_path, packages):
     with embedded_adapter(*flags, f"--model-roots={packages}", COMPLETE):
         environ = {f"ADAPTER_{name.upper()}": at for name, at in sockets.items()}
         assert run("load", "echo", str(packages / "echo"), environ=environ).returncode == 0
-        assert run("invoke", "echo", environ=environ, stdin=BODY).returncode == 0
         assert b"echo  READY" in run("ps", f"--url={sockets['admin']}", environ={}).stdout
         done = run("unload", "echo", f"--url={sockets['http']}", environ={})
         assert (done.returncode, done.stderr) == (0, b"")
@@ -273,7 +194,6 @@ def test_a_name_that_is_no_text_for_a_terminal_is_escaped(command, packages):
     name = "two\nlines\x1b[2J"
     assert command("load", name, str(packages / "echo"))[0] == 0
     assert "two\\nlines\\x1b[2J  READY" in command("ps")[1]
-    assert command("invoke", name, stdin=BODY)[0] == 0
     code, out, _ = command("unload", name)
     assert (code, out.count("\n")) == (0, 1)
 

@@ -8,11 +8,9 @@ import pytest
 
 from tests.cases import rows
 from tests.journeys.client.terminal import ESCAPE, Terminal, on_terminal, run
-from tests.running import EXAMPLES, wait_until
-from tests.trees import infer_body
+from tests.running import wait_until
 
 pytestmark = pytest.mark.triton
-BODY = json.dumps(infer_body(1, 2.5, 4)).encode()
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 OTHER_SCREEN, BACK = f"{ESCAPE}[?1049h", f"{ESCAPE}[?1049l"
 CTRL_C = "\x03"
@@ -30,21 +28,15 @@ def test_states_have_colours(loaded):
     assert f"{ESCAPE}[32mREADY{ESCAPE}[0m" in said
 
 
-@rows("argv", [("ps",), ("memory",), ("unload", "none")])
+@rows("argv", [("ps",), ("unload", "none")])
 def test_no_color_is_respected(loaded, argv):
     assert COLOUR.search(on_terminal(*argv, environ=loaded)[1])
     assert not COLOUR.search(on_terminal(*argv, environ={**loaded, "NO_COLOR": "1"})[1])
 
 
-@rows("argv", [("ps",), ("memory",), ("load", "m", "/nowhere")])
+@rows("argv", [("ps",), ("load", "m", "/nowhere")])
 def test_a_dumb_terminal_gets_plain_text(loaded, argv):
     assert ESCAPE not in on_terminal(*argv, environ={**loaded, "TERM": "dumb"})[1]
-
-
-def test_the_memory_is_a_bar_of_blocks(environ):
-    run("load", "one", str(EXAMPLES / "hungry"), environ=environ)
-    bare = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("memory", environ=environ)[1])
-    assert re.search(r"\[█{26,30}▒*·+-+\]", bare)
 
 
 def test_a_load_shows_what_it_waits_for_until_it_is_done(environ, packages):
@@ -73,7 +65,6 @@ def test_ps_is_refreshed_in_place_until_ctrl_c(loaded, packages):
     assert run("load", "more", str(packages / "echo"), environ=loaded).returncode == 0
     terminal.until("more .*READY")
     assert run("unload", "more", environ=loaded).returncode == 0
-    assert run("invoke", "echo", environ=loaded, stdin=BODY).returncode == 0
     terminal.press(CTRL_C)
     assert terminal.end() == 0
     assert BACK in terminal.said
@@ -81,7 +72,7 @@ def test_ps_is_refreshed_in_place_until_ctrl_c(loaded, packages):
 
 
 def test_a_view_goes_on_when_nobody_answers(environ):
-    terminal = Terminal("memory", "--watch=0.1", environ={"ADAPTER_ADMIN": "127.0.0.1:1"})
+    terminal = Terminal("ps", "--watch=0.1", environ={"ADAPTER_ADMIN": "127.0.0.1:1"})
     terminal.until("no answer: http://127.0.0.1:1: Connection refused")
     terminal.press(CTRL_C)
     assert terminal.end() == 0
@@ -119,21 +110,3 @@ def test_long_lines_are_cut_to_the_terminal(environ, packages):
     assert max(len(line) for line in said.splitlines()) <= 100
     assert "…  READY" in said
     run("unload", name, environ=environ)
-
-
-def test_an_answer_is_to_be_read(loaded, tmp_path):
-    request = {**infer_body(1, 2.5, 4)}
-    (file := tmp_path / "request.json").write_text(json.dumps(request))
-    code, said = on_terminal("invoke", "echo", str(file), environ=loaded)
-    assert (code, said.splitlines()) == (0, ["OUT  FP32 [3]", "  1 2.5 4"])
-    request["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}]
-    file.write_text(json.dumps(request))
-    assert on_terminal("invoke", "echo", str(file), environ=loaded) == (code, said)
-
-
-def test_a_request_may_be_typed(loaded):
-    terminal = Terminal("invoke", "echo", environ=loaded)
-    terminal.until("reading the request from the terminal; Ctrl-D ends it")
-    terminal.press(BODY.decode() + "\n\x04")
-    terminal.until(r"OUT  FP32 \[3\]")
-    assert terminal.end() == 0

@@ -12,11 +12,11 @@ import pytest
 
 import adapter.__main__
 from adapter import cli
+from adapter.cli import probes
+from adapter.cli.client import find_target
 from adapter.cli.commands import COMMANDS
 from adapter.cli.parser import parse
 from adapter.settings import GROUPS, SECRETS, Settings, flag_of, masked, variable_of
-from adapter.tools.client import probe
-from adapter.tools.client.connection import target_of
 from tests.cases import rows
 from tests.trees import write_python_model
 from tests.unit.cli.conftest import admin
@@ -124,7 +124,7 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         ("command", "arguments"),
-        [("unload", "NAME..."), ("ps", "[NAME...]"), ("invoke", "NAME [FILE]"), ("memory", "")],
+        [("unload", "NAME..."), ("ps", "[NAME...]"), ("load", "NAME SOURCE"), ("drain", "")],
     )
     def test_the_usage_says_what_may_be_left_out_and_what_may_come_again(
         self, run, command, arguments
@@ -292,7 +292,7 @@ class TestHealthcheck:
     )
     def test_every_address_is_asked_at_the_loopback_one(self, listens, asked):
         args = argparse.Namespace(url=None, admin=listens, config=None)
-        assert str(target_of(args, {}, "admin")) == asked
+        assert str(find_target(args, {}, "admin")) == asked
 
 
 class TestDrain:
@@ -346,7 +346,7 @@ class TestWait:
         assert "--admin" in err
 
     def test_it_says_now_and_then_what_it_waits_for(self, run, sidecar, monkeypatch):
-        monkeypatch.setattr(probe, "_TELL_SECONDS", 0.0)
+        monkeypatch.setattr(probes, "_REPORT_SECONDS", 0.0)
         code, _, err = run("wait", environ=admin(sidecar(503, 503, 200)))
         assert code == 0
         assert [line.split(": ", 2)[1] for line in err.splitlines()] == ["waiting since 0 s"] * 2
@@ -424,7 +424,7 @@ def test_letters_that_the_terminal_does_not_have_are_escaped(tmp_path, monkeypat
 def test_serve_imports_nothing_that_only_a_client_needs():
     script = (
         "import sys; from adapter.cli import serving; from adapter.cli.serve import COMMANDS; "
-        "print(sorted({'rich', 'shtab', 'adapter.tools.client.connection'} & set(sys.modules)))"
+        "print(sorted({'rich', 'shtab', 'adapter.cli.client'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
@@ -443,16 +443,16 @@ def test_the_module_is_the_command():
 @pytest.mark.parametrize(
     "words",
     [
-        "invoke digits FILE --output=LABEL",
-        "invoke digits --output=LABEL FILE",
-        "invoke --output LABEL digits --json FILE",
-        "invoke digits FILE --output LABEL --http=127.0.0.1:1",
+        "load digits FILE --entry=LABEL",
+        "load digits --entry=LABEL FILE",
+        "load --entry LABEL digits --json FILE",
+        "load digits FILE --entry LABEL --http=127.0.0.1:1",
     ],
 )
 def test_options_may_stand_before_between_and_behind_the_words(words):
     args = parse(words.split())
-    assert (args.command, args.name, args.file, args.output) == (
-        *("invoke", "digits", "FILE", "LABEL"),
+    assert (args.command, args.name, args.source, args.entry) == (
+        *("load", "digits", "FILE", "LABEL"),
     )
 
 

@@ -4,17 +4,16 @@ import json
 
 import pytest
 
-from adapter.tools.client.connection import Target
-from adapter.tools.client.models import _news
+from adapter.cli.client import Target
+from adapter.cli.models import read_progress
 from tests.unit.cli.conftest import admin
 
 
 class TestClient:
-    @pytest.mark.parametrize("command", ["ps", "memory"])
-    def test_an_adapter_of_another_version_is_told_from_a_bug(self, run, sidecar, command):
+    def test_an_adapter_of_another_version_is_told_from_a_bug(self, run, sidecar):
         server = sidecar(200)
         server.body = b'{"version": "0.0.1"}'
-        code, _, err = run(command, environ=admin(server))
+        code, _, err = run("ps", environ=admin(server))
         assert code == 1
         assert f"http://127.0.0.1:{server.server_port} is not an adapter of this version" in err
 
@@ -33,7 +32,7 @@ class TestClient:
     ):
         server = sidecar(200)
         server.body = json.dumps(state).encode()
-        assert _news(Target("127.0.0.1", server.server_port), "a/b", command) == news
+        assert read_progress(Target("127.0.0.1", server.server_port), "a/b", command) == news
         assert server.asked == ["/debug/state?model_id=a%2Fb"]
 
     def test_of_what_no_adapter_says_the_beginning_is_told(self, run, sidecar):

@@ -15,11 +15,15 @@ SOCKET = f"--url=unix:/{HOSTILE}"
 # What an operator may have pasted, by command.
 ARGUMENTS = {
     "serve": [(f"--config={HOSTILE}",), (f"--http={HOSTILE}",)],
-    "ps": [(SOCKET,), (SOCKET, HOSTILE), (f"--url={HOSTILE}",), (f"--config={HOSTILE}",)],
+    "ps": [
+        (SOCKET,),
+        (SOCKET, HOSTILE),
+        (f"--url={HOSTILE}",),
+        (f"--admin={HOSTILE}",),
+        (f"--config={HOSTILE}",),
+    ],
     "load": [(HOSTILE, HOSTILE, SOCKET), (HOSTILE, HOSTILE, f"--url={URL}")],
     "unload": [(HOSTILE, SOCKET)],
-    "invoke": [(HOSTILE, HOSTILE, SOCKET), (HOSTILE, "/dev/null", SOCKET)],
-    "memory": [(SOCKET,), (f"--admin={HOSTILE}",)],
     "wait": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
     "healthcheck": [(SOCKET,), (f"--url={URL}",)],
     "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
@@ -73,10 +77,8 @@ BODIES = {
 }
 ASKING = {
     "ps": (),
-    "memory": (),
     "load": ("m", "examples"),
     "unload": (HOSTILE,),
-    "invoke": ("m", "--json", "/dev/null"),  # without a flag the bytes go to stdout as they came
     "wait": ("--timeout=0.1",),
     "healthcheck": (),
     "drain": ("--timeout=1",),

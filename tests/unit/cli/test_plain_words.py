@@ -43,12 +43,10 @@ class TestWrongAddresses:
         ("argv", "flag"),
         [
             (["ps"], "admin"),
-            (["memory"], "admin"),
             (["healthcheck"], "admin"),
             (["drain", "--timeout=1"], "admin"),
             (["load", "a", "/a"], "http"),
             (["unload", "a"], "http"),
-            (["invoke", "a", "/dev/null"], "http"),
         ],
     )
     def test_the_hint_has_the_flags_of_the_command_alone(self, run, argv, flag):
@@ -101,10 +99,6 @@ class TestWords:
         at = f"http://127.0.0.1:{server.server_port}"
         assert err == f"triton-adapter: {at}/drain: 503 3 requests are left\n"
 
-    def test_a_file_that_is_missing_has_the_prefix_of_other_errors(self, run):
-        code, _, err = run("invoke", "a", "/nowhere")
-        assert (code, err) == (2, "triton-adapter: FILE '/nowhere': No such file or directory\n")
-
     def test_a_setting_that_is_to_be_a_list_is_said_in_words(self, run, tmp_path):
         (file := tmp_path / "a.yaml").write_text("model_roots: 5\n")
         code, _, err = run("check-config", "--config", str(file))
@@ -125,11 +119,11 @@ class TestWords:
             ("list", "ps"),
             ("ls", "ps"),
             ("status", "ps"),
-            ("run", "load or invoke"),
+            ("run", "load"),
             ("start", "serve"),
             ("stop", "unload"),
             ("rm", "unload"),
-            ("infer", "invoke"),
+            ("memory", "ps"),
         ],
     )
     def test_words_of_other_tools_are_translated(self, run, word, meant):
@@ -171,9 +165,8 @@ class TestSeveralModels:
         def ps(*argv, failures=()):
             server = sidecar(200)
             models = [_model(name) for name in ("one", "two", "three")]
-            server.body = json.dumps(
-                {"models": models, "on_demand": None, "failures": failures}
-            ).encode()
+            state = {"models": models, "on_demand": None, "failures": failures}
+            server.body = json.dumps({**state, "memory": {"devices": {}}}).encode()
             return run("ps", *argv, environ=admin(server))
 
         return ps
@@ -181,7 +174,8 @@ class TestSeveralModels:
     def test_ps_lists_those_that_are_named(self, ps):
         code, out, _ = ps("one", "three")
         assert code == 0
-        assert [line.split()[0] for line in out.splitlines()] == ["NAME", "one", "three"]
+        models = out.partition("\n\n")[2].splitlines()
+        assert [line.split()[0] for line in models] == ["NAME", "one", "three"]
 
     def test_ps_of_none_that_is_loaded_is_1(self, ps):
         assert ps("four") == (1, "", "triton-adapter: no model 'four' is loaded\n")
@@ -245,12 +239,6 @@ class TestHints:
         at = f"--http=127.0.0.1:{server.server_port}"
         _, _, err = run("load", "a", source, at, "--admin=off")
         assert ("is not on this machine either" not in err) is is_here
-
-    def test_invoke_tells_how_a_key_of_the_store_is_called(self, run, sidecar):
-        server = sidecar(404)
-        server.body = b'{"error": "model a is not loaded", "code": "ModelNotFound"}'
-        _, _, err = run("invoke", "a", "/dev/null", f"--http=127.0.0.1:{server.server_port}")
-        assert "/endpoints/ENDPOINT/invocations" in err.splitlines()[1]
 
 
 class TestJson:

@@ -1,18 +1,16 @@
-"""Finds a running adapter, sends it one request, and shows an error answer. Starts fast."""
+"""Finds a running adapter, sends it one request, and shows an error answer. Imports little."""
 
 import argparse
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import (
     BadStatusLine,
     HTTPConnection,
     HTTPException,
-    HTTPResponse,
     RemoteDisconnected,
 )
 from typing import TYPE_CHECKING, Any
@@ -29,12 +27,14 @@ if TYPE_CHECKING:
 
 
 _HTTP_PORT = 80
-_SETTINGS_FRAME = b"\x04\x00\x00\x00\x00\x00"  # its type, no flags, stream 0: how HTTP/2 begins
-_MOST_SHOWN = 60  # characters of what is no answer of HTTP
+_SETTINGS_FRAME = b"\x04\x00\x00\x00\x00\x00"  # type, no flags, stream 0: HTTP/2 begins so
+_SHOWN_CHARACTERS = 60  # of an answer that is not HTTP
+_ADMIN_SECONDS = 10.0
+_GUESS_SECONDS = 2.0
 
 
 class Unreachable(AdapterError):
-    """Nobody answered. `hint` is what to do, for who runs a command on a terminal."""
+    """Raised when a listener does not answer. Its hint names the flags that lead elsewhere."""
 
     def __init__(self, target: "Target", reason: str) -> None:
         super().__init__(f"{target}: {reason}")
@@ -42,18 +42,23 @@ class Unreachable(AdapterError):
         self.hint = f"is an adapter running there? {where} say where it is"
 
 
+class Refused(Exception):
+    """Raised when the admin listener answers with an error instead of its state."""
+
+    def __init__(self, answer: "Answer") -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A listener of HTTP. With a `socket_path` host and port mean nothing. `path` has no slash at
-    its end, and is what stands before the path of each request, or the whole of it for a probe.
-    `listener` is the one that is wanted there.
-    """
+    """Names the listener that a command asks."""
 
     host: str = "localhost"
     port: int = _HTTP_PORT
-    socket_path: str = ""
-    path: str = ""
-    listener: str = field(default="admin", compare=False)
+    socket_path: str = ""  # of a Unix socket, instead of host and port
+    path: str = ""  # put before the path of each request; for a probe the whole path
+    listener: str = field(default="admin", compare=False)  # which one the caller wants
 
     def __str__(self) -> str:
         if self.socket_path:
@@ -64,36 +69,40 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """Holds one answer of a listener."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     @property
-    def is_good(self) -> bool:
+    def is_ok(self) -> bool:
+        """Return whether the status is 200."""
         return self.status == HTTPStatus.OK
 
     def json(self) -> Any:
-        """Return what the body says, None where that is no JSON."""
+        """Return the parsed body, or None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
 
-def target_of(args: argparse.Namespace, environ: Mapping[str, str], listener: str) -> Target:
-    """Return what --url names, else where the settings have this listener, for this machine.
+def find_target(args: argparse.Namespace, environ: Mapping[str, str], listener: str) -> Target:
+    """Return the target that --url names, or the address of this listener in the settings.
 
     Raises InvalidSettings.
     """
     if args.url is None:
-        return _of_listener(listener, getattr(load(args, environ).settings, listener))
+        return _listener_target(listener, getattr(load(args, environ).settings, listener))
     try:
         url = urlsplit(args.url)
         port = _HTTP_PORT if url.port is None else url.port
-        is_whole = port != 0 and bool({"http": url.hostname, "unix": url.path}.get(url.scheme))
-    except ValueError:  # the port
-        is_whole = False
-    if not is_whole:
+        place = {"http": url.hostname, "unix": url.path}.get(url.scheme)
+    except ValueError:  # urlsplit found letters in the port
+        port = 0
+        place = None
+    if port == 0 or not place:
         rule = "write http://HOST:PORT or unix:/SOCKET"
         raise InvalidSettings([f"flag --url: {args.url!r}: {rule}"])
     if url.scheme == "unix":
@@ -101,7 +110,8 @@ def target_of(args: argparse.Namespace, environ: Mapping[str, str], listener: st
     return Target(url.hostname or "", port, path=url.path.rstrip("/"), listener=listener)
 
 
-def _of_listener(name: str, address: "Address") -> Target:
+def _listener_target(name: str, address: "Address") -> Target:
+    """Return where a command on this machine reaches a listener with this address."""
     if address.kind == "unix":
         return Target(socket_path=address.path, listener=name)
     if address.kind == "off" or address.port == 0:
@@ -113,13 +123,14 @@ def _of_listener(name: str, address: "Address") -> Target:
 
 
 class _Connection(HTTPConnection):
-    """A connection to a port, or to a Unix socket."""
+    """Connects to a port, or to a Unix socket."""
 
     def __init__(self, target: Target, seconds: float | None) -> None:
         super().__init__(target.host, target.port, timeout=seconds)
         self._socket_path = target.socket_path
 
     def connect(self) -> None:
+        """Open the socket."""
         if not self._socket_path:
             super().connect()
             return
@@ -128,43 +139,52 @@ class _Connection(HTTPConnection):
         self.sock.connect(self._socket_path)
 
 
-@contextmanager
-def asking(
+def ask(
     target: Target,
     method: str,
     path: str,
     body: bytes | None = None,
     *,
-    seconds: float | None = None,
+    timeout_seconds: float | None = None,  # without a byte; None waits forever
     headers: Mapping[str, str] | None = None,
-) -> Iterator[HTTPResponse]:
-    """Send one request, and give the answer as soon as its head is there. `seconds` is how long
-    each step may take without a byte; None: as long as it likes. Raises Unreachable.
+) -> Answer:
+    """Send one request and return the whole answer.
+
+    Raises Unreachable.
     """
-    connection = _Connection(target, seconds)
+    connection = _Connection(target, timeout_seconds)
     try:
         connection.request(method, path, body, dict(headers or {}))
-        yield connection.getresponse()
+        response = connection.getresponse()
+        return Answer(response.status, dict(response.headers.items()), response.read())
     except (OSError, HTTPException) as error:
-        raise Unreachable(target, _reason(error)) from error
+        raise Unreachable(target, _describe(error)) from error
     finally:
         connection.close()
 
 
-def _reason(error: Exception) -> str:
+def read_state(target: Target, query: str = "") -> dict[str, Any]:
+    """Return /debug/state of the admin listener.
+
+    Raises Refused and Unreachable.
+    """
+    answer = ask(target, "GET", f"/debug/state{query}", timeout_seconds=_ADMIN_SECONDS)
+    state = answer.json() if answer.is_ok else None
+    if not isinstance(state, dict):
+        raise Refused(answer)
+    return state
+
+
+def _describe(error: Exception) -> str:
+    """Return why there is no answer, in words for a terminal."""
     if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
         line = str(error.args[0])
         if _SETTINGS_FRAME in line.encode("latin-1", "replace"):
             return "no listener of HTTP/1.1; it speaks HTTP/2, as those of gRPC do"
-        return f"no listener of HTTP; it begins with {printable(line[:_MOST_SHOWN])}"
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said or type(error).__name__
-
-
-def ask(target: Target, method: str, path: str, *args: Any, **given: Any) -> Answer:
-    """Return the whole answer to one request; the rest is as for `asking`."""
-    with asking(target, method, path, *args, **given) as response:
-        return Answer(response.status, dict(response.headers.items()), response.read())
+        return f"no listener of HTTP; it begins with {printable(line[:_SHOWN_CHARACTERS])}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 _NO_ROOM = (
@@ -189,7 +209,7 @@ _HINTS = {
     ),
     "ModelNotFound": f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it",
     "ModelNotReady": _LATER,
-    "ModelTooLarge": f"unloading others does not help; `{PROG} memory` shows the limit",
+    "ModelTooLarge": f"unloading others does not help; `{PROG} ps` shows the limit",
     "OutOfMemory": _NO_ROOM,
     "Overloaded": _LATER,
     "NoRoom": _LATER,
@@ -200,7 +220,7 @@ _HINTS = {
     "Unauthenticated": TOKEN_HINT,
 }
 OUTSIDE_ROOTS = "outside the model roots"
-# By words of the reason, where the code alone does not say it.
+# By words of the reason, for codes with several causes.
 _HINTS_BY_WORDS = {
     "only signed calls of the endpoint reach models": (
         f"{TOKEN_HINT}; without a control_token use a unix socket or signed calls"
@@ -210,58 +230,53 @@ _HINTS_BY_WORDS = {
     ),
     'name it as "entry"': f"`{PROG} load NAME SOURCE --entry=MODEL` names it",
 }
-_ADMIN_SECONDS = 2.0
-_MOST_BYTES = 300  # of an answer that is not an adapter's, such as a page of HTML
-_MORE = "needs more than"  # of a load that was ended early
+_SHOWN_BYTES = 300  # of an answer of another server, such as a page of HTML
+_STOPPED_EARLY = "needs more than"  # in the text of a load that was ended early
 _FIGURES = ("needed_bytes", "free_bytes", "limit_bytes", "device", "matched")
 
 
 def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "") -> int:
-    """Write the answer as it came to stdout, or in words to stderr; return the exit code.
+    """Show an error answer in words on stderr, or as JSON on stdout, and return the exit code.
 
-    Of what is no JSON, as no adapter answers, the words are made JSON.
+    An answer of another server, which is not JSON, becomes one line of JSON on stderr.
     """
     body = answer.json()
     if as_json and body is not None:
         print(json.dumps(body, indent=2))
         return 1
     if as_json:
-        said = {
+        error = {
             "error": f"{answer.status}: {_beginning(answer)}",
-            "hint": hint or _stranger(target),
+            "hint": hint or _guess_server(target),
         }
-        print(json.dumps(said), file=sys.stderr)
+        print(json.dumps(error), file=sys.stderr)
         return 1
-    for line in _lines(answer, body if isinstance(body, dict) else {}, target, hint):
+    for line in _failure_lines(answer, body if isinstance(body, dict) else {}, target, hint):
         print(line, file=sys.stderr)
     return 1
 
 
-def _lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> list[str]:
-    said = body.get("error") or body.get("reason") or _beginning(answer)
+def _failure_lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> list[str]:
+    """Return the reason, the figures of a lack of memory, and what to do."""
     code = str(body.get("code") or "")
-    head = printable(f"{PROG}: {answer.status} {code}".rstrip())
-    head = coloured(head, RED, sys.stderr)
-    lines = [f"{head}: {_several(str(said).strip() or 'no reason given')}"]
+    reason = str(body.get("error") or body.get("reason") or _beginning(answer)).strip()
+    head = coloured(printable(f"{PROG}: {answer.status} {code}".rstrip()), RED, sys.stderr)
+    lines = [f"{head}: {_indent_lines(reason or 'no reason given')}"]
     if "needed_bytes" in body:
-        figures = [_figure(n, body[n]) for n in _FIGURES if body.get(n) is not None]
-        if _MORE in str(said):
-            figures[0][0] += ", at least"
-        lines += columns(figures)
-    by_words = [each for words, each in _HINTS_BY_WORDS.items() if words in str(said)]
-    if hint := hint or next(iter(by_words), _HINTS.get(code, "")):
-        lines += [printable(f"  {hint}")]
-    elif not code:
-        lines += [printable(f"  {_stranger(target)}")]
-    return lines
+        lines += columns(_figure_rows(body, is_minimum=_STOPPED_EARLY in reason))
+    hints_by_words = [text for words, text in _HINTS_BY_WORDS.items() if words in reason]
+    hint = hint or next(iter(hints_by_words), _HINTS.get(code, ""))
+    if not hint and not code:
+        hint = _guess_server(target)
+    return [*lines, printable(f"  {hint}")] if hint else lines
 
 
 def _beginning(answer: Answer) -> str:
-    return answer.body[:_MOST_BYTES].decode(errors="replace").strip()
+    return answer.body[:_SHOWN_BYTES].decode(errors="replace").strip()
 
 
-def _stranger(target: Target) -> str:
-    """Say who gave an answer that the wanted listener never gives."""
+def _guess_server(target: Target) -> str:
+    """Return which server may have given an answer that the wanted listener never gives."""
     if target.listener != "admin" and _is_admin(target):
         flags = f"--{target.listener} or --url say where `{target.listener}` is"
         return f"{target} is an adapter's admin listener; {flags}"
@@ -270,19 +285,27 @@ def _stranger(target: Target) -> str:
 
 def _is_admin(target: Target) -> bool:
     try:
-        state = ask(target, "GET", "/debug/state", seconds=_ADMIN_SECONDS).json()
+        state = ask(target, "GET", "/debug/state", timeout_seconds=_GUESS_SECONDS).json()
     except Unreachable:
         return False
     return isinstance(state, dict) and "models" in state and "failures" in state
 
 
-def _several(text: str) -> str:
-    """Texts of Triton have several lines, which a terminal may show as such."""
+def _indent_lines(text: str) -> str:
+    """Escape each line of a text of Triton, and indent all but the first."""
     return "\n  ".join(printable(line) for line in text.splitlines())
 
 
-def _figure(name: str, value: object) -> list[str]:
-    title = f"  {name.removesuffix('_bytes')}"
-    if isinstance(value, int):
-        return [title, f"{format_size(value)} ({value})"]
-    return [title, str(value)]
+def _figure_rows(body: Mapping[str, Any], *, is_minimum: bool) -> list[list[str]]:
+    """Return a row for each figure of a lack of memory, the needed bytes first."""
+    rows = []
+    for name in _FIGURES:
+        value = body.get(name)
+        if value is None:
+            continue
+        title = f"  {name.removesuffix('_bytes')}"
+        if name == "needed_bytes" and is_minimum:
+            title += ", at least"
+        is_size = isinstance(value, int)
+        rows.append([title, f"{format_size(value)} ({value})" if is_size else str(value)])
+    return rows

@@ -1,4 +1,4 @@
-"""The commands for the admin listener alone: wait, healthcheck and drain."""
+"""Waits for an adapter, asks for its health and drains it: wait, healthcheck and drain."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
+from adapter.cli.client import Answer, Target, Unreachable, ask, find_target
 from adapter.cli.options import (
     TOKEN_HINT,
     add_listeners,
@@ -17,38 +18,36 @@ from adapter.cli.options import (
 )
 from adapter.cli.parser import PROG
 from adapter.cli.text import printable, printable_lines
-from adapter.tools.client.connection import Answer, Target, Unreachable, ask, target_of
 
-_PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
+_PROBE_SECONDS = 2.0  # SageMaker's limit for /ping
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 5.0  # from one line on stderr to the next
+_REPORT_SECONDS = 5.0  # from one line on stderr to the next
 _WAIT_SECONDS = 120.0
-# what a listener says that does not know the path: waiting does not help
-_NEVER = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+# the answers of a listener without this path, for which waiting does not help
+_WRONG_LISTENER = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 
 
-def why_not_ok(
+def probe(
     target: Target,
-    limit_seconds: float,
+    timeout_seconds: float,
     method: str = "GET",
-    path: str = "",
+    path: str = "",  # the default is the path of the target, or /readyz
     headers: Mapping[str, str] | None = None,
 ) -> tuple[str, int | None]:
-    """Return an empty text if the answer is 200, else the answer or the reason for none; and the
-    status, None without an answer. The path is that of `target`, or /readyz, unless it is given.
-    """
+    """Return why a listener does not answer 200, empty if it does, and the status if it answers."""
     path = path or target.path or "/readyz"
-    asked = f"{replace(target, path='')}{'' if target.socket_path else path.partition('?')[0]}"
+    base = replace(target, path="")
+    url = f"{base}{'' if target.socket_path else path.partition('?')[0]}"
     try:
-        answer = ask(replace(target, path=""), method, path, seconds=limit_seconds, headers=headers)
+        answer = ask(base, method, path, timeout_seconds=timeout_seconds, headers=headers)
     except Unreachable as error:
         return f"{error}\n  {error.hint}", None
-    if answer.is_good:
+    if answer.is_ok:
         return "", answer.status
-    return f"{asked}: {answer.status} {_said(answer)}", answer.status
+    return f"{url}: {answer.status} {_read_reason(answer)}", answer.status
 
 
-def _said(answer: Answer) -> str:
+def _read_reason(answer: Answer) -> str:
     """Return the reason that the body gives, without the JSON around it."""
     body = answer.json()
     reason = (body.get("error") or body.get("reason")) if isinstance(body, dict) else None
@@ -64,36 +63,38 @@ def _wait_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    target, begun = _probes(args, environ), time.monotonic()
-    end, tell_at = begun + args.timeout, begun + _TELL_SECONDS
+    target = _find_probes(args, environ)
+    started_at = time.monotonic()
+    deadline = started_at + args.timeout
+    report_at = started_at + _REPORT_SECONDS
     while True:
-        left = end - time.monotonic()
-        reason, status = why_not_ok(target, max(0.1, min(_PROBE_SECONDS, left)))
+        remaining_seconds = deadline - time.monotonic()
+        reason, status = probe(target, max(0.1, min(_PROBE_SECONDS, remaining_seconds)))
         if not reason:
             return 0
-        if status in _NEVER:
-            return _failed(
-                f"{reason}\n  name the listener with the probes by --admin, --metrics or --url"
-            )
+        if status in _WRONG_LISTENER:
+            advice = "name the listener with the probes by --admin, --metrics or --url"
+            return _report_failure(f"{reason}\n  {advice}")
         now = time.monotonic()
-        if now + _POLL_SECONDS > end:
-            return _failed(f"not ready after {args.timeout:g} s: {reason}")
-        if now >= tell_at:
-            tell_at = now + _TELL_SECONDS
-            said = f"{PROG}: waiting since {now - begun:.0f} s: {reason}"
-            print(printable_lines(said), file=sys.stderr)
+        if now + _POLL_SECONDS > deadline:
+            return _report_failure(f"not ready after {args.timeout:g} s: {reason}")
+        if now >= report_at:
+            report_at = now + _REPORT_SECONDS
+            text = f"{PROG}: waiting since {now - started_at:.0f} s: {reason}"
+            print(printable_lines(text), file=sys.stderr)
         time.sleep(_POLL_SECONDS)
 
 
-def _failed(text: str) -> int:
+def _report_failure(text: str) -> int:
+    """Write a failure to stderr, and return the exit code."""
     print(printable_lines(f"{PROG}: {text}"), file=sys.stderr)
     return 1
 
 
-def _probes(args: argparse.Namespace, environ: Mapping[str, str]) -> Target:
-    """Return the listener that has the probes: `metrics` where there is one, else `admin`."""
-    is_apart = args.url is None and load(args, environ).settings.has_metrics
-    return target_of(args, environ, "metrics" if is_apart else "admin")
+def _find_probes(args: argparse.Namespace, environ: Mapping[str, str]) -> Target:
+    """Return the listener with the probes: `metrics` if it is open, else `admin`."""
+    has_metrics = args.url is None and load(args, environ).settings.has_metrics
+    return find_target(args, environ, "metrics" if has_metrics else "admin")
 
 
 def _healthcheck_options(parser: argparse.ArgumentParser) -> None:
@@ -101,9 +102,9 @@ def _healthcheck_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    reason, _ = why_not_ok(_probes(args, environ), _PROBE_SECONDS)
+    reason, _ = probe(_find_probes(args, environ), _PROBE_SECONDS)
     if reason:
-        # stdout, as all of it is what a runtime of containers shows
+        # a container runtime shows what a health check writes to stdout
         print(printable_lines(f"{PROG}: {reason}"))
     return 1 if reason else 0
 
@@ -118,12 +119,12 @@ def _drain_options(parser: argparse.ArgumentParser) -> None:
 def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     seconds = args.timeout or load(args, environ).settings.drain_timeout_seconds
     path = f"/drain?timeout={seconds:f}"
-    target = target_of(args, environ, "admin")
+    target = find_target(args, environ, "admin")
     headers = control_headers(args, environ)
-    reason, status = why_not_ok(target, seconds + _PROBE_SECONDS, "POST", path, headers)
+    reason, status = probe(target, seconds + _PROBE_SECONDS, "POST", path, headers)
     if status == HTTPStatus.UNAUTHORIZED:
         reason += f"\n  {TOKEN_HINT}"
-    return _failed(reason) if reason else 0
+    return _report_failure(reason) if reason else 0
 
 
 COMMANDS = {
