@@ -18,17 +18,14 @@ BEGIN, END = "<!-- figures: written by `make fleet` -->\n", "<!-- end of figures
 
 @dataclass(frozen=True)
 class Ratio:
-    """Hits of all calls. `room`: models that fit on each machine. `balance`: the factor in percent,
-    0: none. `predicted`: what the simulation says.
-    """
+    """The share of calls that found their model in memory."""
 
-    room: int
+    room: int  # models that fit on each machine
     traffic: str
     callers: int
-    balance: int
+    balance: int  # the factor in percent; 0 is no bound
     calls: int
     hits: float
-    predicted: float
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def rendered(data: dict[str, Any]) -> str:
         ]
         what = f"Hit ratio with room for {room} models on each machine, {traffic}"
         how = f"by callers and `--balance`, {own[0]['calls']} calls each"
-        parts.append(f"{what}, {how}. Simulated in brackets:\n")
+        parts.append(f"{what}, {how}:\n")
         parts.append(_ratios(own))
     return "\n" + "\n".join(parts) + "\n"
 
@@ -118,7 +115,7 @@ def _ratios(ratios: list[dict[str, Any]]) -> str:
 
 
 def _cell(ratio: dict[str, Any]) -> str:
-    return f"{ratio['hits']:.3f} ({ratio['predicted']:.3f})"
+    return f"{ratio['hits']:.3f}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

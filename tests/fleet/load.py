@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from statistics import median
 
-from scripts.simulation.fleet import TABLE_SIZE
-from scripts.simulation.maglev import Table, hash_of
 from tests.fleet.envoy import RunningEnvoy
-from tests.fleet.machines import Machine, invoke
+from tests.fleet.machines import invoke
 from tests.running import Client
 
 
@@ -144,9 +142,3 @@ def _home(client: Client, name: str) -> str:
 
 def moved(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return [name for name, home in before.items() if after[name] != home]
-
-
-def by_maglev(names: Sequence[str], fleet: Sequence[Machine]) -> dict[str, str]:
-    """Return the machine of each model, as the simulation's table has it."""
-    table = Table([each.name for each in fleet], TABLE_SIZE)
-    return {name: table.machines[table.index_of(hash_of(name))] for name in names}

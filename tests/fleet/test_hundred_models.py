@@ -9,12 +9,9 @@ from itertools import product, repeat
 
 import pytest
 
-from scripts.simulation.fleet import BALANCE_FACTOR
-from scripts.simulation.machine import Times
-from scripts.simulation.predict import SMALL, predict
 from tests.fleet.envoy import running_envoy
 from tests.fleet.figures import Figures, Ratio
-from tests.fleet.load import ask, by_maglev, going_on, homes, moved, some, zipf
+from tests.fleet.load import ask, going_on, homes, moved, some, zipf
 from tests.fleet.machines import Machine, invoke, machines, put_model, replaced, room_for
 from tests.running import wait_until
 
@@ -22,13 +19,13 @@ pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(3600)
 
 CALLS = int(os.environ.get("FLEET_CALLS", "1500"))
 WARM_UP = CALLS // 3
-NAMES = [f"m{number}.tar.gz" for number in range(100)]  # those of scripts/simulation
+NAMES = [f"m{number}.tar.gz" for number in range(100)]
 ALIKE, ZIPF = 0.0, 1.0  # exponents
 AT_LEAST = 0.95
-WITHIN = 0.03  # of the simulation
+MOST = 0.8  # with room for 60 of the 100; 0.82 to 0.84 were measured
 SEED = 1
 FEW = 16  # callers: of a sixth of the calls not so many are in flight that a machine has too many
-CHOSEN = BALANCE_FACTOR
+CHOSEN = 200  # hash_balance_factor of deploy/fleet/envoy.yaml
 CALLERS, FACTORS = (2, 16, 64), (150, CHOSEN, 0)
 BETWEEN = 175
 
@@ -53,34 +50,25 @@ def models(bucket, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def times() -> dict[int, Times]:
-    """What a call and a load take while few callers ask, by the room of the machines."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def roomy(models, bucket, tmp_path_factory, times) -> Iterator[list[Machine]]:
+def roomy(models, bucket, tmp_path_factory) -> Iterator[list[Machine]]:
     """Room for 40 models on each of three; a fourth is not up."""
     with machines(4, bucket, tmp_path_factory.mktemp("roomy"), *room_for(40), started=3) as fleet:
-        times[40] = filled(fleet)
+        fill(fleet)
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def tight(models, bucket, tmp_path_factory, times) -> Iterator[list[Machine]]:
+def tight(models, bucket, tmp_path_factory) -> Iterator[list[Machine]]:
     """Room for 20 models on each, for 60 of 100 in all."""
     with machines(3, bucket, tmp_path_factory.mktemp("tight"), *room_for(20)) as fleet:
-        times[20] = filled(fleet)
+        fill(fleet)
         yield fleet
 
 
-def filled(fleet: Sequence[Machine]) -> Times:
-    """Have each model called once, and then some again. Return what calls and loads took."""
+def fill(fleet: Sequence[Machine]) -> None:
+    """Call each model once, so that memory and disks are in use."""
     with running_envoy(fleet) as envoy:
-        first = ask(envoy, NAMES, iter(range(100)), 2)
-        again = ask(envoy, NAMES, some(zipf(100, ZIPF), SEED + 2, 200), 2)
-    load = again.median(hits=False, default=first.median(hits=False))
-    return Times(call=again.median(hits=True), load=load, unload=SMALL.unload)
+        ask(envoy, NAMES, iter(range(100)), 2)
 
 
 @pytest.fixture
@@ -103,28 +91,13 @@ def measured(fleet, exponent, callers, factor) -> float:
     return calls.hit_ratio
 
 
-def predicted(room, exponent, callers, factor, times) -> float:
-    return predict(
-        NAMES,
-        [f"machine-{number}" for number in range(3)],
-        room=room,
-        callers=callers,
-        times=times[room],
-        exponent=exponent,
-        balance_factor=factor,
-        warm_up=20_000,  # there calls alone fill the memory, and most are for what is in it
-        calls=CALLS,
-    ).hits
-
-
 @pytest.mark.parametrize("factor", [*FACTORS, BETWEEN])
 @pytest.mark.parametrize("callers", CALLERS)
 def test_with_room_for_all_models_nearly_all_calls_find_theirs_in_memory(
-    roomy, figures, times, callers, factor
+    roomy, figures, callers, factor
 ):
     hits = measured(roomy, ALIKE, callers, factor)
-    told = predicted(40, ALIKE, callers, factor, times)
-    figures.add_ratio(Ratio(40, "all models alike", callers, factor, CALLS, hits, told))
+    figures.add_ratio(Ratio(40, "all models alike", callers, factor, CALLS, hits))
     assert hits >= AT_LEAST or factor != CHOSEN
 
 
@@ -156,8 +129,6 @@ def test_a_machine_that_is_killed_costs_what_was_in_flight_on_it_and_moves_a_thi
     )
     assert {each["machine"] for each in told} <= {victim.http}, told
     assert len(calls.failed) == len(told) <= 16
-    assert before == by_maglev(NAMES, roomy[:3])
-    assert after == by_maglev(NAMES, [each for each in roomy[:3] if each is not victim])
     victim.start()
     envoy.wait_for(*roomy[:3])
     assert homes(envoy, NAMES) == before
@@ -191,7 +162,6 @@ def test_a_machine_that_is_added_gets_a_quarter(envoy, roomy, figures):
         and not calls.failed,
     )
     assert calls.failed == []
-    assert after == by_maglev(NAMES, roomy)
     assert homes(envoy, NAMES) == before
 
 
@@ -251,9 +221,8 @@ def test_a_request_that_kills_a_triton_kills_one(envoy, roomy, figures):
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("callers", CALLERS)
 def test_with_room_for_sixty_of_a_hundred_most_calls_find_theirs_in_memory(
-    tight, figures, times, callers, factor
+    tight, figures, callers, factor
 ):
     hits = measured(tight, ZIPF, callers, factor)
-    told = predicted(20, ZIPF, callers, factor, times)
-    figures.add_ratio(Ratio(20, "Zipf 1.0", callers, factor, CALLS, hits, told))
-    assert hits == pytest.approx(told, abs=WITHIN) or factor != CHOSEN
+    figures.add_ratio(Ratio(20, "Zipf 1.0", callers, factor, CALLS, hits))
+    assert hits >= MOST or factor != CHOSEN
