@@ -228,7 +228,9 @@ class Updates:
         try:
             yield kept
         finally:
-            if old.files is files and self._registry.find(old.id) is old:  # it is not unloaded
+            if (
+                old.files is files and self._registry.find(old.id) is old
+            ):  # the old version is still loaded
                 files.artifact = kept.artifact
                 files.newer = kept.newer
             else:
