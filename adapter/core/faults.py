@@ -140,7 +140,9 @@ class Faults:
             text = text.replace(self._repository, "")
         if not name or model_id is None or str(name) == str(model_id):
             return text
-        return text.replace(name, model_id)
+        # as a whole word: a model may be named "m", and Triton's texts say "model"
+        word = rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
+        return re.sub(word, lambda _: str(model_id), text)
 
     def of_control(
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None

@@ -269,7 +269,7 @@ async def test_a_cache_that_names_no_version_is_fetched_again(store, start, path
 
 
 async def test_key_on_disk_is_found_while_store_is_away(store, start, path):
-    """Find a model that V2 asks for by its name, also after a restart; the endpoint names the key."""
+    """V2 asks for it by its name, also after a restart; the endpoint names the key."""
     store.put(path, "1")
     await use(await start(), path)
     store.is_away = True

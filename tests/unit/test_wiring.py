@@ -36,7 +36,10 @@ Part = TypeVar("Part")
 
 # A value that nothing else has, and the attributes of the adapter's parts that must hold it.
 HELD = {
-    "load_timeout_seconds": ("1234.5", {"load", "_load_timeout", "load_seconds", "_seconds"}),
+    "load_timeout_seconds": (
+        "1234.5",
+        {"load", "_load_timeout", "_load_seconds", "load_seconds", "_seconds"},
+    ),
     "unload_timeout_seconds": ("1235.5", {"unload", "unload_seconds"}),
     "unload_stall_seconds": ("7.25", {"stall"}),
     "infer_timeout_seconds": ("1236.5", {"_timeout", "_seconds"}),
@@ -57,7 +60,7 @@ HELD = {
     "modelmesh_default_size": ("567891", {"default_bytes"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_container_bytes"}),
-    "max_connections": ("501", {"_most", "max_connections"}),
+    "max_connections": ("501", {"_most", "_max_connections", "max_connections"}),
 }
 
 

@@ -431,6 +431,18 @@ def test_a_request_id_that_imitates_an_unknown_model_is_no_unknown_model():
 PRIVATE, PUBLIC = "ta.u.team_2fa_20b", "team/a b"
 
 
+def test_name_is_replaced_as_a_whole_word():
+    """A made name of the model "m" may be a part of Triton's words, such as "model"."""
+    text = "load failed for model 'm#1': in 'm#1.step' m#10"
+    error = FAULTS.of_control("INTERNAL", text, name=TritonName("m#1"), model_id=ModelId("cat"))
+    assert "model 'cat': in 'cat.step' m#10" in str(error)
+
+
+def test_a_short_name_leaves_other_words_alone():
+    error = FAULTS.of_control("INTERNAL", "model m", name=TritonName("m"), model_id=ModelId("x"))
+    assert "model x" in str(error)
+
+
 def test_the_caller_reads_the_name_that_the_caller_gave():
     text = f"load failed for model '{PRIVATE}': version 1 is at UNAVAILABLE state: Internal: x;\n"
     shown = f"load failed for model '{PUBLIC}': version 1 is at UNAVAILABLE state: Internal: x"
