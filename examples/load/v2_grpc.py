@@ -3,6 +3,8 @@
 Locust runs its callers as greenlets of gevent; grpcio needs `init_gevent` to let them switch.
 """
 
+import os
+import sys
 import time
 from urllib.parse import urlsplit
 
@@ -24,6 +26,14 @@ def load(environment, **_):
         client.load_model("digits")
 
 
+@events.quit.add_listener
+def leave(exit_code, **_):
+    """End the process at once: once gevent has ended, gRPC's channels would block at its exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 class Caller(User):
     """Sends one inference after the other. All callers of a process share gRPC's connection."""
 
@@ -36,8 +46,7 @@ class Caller(User):
         self.images.set_data_from_numpy(images)
 
     def on_stop(self):
-        # A client closes its channel also when it is deleted, which blocks once gevent has ended.
-        del self.client
+        self.client.close()
 
     @task
     def infer(self):
