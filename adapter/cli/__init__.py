@@ -10,7 +10,7 @@ from adapter.cli.parser import PROG, parse, print_help, run_of
 from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError, InvalidSettings
 
-# what a full disk or a lost device makes of a write
+# errors of a write to a full disk or a lost device
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from adapter.cli.commands import COMMANDS as ALL
 from adapter.cli.options import add_config, add_settings, load
-from adapter.cli.parser import PROG, build, no_command, print_help
+from adapter.cli.parser import PROG, build, describe_unknown_command, print_help
 from adapter.cli.text import printable
 
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
@@ -79,7 +79,7 @@ def _help_options(parser: argparse.ArgumentParser) -> None:
 
 def _command(name: str) -> str:
     if name not in ALL:
-        raise argparse.ArgumentTypeError(no_command(name))
+        raise argparse.ArgumentTypeError(describe_unknown_command(name))
     return name
 
 

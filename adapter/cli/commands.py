@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """Describes one command for the parser and for --help."""
+
     summary: str
-    module: str
+    module: str  # holds COMMANDS, with the options and the function of the command
     examples: tuple[str, ...]
 
 
@@ -129,7 +131,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "health of a running adapter": HEALTH,
     "tools": TOOLS,
 }
-# What other tools call it.
+# Names that other tools have for a command of ours.
 OTHER_WORDS: Mapping[str, str] = {
     "list": "ps",
     "ls": "ps",

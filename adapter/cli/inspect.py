@@ -78,6 +78,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """Holds what `inspect` prints of a package."""
+
     path: str
     model_name: str
     is_archive: bool
@@ -97,6 +99,7 @@ _STATISTICS = "Triton's statistics on a GPU, else by readings of memory"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `inspect`."""
     command.add_argument("path", metavar="PATH", help="folder, model file or archive")
     command.add_argument("--model-type", metavar="TYPE", help="as in the load: onnx, pytorch ...")
     command.add_argument(

@@ -81,7 +81,10 @@ def _absent_gpus(configs: Iterable[ModelConfig | None]) -> Iterator[str]:
     groups = [group for config in configs if config is not None for group in config.instance_group]
     named = {gpu for group in groups for gpu in group.gpus}
     asks = bool(named) or any(group.kind == ModelInstanceGroup.KIND_GPU for group in groups)
-    if not asks or (visible := visible_gpus()) is None:
+    if not asks:
+        return
+    visible = visible_gpus()
+    if visible is None:
         return
     if not visible:
         yield "instance_group asks for GPUs, and this machine shows none"
@@ -142,7 +145,7 @@ def _parsed(path: Path, name: str) -> ast.Module | None:
         raise InvalidModel(f"{name}: {error}") from error
     except (RecursionError, MemoryError):
         return None
-    if not _may_define_the_class(tree):
+    if not _can_define_class(tree):
         raise InvalidModel(f"{name}: it has no class {_CLASS}")
     return tree
 
@@ -169,7 +172,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, name.partition(".")[0]) for name in names)
 
 
-def _may_define_the_class(tree: ast.Module) -> bool:
+def _can_define_class(tree: ast.Module) -> bool:
     """Return whether anything in it may bind that name: `*`, or whatever has the name."""
     for node in ast.walk(tree):
         names: set[object] = set()

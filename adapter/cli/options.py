@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 TOKEN_HINT = "set ADAPTER_CONTROL_TOKEN, or name its file by --control-token-file"  # noqa: S105
-# What a control call's token may be named by.
+# Variables that name the token of a control call, or where it is.
 _OF_TOKEN = ("ADAPTER_CONTROL_TOKEN", "ADAPTER_CONTROL_TOKEN_FILE", "ADAPTER_CONFIG")
 
 
@@ -23,6 +23,7 @@ def examples_folder() -> Path:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the file of settings."""
     text = "YAML file of settings (or ADAPTER_CONFIG)"
     parser.add_argument("--config", type=Path, metavar="FILE", help=text)
 
@@ -73,6 +74,7 @@ def add_listeners(parser: argparse.ArgumentParser, *names: str, path: str = "") 
 
 
 def add_token(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the file of the control token."""
     text = "the file with the adapter's control_token (or ADAPTER_CONTROL_TOKEN, the token itself)"
     parser.add_argument("--control-token-file", metavar="FILE", help=text)
 
@@ -101,12 +103,14 @@ def flags(args: argparse.Namespace) -> dict[str, object]:
 
 
 def load(args: argparse.Namespace, environ: Mapping[str, str]) -> "Loaded":
+    """Load the settings of flags, environment and file. Raises InvalidSettings."""
     from adapter.settings import load_settings  # noqa: PLC0415 - pydantic
 
     return load_settings(flags(args), environ, args.config)
 
 
 def positive(text: str) -> float:
+    """Parse a number of seconds above 0. Raises ArgumentTypeError."""
     try:
         seconds = float(text)
     except ValueError:

@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **given)
 
     def format_usage(self) -> str:
+        """Return the usage with positional arguments alone: --help lists the options."""
         words = [self.prog, "[OPTIONS]"]
         for action in self._get_positional_actions():
             name = str(action.metavar or action.dest.upper())
@@ -43,10 +44,12 @@ class Parser(argparse.ArgumentParser):
         return f"usage: {' '.join(words)}\n"
 
     def format_help(self) -> str:
+        """Return the help behind the short usage."""
         usage, _, rest = super().format_help().partition("\n\n")
         return f"{self.format_usage()}\n{rest}" if usage.startswith("usage:") else usage
 
     def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2, the message and a hint."""
         hint = f"see: {self.prog} --help"
         said = printable_lines(f"{self.prog}: {message}")
         self.exit(2, f"{self.format_usage()}{said}\n{hint}\n")
@@ -64,9 +67,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Top(Parser):
-    """The commands stand by groups, which argparse has for options alone."""
+    """Lists the commands by groups, which argparse has for options alone."""
 
     def format_help(self) -> str:
+        """Return all commands with their summaries."""
         width = max(map(len, COMMANDS))
         lines = [f"usage: {PROG} COMMAND [OPTIONS]", "", str(self.description), ""]
         for title, commands in GROUPS.items():
@@ -81,8 +85,8 @@ class _Top(Parser):
         return "\n".join([*lines, "", str(self.epilog), ""])
 
 
-def no_command(word: str) -> str:
-    """Say that it is none, and which one may have been meant: by its letters or as elsewhere."""
+def describe_unknown_command(word: str) -> str:
+    """Return the error for an unknown command, with the one that was probably meant."""
     if word in {"log", "logs"}:
         return f"there is no command {word!r}: the log is what `serve` writes to stdout"
     if word in OTHER_WORDS:
@@ -95,7 +99,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     wanted = next((word for word in argv if not word.startswith("-")), "")
     top, parsers = build([wanted] if wanted in COMMANDS else [])
     if wanted and wanted not in COMMANDS:
-        top.error(no_command(wanted))
+        top.error(describe_unknown_command(wanted))
     args, unknown = _parsed(argv, wanted, top, parsers)
     parsers.get(wanted, top).refuse_unknown(unknown)
     return args
@@ -135,6 +139,7 @@ def build(wanted: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
 
 
 def run_of(name: str) -> Run:
+    """Return the function that runs a command."""
     return _code_of(name, COMMANDS[name])[1]
 
 
@@ -149,5 +154,6 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 def print_help(command: str | None = None) -> None:
+    """Print the help of one command, or of all."""
     top, parsers = build([command] if command else [])
     (parsers[command] if command else top).print_help(sys.stdout)

@@ -63,7 +63,7 @@ def _is_reported(loaded: Loaded) -> bool:
     return is_text(loaded.settings.log_format, sys.stdout) and is_read
 
 
-def _of_make(error: Exception) -> str:
+def _suggest_other_ports(error: Exception) -> str:
     """Return the end of a sentence about a port that is taken, for those who typed `make run`."""
     if not isinstance(error, OSError) or "already in use" not in str(error):
         return ""
@@ -97,7 +97,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         await stopping
     except (AdapterError, OSError) as error:
         # `serve --examples`, as `make run` calls it, has something to print when it is ready
-        reason = f"{error}{_of_make(error) if on_started else ''}"
+        reason = f"{error}{_suggest_other_ports(error) if on_started else ''}"
         log.error("adapter.failed", extra={"reason": reason})  # noqa: TRY400 - no bug
         if not _is_reported(loaded):
             sys.stderr.write(printable_lines(f"triton-adapter: {reason}\n"))

@@ -18,10 +18,12 @@ def is_live(stream: TextIO) -> bool:
 
 
 def has_colours(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that shows colours."""
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
 def coloured(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """Return the text in an ANSI colour where the stream shows colours."""
     return f"\033[{colour}m{text}\033[0m" if has_colours(stream or sys.stdout) else text
 
 
