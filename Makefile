@@ -23,6 +23,8 @@ QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 ADAPTER_HTTP ?= 127.0.0.1:8080
 ADAPTER_ADMIN ?= 127.0.0.1:8081
 ADAPTER_GRPC ?= 127.0.0.1:8085
+ADAPTER_MODEL_STORE ?= store
+ADAPTER_CACHE_DIR ?= .venv/cache
 HTTP ?= $(ADAPTER_HTTP)
 ADMIN ?= $(ADAPTER_ADMIN)
 GRPC ?= $(ADAPTER_GRPC)
@@ -43,8 +45,8 @@ setup-run:
 	@scripts/setup.sh run
 
 run: setup-run  ## serve on a Triton of our own, with the example models and the folder `store` as an endpoint; prints lines to paste; HTTP=127.0.0.1:9080, ADMIN=, GRPC=: at other ports
-	@mkdir -p store
-	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --model-store=store --cache-dir=.venv/cache \
+	@[ "$(ADAPTER_MODEL_STORE)" != store ] || mkdir -p store
+	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --model-store=$(ADAPTER_MODEL_STORE) --cache-dir=$(ADAPTER_CACHE_DIR) \
 	  --http=$(HTTP) --admin=$(ADMIN) --grpc=$(GRPC) \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
 
@@ -65,7 +67,7 @@ test: setup  ## what every change must pass, against a real Triton; TRITON=/path
 
 load: setup-run .venv-load/installed  ## Locust against `make run`: each of SCENARIOS for SECONDS=60 with USERS=8 callers (examples/load)
 	@curl --silent --fail --output /dev/null http://$(HTTP)/ping || \
-	  { echo "no adapter answers at http://$(HTTP): start one in another terminal with 'make run', or name it by HTTP=HOST:PORT"; exit 2; }
+	  { echo "no adapter answers at http://$(HTTP): start one in another terminal with 'make run', or name it by HTTP=HOST:PORT GRPC=HOST:PORT"; exit 2; }
 	@failed=; for scenario in $(SCENARIOS); do \
 	  printf '\n== examples/load/%s.py, %s s\n' $$scenario $(SECONDS); \
 	  case $$scenario in v2_grpc) host=grpc://$(GRPC) ;; *) host=http://$(HTTP) ;; esac; \

@@ -19,19 +19,24 @@ grpc.experimental.gevent.init_gevent()
 _TIMEOUT_SECONDS = 60
 
 
-@events.test_start.add_listener
-def load(environment, **_):
-    address = urlsplit(environment.host or Caller.host).netloc
-    with InferenceServerClient(address) as client:
-        client.load_model("digits")
-
-
 @events.quit.add_listener
 def leave(exit_code, **_):
     """End the process at once: once gevent has ended, gRPC's channels would block at its exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+@events.test_start.add_listener
+def load(environment, **_):
+    """Load the model. Ends the run with the reason if that fails: no figure would mean anything."""
+    host = environment.host or Caller.host
+    try:
+        with InferenceServerClient(urlsplit(host).netloc) as client:
+            client.load_model("digits", client_timeout=_TIMEOUT_SECONDS)
+    except InferenceServerException as error:
+        print(f"{host} does not load digits; start an adapter with `make run`: {error}")
+        leave(2)
 
 
 class Caller(User):
