@@ -60,10 +60,18 @@ def tritonserver(adapter: RunningAdapter) -> int:
     return pid
 
 
+_IS_KEY = f":{HTTP_KEY_HEADER}="
+
+
 def triton_client(adapter: RunningAdapter) -> Client:
-    """Return a client of the raw Triton behind the adapter, with the key of restricted calls."""
-    found = [argument for pid in descendants(adapter.process.pid) for argument in arguments(pid)]
-    keys = [each.rpartition("=")[2] for each in found if f":{HTTP_KEY_HEADER}=" in each]
+    """Return a client of the raw Triton behind the adapter, with the key of restricted calls.
+
+    That Triton may be embedded in another adapter.
+    """
+    port = adapter.http_address.rpartition(":")[2]
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    commands = [found for pid in pids if f"--http-port={port}" in (found := arguments(pid))]
+    keys = [each.rpartition("=")[2] for found in commands for each in found if _IS_KEY in each]
     return Client(adapter.http_address, headers={HTTP_KEY_HEADER: keys[0]} if keys else {})
 
 

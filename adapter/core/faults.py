@@ -140,8 +140,9 @@ class Faults:
             text = text.replace(self._repository, "")
         if not name or model_id is None or str(name) == str(model_id):
             return text
-        # as a whole word: a model may be named "m", and Triton's texts say "model"
-        word = rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
+        # as a whole word, as a model may be named "m" and Triton's texts say "model"; an instance
+        # of the model has its number behind the name: m_0_1
+        word = rf"(?<![\w.-]){re.escape(name)}(?=_\d|[^\w-]|$)"
         return re.sub(word, lambda _: str(model_id), text)
 
     def of_control(

@@ -1,6 +1,5 @@
 """With endpoint_keys nobody goes round the endpoint over TCP, but with the control_token."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.journeys.access.test_control_token import (
     RIGHT,
     TOKEN,
     call,
-    command,
 )
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
@@ -133,31 +131,6 @@ def test_the_token_opens_what_keys_have_closed(root: Path) -> None:
             assert calls.refused_infer("echo", 1.0)[0] == "PERMISSION_DENIED"
             metadata = [("authorization", f"Bearer {TOKEN}")]
             assert calls.call("ModelInfer", infer_request("echo", 1.0), metadata=metadata)
-
-
-def test_the_commands_send_the_token_with_an_inference_and_say_what_to_set_without_it(
-    root: Path, tmp_path: Path
-) -> None:
-    request, file = tmp_path / "request.json", tmp_path / "token"
-    request.write_text(json.dumps(infer_body(1.0)))
-    file.write_text(TOKEN)
-    with started(root, f"--control-token-file={file}") as adapter:
-        url = f"--url=http://{adapter.http}"
-        invoke = ("invoke", "echo", str(request), url)
-        assert command("load", "echo", str(root / "echo"), url, ADAPTER_CONTROL_TOKEN=TOKEN)
-        refused = command(*invoke)
-        assert refused.returncode == 1
-        assert (
-            "403 Forbidden: with endpoint_keys, only signed calls of the endpoint" in refused.stderr
-        )
-        assert "set ADAPTER_CONTROL_TOKEN, or name its file" in refused.stderr
-        for given in ({"ADAPTER_CONTROL_TOKEN": TOKEN}, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}):
-            answered = command(*invoke, **given)
-            assert answered.returncode == 0, answered.stderr
-            assert TOKEN not in answered.stdout + answered.stderr
-        assert command(*invoke, f"--control-token-file={file}").returncode == 0
-        listed = command("ps", f"--url=http://{adapter.admin}")  # which wants none
-        assert (listed.returncode, "echo" in listed.stdout) == (0, True)
 
 
 def test_sockets_of_the_file_system_are_open(root: Path, tmp_path: Path) -> None:

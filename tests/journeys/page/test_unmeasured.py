@@ -37,15 +37,10 @@ def test_without_a_limit_it_is_told_that_memory_is_not_measured_and_sizes_are_un
         assert adapter.wait_for("memory.not_measured", level="warning")["reason"] == SAID
         ready = admin.get("/readyz")
         assert (ready.status, ready.json()["notes"]) == (200, [SAID])
-        assert told(adapter, "memory") == f"{SAID}\n"
         loaded = told(adapter, "load", "digits", str(EXAMPLES / "digits"))
         assert loaded.endswith(" s; size unknown\n")
-        assert told(adapter, "ps").splitlines()[1].split()[:4] == [
-            "digits",
-            "READY",
-            "unknown",
-            "-",
-        ]
+        shown = [line.split()[:4] for line in told(adapter, "ps").splitlines()]
+        assert ["digits", "READY", "unknown", "-"] in shown
 
         browser.open(adapter.admin)
         browser.until(lambda: "digits" in browser.rows(), "the model is there")

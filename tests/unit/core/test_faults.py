@@ -433,9 +433,9 @@ PRIVATE, PUBLIC = "ta.u.team_2fa_20b", "team/a b"
 
 def test_name_is_replaced_as_a_whole_word():
     """A made name of the model "m" may be a part of Triton's words, such as "model"."""
-    text = "load failed for model 'm#1': in 'm#1.step' m#10"
+    text = "load failed for model 'm#1': in 'm#1.step' m#1_0_0 m#10"
     error = FAULTS.of_control("INTERNAL", text, name=TritonName("m#1"), model_id=ModelId("cat"))
-    assert "model 'cat': in 'cat.step' m#10" in str(error)
+    assert "model 'cat': in 'cat.step' cat_0_0 m#10" in str(error)
 
 
 def test_a_short_name_leaves_other_words_alone():
