@@ -1,9 +1,5 @@
 """A model that refers to others in the folders beside it, as in a repository of Triton's."""
 
-import os
-
-import pytest
-
 from adapter.core.model import Role
 from tests.packages.staged import ensemble
 from tests.unit.packages.looking import PYTHON, look, make, refusal
@@ -94,11 +90,3 @@ def test_models_beside_are_not_used_for_other_loads(root):
     whole = make(root / "whole", ensemble("pre"))
     make(root / "pre", PYTHON)
     assert "which is not in the package" in refusal(whole, root)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
-def test_a_folder_beside_that_cannot_be_read_is_passed_over(root):
-    main = calls(root / "main", "encoder")
-    make(root / "encoder")
-    (root / "secret").mkdir(mode=0)
-    assert roles(look(main, root, helpers=())) == {"main": Role.ENTRY, "encoder": Role.HELPER}
