@@ -228,9 +228,8 @@ class Updates:
         try:
             yield kept
         finally:
-            if (
-                old.files is files and self._registry.find(old.id) is old
-            ):  # the old version is still loaded
+            is_still_loaded = self._registry.find(old.id) is old
+            if is_still_loaded and old.files is files:
                 files.artifact = kept.artifact
                 files.newer = kept.newer
             else:
