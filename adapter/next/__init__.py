@@ -1,0 +1,1 @@
+"""Hold what will replace `adapter.core` and `adapter.control`; nothing uses it yet."""
