@@ -73,6 +73,16 @@ class Place:
         python = f"exec {sys.executable}"
         launch = prepare(None, run_folder)
         environment = " ".join(f"{k}={shlex.quote(v)}" for k, v in launch.environment.items())
+        # a page's own tritonserver listens where the adapter looks for it; an adapter that
+        # starts one names its addresses itself, and has hidden these variables
+        own_addresses = "".join(
+            f" ${{{variable}:+--{listener}-address=127.0.0.1 --{listener}-port=${{{variable}#*:}}}}"
+            for listener, variable in (
+                ("http", "ADAPTER_TRITON_HTTP"),
+                ("grpc", "ADAPTER_TRITON_GRPC"),
+                ("metrics", "ADAPTER_TRITON_METRICS"),
+            )
+        )
         for name, line in {
             "python": f'{python} "$@"',
             "triton-adapter": f'{python} -m adapter "$@"',
@@ -81,10 +91,7 @@ class Place:
             "curl": f'exec {shutil.which("curl")} --fail-with-body "$@"',
             "tritonserver": (
                 f"{environment} exec {launch.binary} {' '.join(launch.arguments)}"
-                " --http-address=127.0.0.1 --http-port=${ADAPTER_TRITON_HTTP#*:}"
-                " --grpc-address=127.0.0.1 --grpc-port=${ADAPTER_TRITON_GRPC#*:}"
-                " --metrics-address=127.0.0.1 --metrics-port=${ADAPTER_TRITON_METRICS#*:}"
-                ' "$@"'
+                f'{own_addresses} "$@"'
             ),
         }.items():
             (self._bin / name).write_text(f"#!/bin/sh\n{line}\n")
