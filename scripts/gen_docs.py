@@ -5,7 +5,8 @@ import ast
 import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -470,16 +471,20 @@ def drawing(arrows: list[str]) -> str:
     return f"```mermaid\nstateDiagram-v2\n{lines}```\n\n"
 
 
+def arrows_of(transitions: Mapping[tuple[Enum | None, Enum], Enum | None]) -> list[str]:
+    """Return an arrow for each row of a table of states. The dot is None, an absent model."""
+    return [
+        f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
+        for (before, event), after in transitions.items()
+    ]
+
+
 _TAKEN_DOWN = "takes down what is left, then begins"
 _WAITS = "waits for the unload, then begins"
 _ANOTHER_NAME = "begins, under another name in Triton"
 
 
 def states_page() -> str:
-    model = [
-        f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
-        for (before, event), after in TRANSITIONS.items()
-    ]
     connection = [
         f"{Upstream(before).name} --> {Upstream(after).name}: {Event(event).name}"
         for before, afters in NEXT.items()
@@ -501,7 +506,7 @@ def states_page() -> str:
         "## A model\n\n"
         "From `adapter/core/state.py`. The dots are a model that is not loaded. An event without "
         "an arrow is a bug: it raises, and nothing changes.\n\n"
-        + drawing(model)
+        + drawing(arrows_of(TRANSITIONS))
         + table(
             ["state", "listed", "get and invoke", "load", "unload", "a call of its store"],
             [
