@@ -1,0 +1,355 @@
+"""Decide about a load: admit it, try it, let it wait, evict others for it, or refuse it.
+
+A refusal makes a platform unload other models. So 507 is for a need that does not fit while other
+models are loaded. Where nothing can be unloaded, the load is tried, and Triton's answer counts. The
+rules, in this order:
+
+1. The package declares more than a device can ever have, or it ran out of memory with nothing else
+   loaded and an emptied device would have no more: 400 ModelTooLarge. Nothing is evicted for it.
+   The refusal ends with its reason.
+2. Guessed needs are loaded one at a time. So each of them is measured, and no two of them run out
+   of memory together. The next one waits for the end of the load before it, or for 5 s.
+3. A need that is free is admitted.
+4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
+   memory is an exception: if the machine itself has less than is surely needed, the kernel would
+   end more than the load, so the answer is 507.
+5. Candidates are evicted in their order, if evicting all of them can be enough. Memory that is
+   leaving counts as gone. Busy candidates are waited for.
+6. Loads and unloads in progress on the lacking devices are waited for. After that, or if there are
+   none, the answer is 507.
+
+A caller awaits nothing between the decision and `Ledger.begin_load`.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from adapter.core.memory import HOST, Bytes, Device
+from adapter.core.model import ModelId, TritonName
+from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
+from adapter.next.core.ledger import Ledger
+from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Need, format_size
+
+# A load with a guessed need waits 5 s for the one before it: most loads end within seconds, and a
+# load that hangs must not block the others.
+TURN_SECONDS = 5.0
+# Memory comes back within seconds of an unload. After that a platform is better served by 507 than
+# by waiting: it can unload another model.
+MEMORY_SECONDS = 5.0
+# An eviction that brought too little would bring as little again at once. Neighbours come and leave
+# within minutes.
+FUTILE_EVICTION_SECONDS = 30.0
+
+_SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
+
+
+class Answer(Enum):
+    """Says what to do with a load."""
+
+    ADMIT = "admit"
+    TRY = "try"
+    WAIT = "wait"
+    EVICT = "evict"
+    INSUFFICIENT = "507 InsufficientMemory"
+    TOO_LARGE = "400 ModelTooLarge"
+
+
+class Reason(Enum):
+    """Explains an answer; the texts of refusals end with it."""
+
+    FITS = "the need is free"
+    NOTHING_TO_UNLOAD = "nothing is there that could be unloaded"
+    TURN = "another load of unknown size is in progress"
+    LEAVING = "enough is about to be free"
+    EVICTION = "enough can be evicted"
+    BUSY = "models that could be evicted have requests"
+    IN_PROGRESS = "a load or an unload is in progress"
+    MESH = "ModelMesh is about to unload models"
+    DOES_NOT_FIT = "unload other models"
+    FUTILE = "what was evicted for it lately was not enough"
+    KERNEL = "the machine has less memory than that, and the kernel would end more than this load"
+    DECLARED = "no unload can make enough room"
+    PROCESS_LIMIT = "MPS allows no more to its processes"
+    TRIED = "it ran out of memory with nothing else loaded, and no unload can give it more"
+
+
+class Purpose(Enum):
+    """Says who asks for a load."""
+
+    EXPLICIT = "explicit"  # a platform or a person, who can unload others after a 507
+    ON_DEMAND = "on demand"  # a call: 507 would help nobody
+    PLANNED = "planned"  # ModelMesh, which has made room by its own figures
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that may be evicted."""
+
+    name: TritonName
+    is_busy: bool = False  # a model with requests is evicted when they have ended
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Describes who asks for a load, how long it may wait, and which models may be evicted."""
+
+    purpose: Purpose = Purpose.EXPLICIT
+    started_at: float = 0.0  # when it began to wait
+    deadline: float = 0.0  # when an on-demand or planned load has waited long enough
+    candidates: tuple[Candidate, ...] = ()  # in the order of eviction
+    is_mesh_evicting: bool = False  # see MeshBooks.is_evicting
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Holds the answer to a load, its reason, and the figures of the device that lacks most."""
+
+    answer: Answer
+    reason: Reason
+    need: Need
+    figures: MemoryFigures = field(default_factory=MemoryFigures)
+    victims: tuple[TritonName, ...] = ()
+    device: Device | None = None  # where the package is placed, if the adapter chooses
+
+
+def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Decision:
+    """Decide about a load on the devices of its need."""
+    refusal = _find_permanent_refusal(ledger, need)
+    if refusal is not None:
+        return refusal
+    is_planned = request.purpose is Purpose.PLANNED
+    free = {device: _free(ledger, device, is_planned=is_planned) for device in need.bytes}
+    figures = _figures_of(ledger, need, free)
+    if not _has_turn(ledger, need, request, now):
+        return Decision(Answer.WAIT, Reason.TURN, need, figures)
+    lacking = _find_lacking(need, free)
+    if not lacking:
+        return Decision(Answer.ADMIT, Reason.FITS, need, figures)
+    if all(ledger.is_empty(device) for device in lacking):
+        return _decide_on_empty_devices(ledger, need, lacking, figures)
+    return replace(_decide_on_others(ledger, need, request, now, lacking), figures=figures)
+
+
+# -- devices ------------------------------------------------------------------------------------
+
+
+def place_on(ledger: Ledger, needs: Mapping[Device, Need]) -> list[Device]:
+    """Return the devices for a package that leaves the choice open, the best one first: a device
+    that can ever have the package, and of these the one with most free memory.
+    """
+
+    def rank(device: Device) -> tuple[bool, int, Device]:
+        can_never = needs[device].bytes[device] > ledger.devices[device].room_bytes
+        return can_never, -ledger.free(device), device
+
+    return sorted(needs, key=rank)
+
+
+def decide_place(
+    ledger: Ledger, needs: Mapping[Device, Need], request: LoadRequest, now: float
+) -> Decision:
+    """Choose one of several devices and decide about the load there.
+
+    Each device is asked before a model is evicted, and before the load waits for something that may
+    take long.
+    """
+    decisions = [
+        replace(decide(ledger, needs[device], request, now), device=device)
+        for device in place_on(ledger, needs)
+    ]
+    return min(decisions, key=_rank)
+
+
+def _rank(decision: Decision) -> int:
+    if decision.reason in {Reason.TURN, Reason.LEAVING}:
+        return 2
+    order = {
+        Answer.ADMIT: 0,
+        Answer.TRY: 1,
+        Answer.EVICT: 3,
+        Answer.WAIT: 4,
+        Answer.INSUFFICIENT: 5,
+        Answer.TOO_LARGE: 6,
+    }
+    return order[decision.answer]
+
+
+# -- refusals for people --------------------------------------------------------------------------
+
+
+def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | ModelTooLarge:
+    """Return the error that refuses a load, with its figures and what to do."""
+    figures = decision.figures
+    device = Device(figures.device or "")
+    where = "" if device in {"", HOST, UNSEEN} else f" on {device}"
+    needed = format_size(figures.needed_bytes or 0)
+    free = format_size(max(0, figures.free_bytes or 0))
+    limit = format_size(figures.limit_bytes or 0)
+    text = (
+        f"model {model_id!r} needs {needed} ({decision.need.basis.value});"
+        f" {free} of {limit} are free{where}: {decision.reason.value}; {_SEE_REFUSED}"
+    )
+    if decision.answer is Answer.TOO_LARGE:
+        return ModelTooLarge(text, model_id=model_id, figures=figures)
+    error = InsufficientMemory(text, model_id=model_id, figures=figures)
+    error.is_known = decision.need.is_known
+    return error
+
+
+# -- the rules ------------------------------------------------------------------------------------
+
+
+def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
+    """Refuse for good what no unload can make room for."""
+    for device, count in need.declared.items():
+        book = ledger.devices[device]
+        if count > book.room_bytes:
+            figures = MemoryFigures(count, book.room_bytes, book.limit_bytes, device)
+            return Decision(Answer.TOO_LARGE, Reason.DECLARED, need, figures)
+        if book.process_limit_bytes is not None and need.processes is not None:
+            limit_bytes = book.process_limit_bytes * need.processes
+            if count > limit_bytes:
+                figures = MemoryFigures(count, limit_bytes, limit_bytes, device)
+                return Decision(Answer.TOO_LARGE, Reason.PROCESS_LIMIT, need, figures)
+    tried = ledger.tried.get(need.package_key, {})
+    proofs = [device for device in need.bytes if device in tried]
+    if not proofs or any(_has_more_now(ledger, device, tried[device]) for device in proofs):
+        return None
+    device = max(proofs, key=need.bytes.__getitem__)
+    limit_bytes = ledger.devices[device].limit_bytes
+    needed_bytes = max(need.bytes[device], tried[device])
+    figures = MemoryFigures(needed_bytes, tried[device], limit_bytes, device)
+    return Decision(Answer.TOO_LARGE, Reason.TRIED, need, figures)
+
+
+def _has_more_now(ledger: Ledger, device: Device, tried_bytes: int) -> bool:
+    """Return whether the device would have more than at a try, if all models were unloaded."""
+    book = ledger.devices[device]
+    emptied_bytes = book.limit_bytes - book.settled_bytes + ledger.booked(device)
+    return emptied_bytes > tried_bytes + LEAST_NEED_BYTES
+
+
+def _decide_on_empty_devices(
+    ledger: Ledger, need: Need, lacking: Collection[Device], figures: MemoryFigures
+) -> Decision:
+    """Try a load, because nothing could be unloaded for it, unless the kernel would end more."""
+    if HOST in lacking:
+        book = ledger.devices[HOST]
+        known_bytes = need.known.get(HOST, 0)
+        if book.available_bytes is not None and known_bytes > book.available_bytes:
+            figures = MemoryFigures(known_bytes, book.available_bytes, book.limit_bytes, HOST)
+            return Decision(Answer.INSUFFICIENT, Reason.KERNEL, need, figures)
+    return Decision(Answer.TRY, Reason.NOTHING_TO_UNLOAD, need, figures)
+
+
+def _decide_on_others(
+    ledger: Ledger, need: Need, request: LoadRequest, now: float, lacking: Collection[Device]
+) -> Decision:
+    """Evict others for a load, wait for them, or refuse it for now."""
+    may_wait = _should_wait(ledger, request, now)
+    is_futile = _is_futile(ledger, need, now)
+    eviction = None if is_futile else _decide_eviction(ledger, need, request)
+    if eviction is not None and (may_wait or eviction.answer is Answer.EVICT):
+        return eviction
+    if may_wait and ledger.is_in_progress(lacking):
+        return Decision(Answer.WAIT, Reason.IN_PROGRESS, need)
+    if may_wait and request.is_mesh_evicting:
+        return Decision(Answer.WAIT, Reason.MESH, need)
+    reason = Reason.FUTILE if is_futile else Reason.DOES_NOT_FIT
+    return Decision(Answer.INSUFFICIENT, reason, need)
+
+
+def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
+    """Return whether a load need not wait for another one with a guessed need.
+
+    A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
+    for minutes.
+    """
+    guessed_loads = [load for load in ledger.loads.values() if not load.need.is_known]
+    if need.is_known or not guessed_loads:
+        return True
+    if request.purpose is Purpose.PLANNED:
+        return now >= request.deadline
+    return now - request.started_at >= TURN_SECONDS
+
+
+def _should_wait(ledger: Ledger, request: LoadRequest, now: float) -> bool:
+    """Return whether a load may wait for memory.
+
+    An explicit load waits for 5 s after the last unload. An on-demand load waits as long as its
+    call does, and a planned one as long as its deadline says.
+    """
+    if request.purpose is not Purpose.EXPLICIT:
+        return now < request.deadline
+    is_unloading = bool(ledger.unloads or ledger.returning)
+    return is_unloading or now - max(request.started_at, ledger.returned_at) < MEMORY_SECONDS
+
+
+def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decision | None:
+    """Choose victims, or wait for leaving memory or busy models; None if eviction cannot help."""
+    free = {device: ledger.free_soon(device) for device in need.bytes}
+    lacking = _find_lacking(need, free)
+    if not lacking:
+        return Decision(Answer.WAIT, Reason.LEAVING, need)
+    candidates = [one for one in request.candidates if one.name in ledger.models]
+    sizes = [ledger.models[candidate.name].booked for candidate in candidates]
+    has_candidates = all(any(device in size for size in sizes) for device in lacking)
+    if not has_candidates or not _can_evict_enough(ledger, need, request):
+        return None
+    victims = []
+    has_busy = False
+    for candidate, size in zip(candidates, sizes, strict=True):
+        if not any(device in size for device in _find_lacking(need, free)):
+            continue
+        if candidate.is_busy:
+            has_busy = True
+            continue
+        victims.append(candidate.name)
+        free = {device: count + size.get(device, 0) for device, count in free.items()}
+    if has_busy and _find_lacking(need, free):
+        return Decision(Answer.WAIT, Reason.BUSY, need)
+    return Decision(Answer.EVICT, Reason.EVICTION, need, victims=tuple(victims))
+
+
+def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
+    """Return whether the need would fit if all candidates were evicted, busy ones included.
+
+    Memory that belongs to no model may be growth of the candidates, and would then leave with them.
+    So the question is asked with `empty`, not with `settled`.
+    """
+    names = {candidate.name for candidate in request.candidates}
+    staying = [model.booked for name, model in ledger.models.items() if name not in names]
+    for device, count in need.bytes.items():
+        book = ledger.devices[device]
+        staying_bytes = sum(booked.get(device, 0) for booked in staying)
+        taken_bytes = ledger.reserved(device) + staying_bytes
+        if count > book.room_bytes - book.headroom_bytes - taken_bytes:
+            return False
+    return True
+
+
+def _is_futile(ledger: Ledger, need: Need, now: float) -> bool:
+    """Return whether an eviction for the package has lately brought too little."""
+    evicted_at = ledger.futile_evictions.get(need.package_key)
+    return evicted_at is not None and now - evicted_at < FUTILE_EVICTION_SECONDS
+
+
+def _free(ledger: Ledger, device: Device, *, is_planned: bool) -> int:
+    """Return the free bytes for a load. A planned load may use the headroom."""
+    headroom_bytes = ledger.devices[device].headroom_bytes if is_planned else 0
+    return ledger.free(device) + headroom_bytes
+
+
+def _find_lacking(need: Need, free: Bytes) -> list[Device]:
+    return [device for device, count in need.bytes.items() if count > free[device]]
+
+
+def _figures_of(ledger: Ledger, need: Need, free: Bytes) -> MemoryFigures:
+    """Return the figures of the device that lacks most, or has least to spare."""
+    if not need.bytes:
+        return MemoryFigures()
+    missing = {device: count - free[device] for device, count in need.bytes.items()}
+    device = max(missing, key=missing.__getitem__)
+    limit_bytes = ledger.devices[device].limit_bytes
+    return MemoryFigures(need.bytes[device], max(0, free[device]), limit_bytes, device)

@@ -1,0 +1,508 @@
+"""Keep the books of memory for each device, by one formula.
+
+    free = limit - headroom - max(used, settled + reserved)
+
+    used      the newest reading; without readings: settled + reserved + leaving
+    reserved  the needs of loads in progress, and what Triton is stuck with
+    settled   what everything else takes: loaded models, Triton itself, growth, neighbours, memory
+              that allocators keep
+    leaving   what models that are being unloaded are booked with, and loads that are being undone
+    booked    what a loaded model took, as far as readings or Triton's report tell
+    empty     the least reading with nothing loaded, in this life of Triton; 0 until there was one
+
+Nobody measures `settled`. It follows from two things. The books move it: a load that ends adds what
+it is booked with, an unload that begins subtracts that. And each reading corrects it:
+
+    used - reserved - leaving <= settled <= used
+
+This is the whole theory. A reading is the sum of three figures: `settled`; what loads in progress
+have taken so far, between 0 and `reserved`; and what unloads have not given back yet, between 0 and
+`leaving`. So each reading gives bounds to `settled`. With nothing in progress both bounds are
+equal, and `settled` is the reading: this mends whatever was wrong in the books, and nobody has to
+find out which model it belongs to. Under steady traffic, where something is always in progress, the
+books carry `settled` from one reading to the next.
+
+A load or an unload is in progress until a reading has come that is newer than its end, or for 5 s.
+What a reading shows is older than the reading by the lag of its source.
+
+What a loaded model is booked with follows from the same figures. What was reserved for it counts as
+far as the reading allows:
+
+    used - before - reserved of other loads - leaving <= booked <= used - before + kept
+
+`before` is the reading when the load began, if nothing else was in progress since; then the package
+is measured. Otherwise `before` is `settled`. `kept` is the memory of earlier models that allocators
+may have kept, and that the load may have used again.
+
+Memory that belongs to no model (`not_attributed`) is shown to operators. No decision depends on it.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from adapter.core.memory import NO_BYTES, Bytes, Device
+from adapter.core.model import Package, TritonName
+from adapter.errors import MemoryFigures
+from adapter.next.core.sizes import Need, Sizes, usable_devices
+
+# Readings show a change after 3 s at the latest (Triton's metrics). If no newer reading has come
+# after 5 s, its source has failed, and the books are better than its last figures.
+READING_SECONDS = 5.0
+# An unload is answered when readings show most of its memory free. Drivers and allocators return
+# the last quarter late or never.
+UNLOADED_SHARE = 0.75
+UNLOADED_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class DeviceBook:
+    """The figures of one device. All are bytes."""
+
+    limit_bytes: int  # of the operator or of the device, whichever is less
+    headroom_bytes: int = 0
+    process_limit_bytes: int | None = None  # the most that MPS allows each process
+    number: int | None = None  # CUDA's number of the GPU; None of host memory or if unknown
+    used_bytes: int | None = None  # by the newest reading; None without readings
+    available_bytes: int | None = None  # free in the machine and cgroup; host memory only
+    settled_bytes: int = 0
+    empty_bytes: int | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the most that models can have of the device."""
+        return self.limit_bytes - (self.empty_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Names the package of a loaded model and what the model is booked with."""
+
+    package_key: str
+    booked: Bytes
+
+
+@dataclass(slots=True)
+class LoadEntry:
+    """Describes a load in progress."""
+
+    need: Need
+    reserved: dict[Device, int]
+    before: Bytes  # the readings when it began, of devices that had one
+    kept: Bytes  # `not_attributed` when it began
+    is_alone: bool  # nothing else is or was in progress on its devices since its begin
+    is_only: bool  # nothing else was loaded on its devices
+    ended_at: float | None = None  # when Triton had loaded it; None until then
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Describes memory that is expected back."""
+
+    booked: Bytes
+    before: Bytes  # the readings when it began to leave
+    ended_at: float = math.inf  # when Triton was done; until then readings may still show it
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """Names the load to end when more memory is used than a limit that only the adapter
+    enforces.
+    """
+
+    name: TritonName
+    figures: MemoryFigures  # the load needs more than `needed_bytes`: it has them by now
+    is_permanent: bool  # nothing else was loaded or loading: ModelTooLarge, not 507
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Holds what a successful load was booked with."""
+
+    booked: Bytes
+    is_measured: bool
+    overrun: Overrun | None  # set if the model is to be unloaded again
+
+
+def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
+    """Return the limit of a device. A setting above its size would promise what is not there."""
+    return size_bytes if setting_bytes is None else min(setting_bytes, size_bytes)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Accounts for the memory of loads and models on each device, and is corrected by readings."""
+
+    devices: dict[Device, DeviceBook]
+    sizes: Sizes = field(default_factory=Sizes)
+    models: dict[TritonName, LoadedModel] = field(default_factory=dict)
+    loads: dict[TritonName, LoadEntry] = field(default_factory=dict)  # in order of their begin
+    stuck: dict[TritonName, Bytes] = field(
+        default_factory=dict
+    )  # bytes that Triton does not release
+    unloads: dict[TritonName, Leaving] = field(default_factory=dict)
+    returning: list[Leaving] = field(default_factory=list)  # ended unloads without a newer reading
+    tried: dict[str, Bytes] = field(
+        default_factory=dict
+    )  # free for a package that ran out of memory alone
+    futile_evictions: dict[str, float] = field(default_factory=dict)  # when, by package
+    shown_at: float = -math.inf  # the time that the newest reading shows
+    returned_at: float = -math.inf  # when memory was last seen back
+
+    # -- the formula ----------------------------------------------------------------------------
+
+    def free(self, device: Device) -> int:
+        """Return what loads may be given of the device now; negative beyond the limit."""
+        book = self.devices[device]
+        promised = book.settled_bytes + self.reserved(device)
+        used = promised + self.leaving(device) if book.used_bytes is None else book.used_bytes
+        return book.limit_bytes - book.headroom_bytes - max(used, promised)
+
+    def free_soon(self, device: Device) -> int:
+        """Return what will be free when the unloads in progress have ended."""
+        book = self.devices[device]
+        promised = book.settled_bytes + self.reserved(device)
+        return book.limit_bytes - book.headroom_bytes - promised
+
+    def reserved(self, device: Device) -> int:
+        """Return the needs of loads in progress, and what Triton is stuck with."""
+        return self._loading(device) + _sum(self.stuck.values(), device)
+
+    def leaving(self, device: Device) -> int:
+        """Return what unloads in progress and undone loads may give back at any moment."""
+        return _sum((leaving.booked for leaving in self._departures()), device)
+
+    def booked(self, device: Device) -> int:
+        """Return what all loaded models are booked with."""
+        return _sum((model.booked for model in self.models.values()), device)
+
+    def not_attributed(self, device: Device) -> int:
+        """Return the bytes that neither an empty Triton nor a model accounts for: growth, leaks,
+        neighbours, memory that allocators keep.
+        """
+        book = self.devices[device]
+        return max(0, book.settled_bytes - self.booked(device) - (book.empty_bytes or 0))
+
+    def is_in_progress(self, devices: Collection[Device]) -> bool:
+        """Return whether a load or an unload may change one of the devices."""
+        moving: list[Bytes] = [load.reserved for load in self.loads.values()]
+        moving += [leaving.booked for leaving in self._departures()]
+        return any(_is_on(size, devices) for size in moving)
+
+    def is_empty(self, device: Device) -> bool:
+        """Return whether nothing is loaded, loading, stuck or leaving on the device."""
+        resident = [model.booked for model in self.models.values()]
+        sizes = [*resident, *self.stuck.values()]
+        is_taken = any(device in size for size in sizes)
+        return not is_taken and not self.is_in_progress([device])
+
+    def need_of(
+        self,
+        package: Package,
+        *,
+        device: Device | None = None,
+        guess_limit_bytes: int | None = None,
+    ) -> Need:
+        """Return what the load of a package needs (see `Sizes.need_of`)."""
+        rooms = {}
+        numbers = {}
+        for place, book in self.devices.items():
+            rooms[place] = book.room_bytes - book.headroom_bytes
+            numbers[place] = book.number
+        return self.sizes.need_of(
+            package,
+            rooms,
+            usable_devices(package, numbers),
+            device=device,
+            guess_limit_bytes=guess_limit_bytes,
+        )
+
+    # -- readings -------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        used: Bytes,
+        now: float,
+        lag_seconds: float = 0.0,
+        available: Bytes = NO_BYTES,  # free in the machine and cgroup; host memory only
+    ) -> None:
+        """Correct the books by a reading. A device that it lacks has no reading from now on."""
+        self.shown_at = now - lag_seconds
+        for device, book in self.devices.items():
+            book.used_bytes = used.get(device)
+            book.available_bytes = available.get(device)
+        self._forget_returned(now)
+        for device, book in self.devices.items():
+            self._grow_reservation(device)
+            self._correct(device)
+            if book.used_bytes is not None and self.is_empty(device):
+                known_bytes = book.used_bytes if book.empty_bytes is None else book.empty_bytes
+                book.empty_bytes = min(known_bytes, book.used_bytes)
+
+    def advance(self, now: float) -> None:
+        """Use the books alone if a load or an unload has waited 5 s for a newer reading."""
+        ends = [leaving.ended_at for leaving in self.returning]
+        ends += [load.ended_at for load in self.loads.values() if load.ended_at is not None]
+        if any(self.shown_at < end <= now - READING_SECONDS for end in ends):
+            for book in self.devices.values():
+                book.used_bytes = None
+                book.available_bytes = None
+        self._forget_returned(now)
+
+    def _is_shown(self, ended_at: float, now: float) -> bool:
+        """Return whether a reading is newer than an end, or is not waited for any longer."""
+        has_readings = any(book.used_bytes is not None for book in self.devices.values())
+        is_overdue = now - ended_at >= READING_SECONDS
+        return ended_at <= self.shown_at or not has_readings or is_overdue
+
+    def _forget_returned(self, now: float) -> None:
+        returning = [
+            leaving for leaving in self.returning if not self._is_shown(leaving.ended_at, now)
+        ]
+        if len(returning) == len(self.returning):
+            return
+        self.returning = returning
+        self.returned_at = now
+        for device in self.devices:
+            self._correct(device)
+
+    def _grow_reservation(self, device: Device) -> None:
+        """Reserve more for the one load of unknown need, if it takes more than was guessed."""
+        book = self.devices[device]
+        loads = [load for load in self.loads.values() if device in load.reserved]
+        guessed = [load for load in loads if not load.need.is_known]
+        if book.used_bytes is not None and len(guessed) == 1:
+            promised = book.settled_bytes + self.reserved(device) + self.leaving(device)
+            guessed[0].reserved[device] += max(0, book.used_bytes - promised)
+
+    def _correct(self, device: Device) -> None:
+        """Keep `settled` between what the newest reading allows."""
+        book = self.devices[device]
+        if book.used_bytes is not None:
+            lower = book.used_bytes - self.reserved(device) - self.leaving(device)
+            book.settled_bytes = _clamp(book.settled_bytes, lower, book.used_bytes)
+
+    # -- loads ----------------------------------------------------------------------------------
+
+    def begin_load(self, name: TritonName, need: Need) -> None:
+        """Reserve what an admitted load needs. The decision stood on a reading of this moment."""
+        is_alone = not self.is_in_progress(need.bytes)
+        is_only = all(self.is_empty(device) for device in need.bytes)
+        self._disturb(need.bytes)
+        self.loads[name] = LoadEntry(
+            need,
+            reserved=dict(need.bytes),
+            before=self._readings(need.bytes),
+            kept={device: self.not_attributed(device) for device in need.bytes},
+            is_alone=is_alone,
+            is_only=is_only,
+        )
+
+    def end_load(self, name: TritonName, now: float) -> None:
+        """Record that Triton has loaded the model. It is booked once `can_settle`."""
+        self.loads[name].ended_at = now
+
+    def can_settle(self, name: TritonName, now: float) -> bool:
+        """Return whether a reading shows all that the load took, or none is waited for."""
+        ended_at = self.loads[name].ended_at
+        return ended_at is not None and self._is_shown(ended_at, now)
+
+    def settle(self, name: TritonName, reported: Bytes = NO_BYTES) -> Settlement:
+        """Book a load that has ended well, and learn the size of its package. `reported` is what
+        Triton says that the model takes.
+        """
+        overrun = self._overrun_of(name)
+        load = self.loads.pop(name)
+        had = self._free_for(load)
+        booked: dict[Device, int] = {}
+        is_measured = True
+        for device in {**load.reserved, **reported}:
+            if device in reported:
+                booked[device] = reported[device]
+            else:
+                booked[device] = self._book(load, device)
+                is_measured = is_measured and self._is_measured(load, device)
+            if device in self.devices:
+                self.devices[device].settled_bytes += booked[device]
+                self._correct(device)
+        key = load.need.package_key
+        self.models[name] = LoadedModel(key, booked)
+        self.sizes.learn(key, booked, is_measured=is_measured)
+        if overrun is None:
+            self.sizes.end_shortage(key)
+            self.tried.pop(key, None)
+        elif overrun.is_permanent:
+            self.tried[key] = had
+        return Settlement(booked, is_measured, overrun)
+
+    def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
+        """Release a load that has failed, once Triton has undone it. If it lacked memory, its
+        package needs more the next time.
+        """
+        load = self.loads.pop(name)
+        self._return(load.reserved, now)
+        if is_memory:
+            self.sizes.record_shortage(load.need.package_key, load.reserved)
+            if load.is_only and load.is_alone:
+                self.tried[load.need.package_key] = self._free_for(load)
+
+    def find_overrun(self, device: Device) -> Overrun | None:
+        """Return the load to end if more is used than the limit: the newest one in progress with a
+        guessed need, else the newest one. Nothing is ended where only loaded models have grown.
+        """
+        book = self.devices.get(device)
+        if book is None or book.used_bytes is None or book.used_bytes <= book.limit_bytes:
+            return None
+        names = [name for name, load in self.loads.items() if device in load.reserved]
+        if not names:
+            return None
+        guessed = [name for name in names if not self.loads[name].need.is_known]
+        name = (guessed or names)[-1]
+        load = self.loads[name]
+        own_bytes = load.reserved[device]
+        if load.is_alone and device in load.before:
+            own_bytes = max(own_bytes, book.used_bytes - load.before[device])
+        free_bytes = max(0, book.limit_bytes - book.used_bytes + own_bytes)
+        figures = MemoryFigures(own_bytes, free_bytes, book.limit_bytes, device)
+        return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
+
+    def _overrun_of(self, name: TritonName) -> Overrun | None:
+        for device in self.loads[name].reserved:
+            overrun = self.find_overrun(device)
+            if overrun is not None and overrun.name == name:
+                return overrun
+        return None
+
+    def _book(self, load: LoadEntry, device: Device) -> int:
+        believed = load.reserved[device]
+        book = self.devices.get(device)
+        if book is None or book.used_bytes is None:
+            return believed
+        before = book.settled_bytes
+        if load.is_alone and device in load.before:
+            before = load.before[device]
+        lower = book.used_bytes - before - self._loading(device) - self.leaving(device)
+        upper = book.used_bytes - before + load.kept[device]
+        return _clamp(believed, max(0, lower), max(0, upper))
+
+    def _is_measured(self, load: LoadEntry, device: Device) -> bool:
+        book = self.devices.get(device)
+        has_reading = book is not None and book.used_bytes is not None
+        return load.is_alone and has_reading and device in load.before
+
+    def _free_for(self, load: LoadEntry) -> Bytes:
+        """Return what was left for a load that was the only one on its devices."""
+        free = {}
+        for device in load.reserved:
+            book = self.devices[device]
+            free[device] = book.limit_bytes - load.before.get(device, book.settled_bytes)
+        return free
+
+    # -- unloads --------------------------------------------------------------------------------
+
+    def begin_unload(self, name: TritonName) -> Leaving:
+        """Expect the memory of a model back. Return what is expected, for `is_unload_done`."""
+        booked = self.models.pop(name).booked
+        leaving = Leaving(booked, self._readings(booked))
+        self._disturb(booked)
+        self.unloads[name] = leaving
+        for device, count in booked.items():
+            if device in self.devices:
+                self.devices[device].settled_bytes -= count
+        return leaving
+
+    def end_unload(self, name: TritonName, now: float) -> None:
+        """Record that Triton has unloaded the model. Harmless after the end of Triton's life."""
+        leaving = self.unloads.pop(name, None)
+        if leaving is not None:
+            self._return(leaving.booked, now)
+
+    def strand(self, name: TritonName) -> None:
+        """Keep the bytes of a load or an unload that Triton is stuck with, until `free_stuck`."""
+        load = self.loads.pop(name, None)
+        self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
+
+    def free_stuck(self, name: TritonName, now: float) -> None:
+        """Release what Triton was stuck with, and has finished after all."""
+        size = self.stuck.pop(name, None)
+        if size is not None:
+            self._disturb(size)
+            self._return(size, now)
+
+    def _return(self, size: Bytes, now: float) -> None:
+        """Expect a newer reading to show that the bytes are back."""
+        self.returning.append(Leaving(size, NO_BYTES, now))
+        self._forget_returned(now)
+
+    # -- lives of Triton ------------------------------------------------------------------------
+
+    def adopt(self, name: TritonName, package_key: str, booked: Bytes) -> None:
+        """Book a model that an earlier run of the adapter has loaded."""
+        self._disturb(booked)
+        self.models[name] = LoadedModel(package_key, booked)
+        for device, count in booked.items():
+            if device in self.devices:
+                self.devices[device].settled_bytes += count
+                self._correct(device)
+
+    def start_life(self) -> None:
+        """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that
+        it broke off end by `fail_load`.
+        """
+        for model in self.models.values():
+            for device in model.booked.keys() & self.devices.keys():
+                self.devices[device].settled_bytes -= model.booked[device]
+        self.models.clear()
+        self.unloads.clear()
+        self.returning.clear()
+        self.stuck.clear()
+        self._disturb(self.devices)
+        for book in self.devices.values():
+            book.empty_bytes = None
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _departures(self) -> Iterable[Leaving]:
+        return [*self.unloads.values(), *self.returning]
+
+    def _loading(self, device: Device) -> int:
+        return _sum((load.reserved for load in self.loads.values()), device)
+
+    def _readings(self, devices: Collection[Device]) -> Bytes:
+        books = {device: self.devices.get(device) for device in devices}
+        return {
+            device: book.used_bytes
+            for device, book in books.items()
+            if book is not None and book.used_bytes is not None
+        }
+
+    def _disturb(self, devices: Collection[Device]) -> None:
+        """Record that loads in progress on these devices are not alone any more."""
+        for load in self.loads.values():
+            if _is_on(load.reserved, devices):
+                load.is_alone = False
+
+
+def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
+    """Return whether to answer an unload, `seconds` after Triton has ended it: readings show most
+    of its memory free, or 5 s have passed. Without readings it is answered at once.
+    """
+    if seconds >= UNLOADED_SECONDS:
+        return True
+    return all(
+        leaving.before[device] - used[device] >= UNLOADED_SHARE * count
+        for device, count in leaving.booked.items()
+        if device in leaving.before and device in used
+    )
+
+
+def _sum(sizes: Iterable[Bytes], device: Device) -> int:
+    return sum(size.get(device, 0) for size in sizes)
+
+
+def _is_on(size: Mapping[Device, int], devices: Collection[Device]) -> bool:
+    return any(device in devices for device in size)
+
+
+def _clamp(value: int, lower: int, upper: int) -> int:
+    return min(max(value, lower), upper)

@@ -1,0 +1,57 @@
+"""Keep ModelMesh's books of the loads that it has planned.
+
+ModelMesh fills its capacity to the last unit, and evicts only by its own figures: a predicted size
+from the moment that it queues a load, and the real size after the load. It counts a prediction at
+once and evicts for it, also models that it is loading. So no prediction is larger than
+`defaultModelSizeInBytes`, the room that ModelMesh keeps free for loads. A load uses this room and
+the headroom, until ModelMesh has learned the real size and evicted for it.
+
+While the sizes exceed the capacity, an eviction is on its way, but ModelMesh does not hold back the
+next load for it. So the adapter lets that load wait.
+"""
+
+from dataclasses import dataclass, field
+
+from adapter.core.model import ModelId
+
+# ModelMesh counts in units of 8 KiB, rounded down.
+MESH_UNIT_BYTES = 8192
+
+
+def predict_size(measured_bytes: int | None, default_bytes: int) -> int:
+    """Return the size that ModelMesh counts for a load from its queueing to its end."""
+    return default_bytes if measured_bytes is None else min(measured_bytes, default_bytes)
+
+
+@dataclass(slots=True)
+class MeshBooks:
+    """Counts the models of a ModelMesh as ModelMesh itself does."""
+
+    capacity_bytes: int | None = None  # told to ModelMesh when it started; None before
+    _units: dict[ModelId, int] = field(default_factory=dict)  # loaded, loading and queued models
+
+    def start(self, capacity_bytes: int) -> None:
+        """Record that a ModelMesh has started, with nothing loaded."""
+        self.capacity_bytes = capacity_bytes
+        self._units.clear()
+
+    def count(self, model_id: ModelId, size_bytes: int) -> None:
+        """Record the size of a model, as predicted for its load or as answered after it."""
+        self._units[model_id] = max(1, size_bytes // MESH_UNIT_BYTES)
+
+    def drop(self, model_id: ModelId) -> None:
+        """Forget a model that was unloaded, or whose load has failed. Harmless if it is unknown."""
+        self._units.pop(model_id, None)
+
+    @property
+    def is_evicting(self) -> bool:
+        """Return whether ModelMesh is about to unload models, as they exceed the capacity."""
+        return self._is_exceeded(sum(self._units.values()))
+
+    def should_evict_for(self, model_id: ModelId, size_bytes: int) -> bool:
+        """Return whether ModelMesh unloads others once it learns that the model takes that much."""
+        other_units = sum(self._units.values()) - self._units.get(model_id, 0)
+        return other_units > 0 and self._is_exceeded(other_units + size_bytes // MESH_UNIT_BYTES)
+
+    def _is_exceeded(self, units: int) -> bool:
+        return self.capacity_bytes is not None and units > self.capacity_bytes // MESH_UNIT_BYTES
