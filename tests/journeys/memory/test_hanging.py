@@ -154,6 +154,7 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
         fifth_status = fifth.result()[0].status
         if fifth_status != 200:  # its time was over as well
             assert end == "limit"
+            wait_until(lambda: client.get("/models/fifth").status == 404, 30, "it is undone")
             assert client.load("fifth", sound).status == 200
         wait_until(lambda: set(triton_index(adapter).values()) == {"READY"}, 30, "nothing is left")
         check_serving(adapter, client, "before", "fifth")
