@@ -36,7 +36,8 @@ RECENT_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0
 
 # For memory to come back: kernel and driver free what an unloaded model or an exited Triton had
-# within seconds. If no newer reading has come by then, the ledger goes by its own figures.
+# within seconds. If no newer reading has come by then, the ledger goes by its own figures. A load
+# whose size is a guess holds up the next guess for this time, in which most of its size shows.
 MEMORY_SECONDS = 5.0
 
 # -- Triton and its processes -------------------------------------------------------------------
