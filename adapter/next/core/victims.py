@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.ledger import UNSEEN
 from adapter.core.memory import Bytes, Device, total
-from adapter.core.model import ModelId
+from adapter.core.model import TritonName
 from adapter.next.core import times
 from adapter.next.core.record import LoadedFor, ModelRecord
+from adapter.next.core.sizes import UNSEEN
 from adapter.next.core.states import ModelState
 
 _T = TypeVar("_T")
+_Place = TypeVar("_Place")  # a device, or a disk
 
 _GIB = 2**30
 # Further calls do not count: a model that was called a million times last month would stay.
@@ -82,7 +83,7 @@ def find_retention_reason(
 class Candidate:
     """A model that may be evicted."""
 
-    model_id: ModelId
+    name: TritonName
     used_at: float
     held: Bytes  # its bytes in the ledger; none if nothing is known of them
     is_of_others: bool = False  # callers other than those who need the room have just used it
@@ -104,7 +105,7 @@ def make_candidate(
     is_ready = record.state is ModelState.READY  # a dead one serves nobody
     is_new = now - record.state_since < min_residency_seconds
     return Candidate(
-        record.id,
+        record.name,
         record.usage.used_at,
         held,
         is_of_others=is_used_by_others(record.usage.called_at, callers, now),
@@ -208,61 +209,72 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {"cost": Cost, "lru": LeastRecent
 # -- whom to evict ------------------------------------------------------------------------------
 
 
-def choose_victims(
-    candidates: Iterable[Candidate],
-    missing_bytes: int,  # 0 if unknown: one model is evicted, and the load is tried
-    device: Device,  # UNSEEN if there is one limit for all devices together
-    policy: Policy,
-) -> list[Candidate]:
-    """Return whom to evict together for `missing_bytes` of a device, the least worth first.
-
-    At least one is returned while there is one, and all if even they are too few. Models that hold
-    bytes of other devices alone stay. One of which nothing is known may free something.
-    """
+def sort_candidates(candidates: Iterable[Candidate], policy: Policy) -> list[Candidate]:
+    """Return the candidates in the order of their eviction."""
 
     def order(model: Candidate) -> tuple[bool, bool, float, float]:
         return model.is_of_others, model.is_spared, policy.worth(model), model.used_at
 
-    ordered = sorted(candidates, key=order)
-    sizes = [(model, _bytes_on(device, model.held)) for model in ordered]
-    useful = [(model, size) for model, size in sizes if size or not model.held]
+    return sorted(candidates, key=order)
+
+
+def choose_victims(
+    candidates: Iterable[Candidate],
+    missing: Bytes,  # by device, 0 where nobody knows: one model is evicted, and the load is tried
+    policy: Policy,
+) -> list[Candidate]:
+    """Return whom to evict together for the missing bytes, in the order of their eviction.
+
+    At least one is returned while there is one, and all if even they are too few. Models that hold
+    bytes of other devices alone stay. One of which nothing is known may free something. UNSEEN as a
+    device stands for all devices together.
+    """
+    ordered = sort_candidates(candidates, policy)
+    sizes = [(model, _bytes_on(missing, model.held)) for model in ordered]
+    useful = [(model, size) for model, size in sizes if total(size) or not model.held]
     # a model that was measured to take nothing may have been measured beside others
     empty = [(model, size) for model, size in sizes if not total(model.held)]
-    return choose_fewest(useful or empty, missing_bytes)
+    return choose_fewest(useful or empty, missing)
 
 
-def choose_fewest(candidates: Iterable[tuple[_T, int]], missing_bytes: int) -> list[_T]:
-    """Return the first of `candidates` that free `missing_bytes` together, at least one.
+def choose_fewest(
+    candidates: Iterable[tuple[_T, Mapping[_Place, int]]], missing: Mapping[_Place, int]
+) -> list[_T]:
+    """Return the first of `candidates` that free the missing bytes together, at least one.
 
-    Each candidate comes with the bytes that it frees, 0 if nobody knows them. Small ones are spared
-    for a large one that has to leave anyway.
+    Each candidate comes with the bytes that it frees, none if nobody knows them. Small ones are
+    spared for a large one that has to leave anyway, and so are those of a device that has enough.
     """
-    chosen: list[tuple[_T, int]] = []
-    freed_bytes = 0
-    for candidate, size_bytes in candidates:
-        chosen.append((candidate, size_bytes))
-        freed_bytes += size_bytes
-        if freed_bytes >= missing_bytes:
+    chosen: list[tuple[_T, Mapping[_Place, int]]] = []
+    excess = {place: -count for place, count in missing.items()}
+    for candidate, sizes in candidates:
+        chosen.append((candidate, sizes))
+        for place in excess:
+            excess[place] += sizes.get(place, 0)
+        if all(count >= 0 for count in excess.values()):
             break
-    return _drop_needless(chosen, freed_bytes - missing_bytes)
+    return _drop_needless(chosen, excess)
 
 
-def _drop_needless(chosen: list[tuple[_T, int]], excess_bytes: int) -> list[_T]:
+def _drop_needless(
+    chosen: list[tuple[_T, Mapping[_Place, int]]], excess: dict[_Place, int]
+) -> list[_T]:
     """Drop candidates whose bytes are covered by the excess, those that are worth most first.
 
     The last one stays, since the others were too few. One of which nothing is known may free more
     than it seems, and stays as well.
     """
     needed = [candidate for candidate, _ in chosen[-1:]]
-    for candidate, size_bytes in reversed(chosen[:-1]):
-        if 0 < size_bytes <= excess_bytes:
-            excess_bytes -= size_bytes
+    for candidate, sizes in reversed(chosen[:-1]):
+        is_known = any(sizes.values())
+        if is_known and all(sizes.get(place, 0) <= count for place, count in excess.items()):
+            for place in excess:
+                excess[place] -= sizes.get(place, 0)
         else:
             needed.insert(0, candidate)
     return needed
 
 
-def _bytes_on(device: Device, held: Bytes) -> int:
-    if device == UNSEEN:
-        return total(held)
-    return held.get(device, 0)
+def _bytes_on(devices: Iterable[Device], held: Bytes) -> Bytes:
+    """Return the bytes of these devices alone."""
+    return {device: total(held) if device == UNSEEN else held.get(device, 0) for device in devices}

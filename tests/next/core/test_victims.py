@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.next.core.record import LoadedFor, ModelRecord
+from adapter.next.core.sizes import UNSEEN
 from adapter.next.core.states import ModelState
 from adapter.next.core.victims import (
     FOR_NOW,
@@ -21,6 +21,7 @@ from adapter.next.core.victims import (
     find_retention_reason,
     is_used_by_others,
     make_candidate,
+    sort_candidates,
 )
 
 GPU = Device("GPU-1")
@@ -39,13 +40,13 @@ def make_record(
 
 def make_candidates(**held: dict[Device, int]) -> list[Candidate]:
     """Return candidates; the first was used longest ago, and is last in the list."""
-    models = [Candidate(ModelId(name), at, has) for at, (name, has) in enumerate(held.items())]
+    models = [Candidate(TritonName(name), at, has) for at, (name, has) in enumerate(held.items())]
     return models[::-1]
 
 
 def choose(missing_bytes: int, device: Device = HOST, **held: dict[Device, int]) -> str:
-    victims = choose_victims(make_candidates(**held), missing_bytes, device, LRU)
-    return "".join(victim.model_id for victim in victims)
+    victims = choose_victims(make_candidates(**held), {device: missing_bytes}, LRU)
+    return "".join(victim.name for victim in victims)
 
 
 # -- who may be evicted -------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def test_candidate_has_the_figures_of_its_record():
         is_updated=False,
     )
     assert candidate == Candidate(
-        ModelId("m"), 20.0, {HOST: 7}, is_of_others=True, calls=5, seconds=7.0
+        TritonName("m"), 20.0, {HOST: 7}, is_of_others=True, calls=5, seconds=7.0
     )
 
 
@@ -171,15 +172,15 @@ def test_policies_have_the_names_of_the_setting():
 
 
 def test_cost_is_seconds_of_calls_per_gib():
-    model = Candidate(ModelId("m"), 5.0, {HOST: 2 * GIB}, calls=3, seconds=4.0)
+    model = Candidate(TritonName("m"), 5.0, {HOST: 2 * GIB}, calls=3, seconds=4.0)
     assert Cost().worth(model) == 6.0
     assert Cost().explain(model, 7.0) == "3 calls x 4.0 s / 2.00 GiB, last called 2.0 s ago"
 
 
 def test_cost_bounds_its_factors():
-    model = Candidate(ModelId("m"), 5.0, {}, calls=1000, seconds=0.0)
+    model = Candidate(TritonName("m"), 5.0, {}, calls=1000, seconds=0.0)
     assert Cost().worth(model) == pytest.approx(30 * 0.1 * 4)
-    model = Candidate(ModelId("m"), 5.0, {}, calls=1, seconds=0.0)
+    model = Candidate(TritonName("m"), 5.0, {}, calls=1, seconds=0.0)
     assert Cost().explain(model, 5.0) == "1 call x 0.1 s / 0.25 GiB, last called 0.0 s ago"
 
 
@@ -187,7 +188,7 @@ def test_eviction_devalues_models_called_before():
     policy = Cost()
     policy.record_eviction(8.0, 10.0)
     policy.record_eviction(7.0, 11.0)  # a lower worth than the level changes nothing
-    before, after = (Candidate(ModelId("m"), at, {HOST: GIB}, seconds=1.0) for at in (9.9, 11.5))
+    before, after = (Candidate(TritonName("m"), at, {HOST: GIB}, seconds=1.0) for at in (9.9, 11.5))
     assert policy.worth(before) == 1.0
     assert policy.worth(after) == 9.0
 
@@ -196,13 +197,13 @@ def test_levels_are_bounded():
     policy = Cost()
     for number in range(5000):
         policy.record_eviction(float(number), float(number))
-    model = Candidate(ModelId("m"), 1e9, {HOST: GIB}, seconds=1.0)
+    model = Candidate(TritonName("m"), 1e9, {HOST: GIB}, seconds=1.0)
     assert policy.worth(model) == 5000.0
     assert len(policy._levels) <= 1000
 
 
 def test_lru_values_the_last_call():
-    model = Candidate(ModelId("m"), 5.0, {HOST: 2 * GIB}, calls=3, seconds=4.0)
+    model = Candidate(TritonName("m"), 5.0, {HOST: 2 * GIB}, calls=3, seconds=4.0)
     LRU.record_eviction(8.0, 10.0)
     assert LRU.worth(model) == 5.0
     assert LRU.explain(model, 7.25) == "not called for 2.2 s"
@@ -243,13 +244,13 @@ def test_unknown_model_is_tried():
 
 
 def test_choice_is_empty_without_candidates():
-    assert choose_victims([], 5, HOST, LRU) == []
+    assert choose_victims([], {HOST: 5}, LRU) == []
 
 
 def test_order_is_others_then_spared_then_worth_then_use():
     models = {
         f"{int(is_of_others)}{int(is_spared)}{calls}{used_at:g}": Candidate(
-            ModelId(f"{int(is_of_others)}{int(is_spared)}{calls}{used_at:g}"),
+            TritonName(f"{int(is_of_others)}{int(is_spared)}{calls}{used_at:g}"),
             used_at,
             {HOST: 1},
             is_of_others=is_of_others,
@@ -261,11 +262,42 @@ def test_order_is_others_then_spared_then_worth_then_use():
             (True, False), (True, False), (2, 1), (2.0, 1.0)
         )
     }
-    victims = choose_victims(models.values(), 99, HOST, Cost())
-    assert [victim.model_id for victim in victims] == sorted(models)
+    victims = choose_victims(models.values(), {HOST: 99}, Cost())
+    assert [victim.name for victim in victims] == sorted(models)
+
+
+@pytest.mark.parametrize(
+    ("missing", "victims"),
+    [
+        ({HOST: 5, GPU: 5}, "ab"),
+        ({HOST: 5, GPU: 9}, "ac"),  # b is spared for c, which has to leave anyway
+        ({HOST: 6, GPU: 5}, "abd"),
+        ({HOST: 5, GPU: 0}, "a"),
+        ({GPU: 5}, "b"),
+        ({HOST: 5, GPU: 15}, "bcd"),  # d frees both, so that a is spared
+        ({HOST: 99, GPU: 99}, "abcd"),
+    ],
+)
+def test_several_devices_are_freed_together(missing, victims):
+    held = {"a": {HOST: 5}, "b": {GPU: 5}, "c": {GPU: 9}, "d": {HOST: 5, GPU: 1}}
+    chosen = choose_victims(make_candidates(**held), missing, LRU)
+    assert "".join(victim.name for victim in chosen) == victims
+
+
+def test_device_that_has_enough_loses_no_more():
+    held = {"a": {HOST: 5}, "b": {HOST: 5}, "c": {GPU: 5}}
+    chosen = choose_victims(make_candidates(**held), {HOST: 5, GPU: 5}, LRU)
+    assert [victim.name for victim in chosen] == ["a", "c"]
+
+
+def test_candidates_are_sorted_for_admission():
+    candidates = make_candidates(a={HOST: 1}, b={}, c={GPU: 1})
+    assert [candidate.name for candidate in sort_candidates(candidates, LRU)] == ["a", "b", "c"]
 
 
 def test_fewest_frees_disk_as_well():
-    assert choose_fewest([("a", 5), ("b", 0), ("c", 9)], 8) == ["b", "c"]
-    assert choose_fewest([("a", 5), ("b", 0)], 100) == ["a", "b"]
-    assert choose_fewest(iter([]), 8) == []
+    files = [("a", {"disk": 5}), ("b", {"disk": 0}), ("c", {"disk": 9})]
+    assert choose_fewest(files, {"disk": 8}) == ["b", "c"]
+    assert choose_fewest(files[:2], {"disk": 100}) == ["a", "b"]
+    assert choose_fewest(files[1:], {"disk": 0}) == ["b"]
+    assert choose_fewest(iter([]), {"disk": 8}) == []

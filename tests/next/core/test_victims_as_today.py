@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord as OldRecord
@@ -13,6 +12,7 @@ from adapter.core.state import ModelState as OldState
 from adapter.errors import MemoryFigures
 from adapter.next.core import victims
 from adapter.next.core.record import LoadedFor, ModelRecord
+from adapter.next.core.sizes import UNSEEN
 from adapter.next.core.states import ModelState
 
 DEVICES = [HOST, Device("GPU-1"), Device("GPU-2")]
@@ -49,22 +49,22 @@ def test_victims_are_those_of_today(figures, evictions, name, missing_bytes, dev
         policy.record_eviction(worth, at)
         old_policy.evicted(worth, at)
     ids = [ModelId(str(number)) for number in range(len(figures))]
-    new = [victims.Candidate(i, **one) for i, one in zip(ids, figures, strict=True)]
+    new = [victims.Candidate(TritonName(i), **one) for i, one in zip(ids, figures, strict=True)]
     old = [old_policies.Candidate(i, **one) for i, one in zip(ids, figures, strict=True)]
     for candidate, old_candidate in zip(new, old, strict=True):
         assert policy.worth(candidate) == old_policy.worth(old_candidate)
         assert policy.explain(candidate, 30.0) == old_policy.explain(old_candidate, 30.0)
-    found = victims.choose_victims(new, missing_bytes, device, policy)
+    found = victims.choose_victims(new, {device: missing_bytes}, policy)
     lack = MemoryFigures(missing_bytes, 0, 2**40, device)
     expected = old_victims.choose_victims(old, lack, old_policy)
-    assert [one.model_id for one in found] == [one.model_id for one in expected]
+    assert [one.name for one in found] == [one.model_id for one in expected]
 
 
 @given(st.lists(st.integers(0, 12), max_size=10), st.integers(-2, 60))
 def test_fewest_are_those_of_today(sizes, missing_bytes):
-    candidates = list(enumerate(sizes))
-    expected = old_victims.fewest(candidates, missing_bytes)
-    assert victims.choose_fewest(candidates, missing_bytes) == expected
+    expected = old_victims.fewest(list(enumerate(sizes)), missing_bytes)
+    candidates = [(at, {HOST: size}) for at, size in enumerate(sizes)]
+    assert victims.choose_fewest(candidates, {HOST: missing_bytes}) == expected
 
 
 @given(
