@@ -28,18 +28,9 @@ from enum import Enum
 from adapter.core.memory import HOST, Bytes, Device
 from adapter.core.model import ModelId, TritonName
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
+from adapter.next.core import times
 from adapter.next.core.ledger import Ledger
 from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Need, format_size
-
-# A load with a guessed need waits 5 s for the one before it: most loads end within seconds, and a
-# load that hangs must not block the others.
-TURN_SECONDS = 5.0
-# Memory comes back within seconds of an unload. After that a platform is better served by 507 than
-# by waiting: it can unload another model.
-MEMORY_SECONDS = 5.0
-# An eviction that brought too little would bring as little again at once. Neighbours come and leave
-# within minutes.
-FUTILE_EVICTION_SECONDS = 30.0
 
 _SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
 
@@ -271,7 +262,7 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
         return True
     if request.purpose is Purpose.PLANNED:
         return now >= request.deadline
-    return now - request.started_at >= TURN_SECONDS
+    return now - request.started_at >= times.MEMORY_SECONDS
 
 
 def _should_wait(ledger: Ledger, request: LoadRequest, now: float) -> bool:
@@ -283,7 +274,7 @@ def _should_wait(ledger: Ledger, request: LoadRequest, now: float) -> bool:
     if request.purpose is not Purpose.EXPLICIT:
         return now < request.deadline
     is_unloading = bool(ledger.unloads or ledger.returning)
-    return is_unloading or now - max(request.started_at, ledger.returned_at) < MEMORY_SECONDS
+    return is_unloading or now - max(request.started_at, ledger.returned_at) < times.MEMORY_SECONDS
 
 
 def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decision | None:
@@ -332,7 +323,7 @@ def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
 def _is_futile(ledger: Ledger, need: Need, now: float) -> bool:
     """Return whether an eviction for the package has lately brought too little."""
     evicted_at = ledger.futile_evictions.get(need.package_key)
-    return evicted_at is not None and now - evicted_at < FUTILE_EVICTION_SECONDS
+    return evicted_at is not None and now - evicted_at < times.RECENT_SECONDS
 
 
 def _free(ledger: Ledger, device: Device, *, is_planned: bool) -> int:

@@ -52,21 +52,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from adapter.core.model import ModelId
+from adapter.next.core import times
 
 HALF = 0.5  # of a life of Triton
 SELDOM = 0.1  # of a life of Triton
-LONGEST_LOAD_SECONDS = 60.0
-
-OTHERS_FIRST_SECONDS = 10.0  # how long the suspects wait for the loads of all other models
-ALL_TURNS_SECONDS = 10.0  # how long a suspect without a charge waits for the turns of others
-BLOCKING_SECONDS = 10.0  # how long a load holds back the turns of others, and a turn all loads
-TURN_SECONDS = 1.0  # after the load
-PAUSES_SECONDS = (5.0, 10.0, 20.0)
-
 CHARGES = 3
 CHARGES_AFTER_A_TURN = 4
-GIVEN_UP_SECONDS = 600.0
-MEMORY_SECONDS = 86400.0
+MAX_DOUBLINGS = 2  # of the pause before a charged model is loaded
 
 
 class Requester(Enum):
@@ -124,8 +116,8 @@ class Charges:
     @property
     def pause_seconds(self) -> float:
         """Return how long the model's load waits after all other loads."""
-        number = min(max(self.count, 1), len(PAUSES_SECONDS))
-        return max(PAUSES_SECONDS[number - 1], 2 * self.broken_load_seconds)
+        doublings = min(max(self.count - 1, 0), MAX_DOUBLINGS)
+        return max(times.FAILURE_SECONDS * 2.0**doublings, 2 * self.broken_load_seconds)
 
 
 class Blame:
@@ -167,7 +159,7 @@ class Blame:
         if self.turn is not None and self.turn not in {*waiting, *loading, *loaded}:
             self._end_turn()  # the load has failed, or the model was unloaded
         if self.turn is not None:
-            if now < self._turn_began_at + BLOCKING_SECONDS:
+            if now < self._turn_began_at + times.PATIENCE_SECONDS:
                 return {self.turn}.intersection(waiting)
             self._release_uncharged()
         allowed = {model_id for model_id in waiting if self.find_given_up(model_id, now) is None}
@@ -175,7 +167,7 @@ class Blame:
         others = allowed.difference(suspects)
         if self.turn is not None or not suspects:
             return others
-        is_loading = any(began_at > now - BLOCKING_SECONDS for began_at in loading.values())
+        is_loading = any(began_at > now - times.PATIENCE_SECONDS for began_at in loading.values())
         uncharged = [model_id for model_id in suspects if model_id not in self.charges]
         if uncharged:
             return self._select_uncharged(now, uncharged, others, is_loading=is_loading)
@@ -192,11 +184,11 @@ class Blame:
         is_loading: bool,
     ) -> set[ModelId]:
         if self._turns_began_at is None:
-            is_patient = now < self._started_at + OTHERS_FIRST_SECONDS
+            is_patient = now < self._started_at + times.PATIENCE_SECONDS
             if is_patient and (others or is_loading):
                 return others
             self._turns_began_at = now
-        if now >= self._turns_began_at + ALL_TURNS_SECONDS:
+        if now >= self._turns_began_at + times.PATIENCE_SECONDS:
             self._release_uncharged()
             return others.union(suspects)
         return set() if is_loading else self._begin_turn(now, suspects[0])
@@ -221,12 +213,12 @@ class Blame:
         """End the turn if its load ended a second ago, or takes too long to be charged."""
         if self.turn is None:
             return
-        if now >= loaded.get(self.turn, math.inf) + TURN_SECONDS:
+        if now >= loaded.get(self.turn, math.inf) + times.TURN_SECONDS:
             charges = self.charges.get(self.turn)
             if charges is not None and charges.count > 0:
                 charges.has_passed_turn = True
             self._end_turn()
-        elif now > self._turn_began_at + LONGEST_LOAD_SECONDS:
+        elif now > self._turn_began_at + times.LONGEST_CHARGED_LOAD_SECONDS:
             self._end_turn()
 
     def _end_turn(self) -> None:
@@ -244,7 +236,7 @@ class Blame:
     ) -> Verdict:
         """Charge an exit of Triton to one model or to none, and choose the suspects."""
         self._update_turn(now, loaded)
-        if now > self._last_exit_at + MEMORY_SECONDS:
+        if now > self._last_exit_at + times.CHARGE_SECONDS:
             self.charges.clear()
         self._last_exit_at = now
         charged = self._choose_charged(now, at_work)
@@ -266,11 +258,11 @@ class Blame:
         seconds = {
             model_id: work.seconds
             for model_id, work in at_work.items()
-            if not (work.is_load and work.seconds > LONGEST_LOAD_SECONDS)
+            if not (work.is_load and work.seconds > times.LONGEST_CHARGED_LOAD_SECONDS)
         }
         if self.turn is not None and self.turn in at_work:
             is_first = self.turn not in self.charges
-            is_early = now <= self._turn_began_at + BLOCKING_SECONDS
+            is_early = now <= self._turn_began_at + times.PATIENCE_SECONDS
             is_short = seconds.get(self.turn, math.inf) <= HALF * life_seconds
             return self.turn if is_short or (is_first and is_early) else None
         loads = [model_id for model_id, work in at_work.items() if work.is_load]
@@ -306,7 +298,7 @@ class Blame:
         limit = self.charges[charged].limit
         if count < limit:
             return Verdict(charged, count, limit)
-        given_up = GivenUp(until=now + GIVEN_UP_SECONDS, exits=count)
+        given_up = GivenUp(until=now + times.GIVEN_UP_SECONDS, exits=count)
         self._given_up[charged] = given_up
         return Verdict(charged, count, count, given_up)
 

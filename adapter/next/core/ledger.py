@@ -44,15 +44,12 @@ from dataclasses import dataclass, field
 from adapter.core.memory import NO_BYTES, Bytes, Device
 from adapter.core.model import Package, TritonName
 from adapter.errors import MemoryFigures
+from adapter.next.core import times
 from adapter.next.core.sizes import Need, Sizes, usable_devices
 
-# Readings show a change after 3 s at the latest (Triton's metrics). If no newer reading has come
-# after 5 s, its source has failed, and the books are better than its last figures.
-READING_SECONDS = 5.0
 # An unload is answered when readings show most of its memory free. Drivers and allocators return
 # the last quarter late or never.
 UNLOADED_SHARE = 0.75
-UNLOADED_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -243,7 +240,7 @@ class Ledger:
         """Use the books alone if a load or an unload has waited 5 s for a newer reading."""
         ends = [leaving.ended_at for leaving in self.returning]
         ends += [load.ended_at for load in self.loads.values() if load.ended_at is not None]
-        if any(self.shown_at < end <= now - READING_SECONDS for end in ends):
+        if any(self.shown_at < end <= now - times.MEMORY_SECONDS for end in ends):
             for book in self.devices.values():
                 book.used_bytes = None
                 book.available_bytes = None
@@ -252,7 +249,7 @@ class Ledger:
     def _is_shown(self, ended_at: float, now: float) -> bool:
         """Return whether a reading is newer than an end, or is not waited for any longer."""
         has_readings = any(book.used_bytes is not None for book in self.devices.values())
-        is_overdue = now - ended_at >= READING_SECONDS
+        is_overdue = now - ended_at >= times.MEMORY_SECONDS
         return ended_at <= self.shown_at or not has_readings or is_overdue
 
     def _forget_returned(self, now: float) -> None:
@@ -487,7 +484,7 @@ def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
     """Return whether to answer an unload, `seconds` after Triton has ended it: readings show most
     of its memory free, or 5 s have passed. Without readings it is answered at once.
     """
-    if seconds >= UNLOADED_SECONDS:
+    if seconds >= times.MEMORY_SECONDS:
         return True
     return all(
         leaving.before[device] - used[device] >= UNLOADED_SHARE * count

@@ -25,19 +25,24 @@ LONGEST_PAUSE_SECONDS = 60.0
 FAILURE_SECONDS = 5.0
 
 # What was so lately still holds: a caller who used a model will use it again, and an eviction that
-# freed too little for a package would do so again.
+# freed too little for a package would do so again. Neighbours in memory come and leave within
+# minutes.
 RECENT_SECONDS = 30.0
 
 # -- waits for others ---------------------------------------------------------------------------
 
 # For what comes before a load: a restart of Triton (it took 1 to 16 s), models in use that can be
-# evicted once they are idle, and the turns of all suspects together. By default a call waits 55 s
-# for its model, and most of that should remain for the load itself.
+# evicted once they are idle, loads of models that are no suspects, and then the turns of all
+# suspects together. By default a call waits 55 s for its model, and most of that should remain for
+# the load itself. The situations of blame.py were played with this figure.
 PATIENCE_SECONDS = 10.0
 
 # For memory to come back: kernel and driver free what an unloaded model or an exited Triton had
-# within seconds. If no newer reading has come by then, the ledger goes by its own figures. A load
-# whose size is a guess holds up the next guess for this time, in which most of its size shows.
+# within seconds. After that a platform is better served by 507 than by waiting, since it can unload
+# another model. Readings show a change after 3 s at the latest (Triton's metrics): if none has come
+# by then, their source has failed, and the ledger goes by its own figures. A load whose size is a
+# guess holds up the next guess for this time: most loads end within seconds, and one that hangs
+# must not block the others.
 MEMORY_SECONDS = 5.0
 
 # -- Triton and its processes -------------------------------------------------------------------

@@ -20,6 +20,13 @@ def test_constant_has_its_reason_above_it():
         assert re.search(rf"^# .+\n{name} = [\d.]+$", SOURCE, re.MULTILINE), name
 
 
+def test_no_other_module_has_a_constant():
+    folder = Path(times.__file__).parent
+    constant = re.compile(r"^_?[A-Z_]*(?:SECONDS|_MS)\w* *[:=]", re.MULTILINE)
+    sources = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    assert [name for name, text in sources.items() if constant.search(text)] == ["times.py"]
+
+
 def test_waits_are_shorter_than_their_limits():
     assert times.POLL_SECONDS < times.PAUSE_SECONDS < times.LONGEST_PAUSE_SECONDS
     assert times.TURN_SECONDS < times.PATIENCE_SECONDS
