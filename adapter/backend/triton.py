@@ -170,7 +170,7 @@ class TritonControl:
         outputs = found.config.output
         strings = frozenset(each.name for each in outputs if each.data_type == TYPE_STRING)
         varying = frozenset(each.name for each in outputs if -1 in each.dims)
-        return Unclassified(strings, strings | varying)
+        return Unclassified(strings, varying)
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         """Begin to unload the model; `wait_gone` waits for the end.

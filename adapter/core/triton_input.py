@@ -50,10 +50,14 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class Unclassified:
-    """Names the outputs whose `classification` ends Triton 2.51, by the protocol of the request."""
+    """Names the outputs of a model whose `classification` ends Triton 2.51, or may over HTTP."""
 
-    over_grpc: frozenset[str]  # of strings
-    over_http: frozenset[str]  # of strings, and those that may be without elements
+    strings: frozenset[str]
+    varying: frozenset[str]  # over HTTP, and only if they have no elements
+
+    def list_refused(self, *, has_empty_input: bool) -> frozenset[str]:
+        """Return the outputs that a request over HTTP may not classify."""
+        return self.strings | self.varying if has_empty_input else self.strings
 
 
 def region_refusal() -> InvalidRequest:
@@ -64,8 +68,8 @@ def region_refusal() -> InvalidRequest:
 
 def classification_refusal(what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{CLASSIFICATION} of {what} is not possible: it has strings, or over HTTP dimensions that"
-        " vary; see docs/v2.md#classification"
+        f"{CLASSIFICATION} of {what} is not possible: it has strings, or may have no elements, as"
+        " an input of the request; see docs/v2.md#classification"
     )
 
 

@@ -86,6 +86,10 @@ def _check(dimensions: bytes, most: int) -> None:
         raise InvalidRequest(f"a shape of more values than the {most} that can come")
 
 
+def _has_zero(dimensions: bytes) -> bool:
+    return any(text.strip() in {b"0", b"-0"} for text in dimensions.split(b","))
+
+
 class Shapes:
     """Checks one JSON text, fed piece by piece. A shape may have as many values as `most`."""
 
@@ -93,6 +97,7 @@ class Shapes:
         self._most = most
         self._rest = b""
         self._bytes = 0
+        self.has_empty = False  # whether one has had no values
 
     def feed(self, piece: bytes) -> None:
         """InvalidRequest for a larger one, and for more shapes than a request needs."""
@@ -104,6 +109,7 @@ class Shapes:
             elif found[1] is not None and text.startswith(b"]", found.end()):
                 self._count(len(found[0]))
                 _check(found[1], self._most)
+                self.has_empty = self.has_empty or _has_zero(found[1])
         self._rest = text[rest:]
         if len(self._rest) > _SHAPES_BYTES:
             raise InvalidRequest("a shape in the JSON has no end")
@@ -181,7 +187,7 @@ class Limits:
             self._structure.feed(piece)
             self._shapes.feed(piece)
             if self._parameters is not None:
-                self._parameters.feed(piece)
+                self._parameters.feed(piece, has_empty_input=self._shapes.has_empty)
 
 
 def check_whole(max_unpacked: int, body: bytes, json_bytes: int | None) -> None:

@@ -10,7 +10,13 @@ import re
 from typing import Any
 
 from adapter.core.registry import ModelRecord
-from adapter.core.triton_input import CLASSIFICATION, REGION, classification_refusal, region_refusal
+from adapter.core.triton_input import (
+    CLASSIFICATION,
+    REGION,
+    Unclassified,
+    classification_refusal,
+    region_refusal,
+)
 from adapter.errors import InvalidRequest
 
 _CLASSIFICATION = CLASSIFICATION.encode()
@@ -29,35 +35,33 @@ _REGION_KEY = _spellings(REGION)
 _LONGEST_KEY = 6 * len(REGION) + 2
 
 
-def check_parameters(
-    text: bytes, record: ModelRecord, *, shares_memory: bool, is_whole: bool = True
-) -> None:
-    """Raise InvalidRequest for the JSON of a request that breaks a rule. In a part of JSON that is
-    too long to be judged as a whole, a string of the letters of a parameter counts as one.
-    """
-    if _CLASSIFICATION not in text and _ESCAPED not in text and _REGION not in text:
+def check_parameters(text: bytes, record: ModelRecord, *, shares_memory: bool) -> None:
+    """Raise InvalidRequest for the whole JSON of a request that breaks a rule."""
+    if not _mentions_parameter(text):
         return
     if not shares_memory and _REGION_KEY.search(text):
         raise region_refusal()
-    outputs = None if record.unclassified is None else record.unclassified.over_http
-    if outputs == frozenset() or not _CLASSIFICATION_KEY.search(text):
-        return
-    if not is_whole:
-        raise classification_refusal("an output of the model")
-    _check_outputs(text, outputs)
+    outputs = record.unclassified
+    can_be_refused = outputs is None or outputs.list_refused(has_empty_input=True)
+    if can_be_refused and _CLASSIFICATION_KEY.search(text):
+        _check_classification(text, outputs)
 
 
-def _check_outputs(text: bytes, outputs: frozenset[str] | None) -> None:
+def _mentions_parameter(text: bytes) -> bool:
+    return _CLASSIFICATION in text or _ESCAPED in text or _REGION in text
+
+
+def _check_classification(text: bytes, outputs: Unclassified | None) -> None:
     """Look at every member of each object: of several with one key Triton takes another one than
     Python does.
     """
+    classified: list[str] = []  # names of outputs
+    shapes: list[Any] = []
 
     def is_classifying(members: list[tuple[str, Any]]) -> bool:
         if ("parameters", True) in members:
-            for key, name in members:
-                # Triton reads no name beyond a null byte
-                if key == "name" and (outputs is None or str(name).partition("\0")[0] in outputs):
-                    raise classification_refusal(f"output {name!r}")
+            classified.extend(str(value) for key, value in members if key == "name")
+        shapes.extend(value for key, value in members if key == "shape")
         return any(key == CLASSIFICATION for key, _ in members)
 
     try:
@@ -66,6 +70,12 @@ def _check_outputs(text: bytes, outputs: frozenset[str] | None) -> None:
         )
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the JSON cannot be read: {str(error)[:200]}") from error
+    has_empty_input = any(isinstance(shape, list) and 0 in shape for shape in shapes)
+    refused = None if outputs is None else outputs.list_refused(has_empty_input=has_empty_input)
+    for name in classified:
+        # Triton reads no name beyond a null byte
+        if refused is None or name.partition("\0")[0] in refused:
+            raise classification_refusal(f"output {name!r}")
 
 
 class StreamedParametersCheck:
@@ -84,17 +94,33 @@ class StreamedParametersCheck:
         self._shares_memory = shares_memory
         self._size = json_bytes
         self._is_whole = json_bytes is not None and json_bytes <= _WHOLE_BYTES
+        self._has_classification = False
         self._text = b""
 
-    def feed(self, piece: bytes) -> None:
-        """Raise InvalidRequest before the piece is passed on with which a request breaks a rule."""
+    def feed(
+        self,
+        piece: bytes,
+        *,
+        has_empty_input: bool,  # in this piece or an earlier one
+    ) -> None:
+        """Raise InvalidRequest before the piece is passed on with which a request breaks a rule.
+
+        In JSON that is too long to be judged as a whole, a string of the letters of a parameter
+        counts as one.
+        """
         self._text += piece
-        if self._is_whole and len(self._text) != self._size:
+        if self._is_whole:
+            if len(self._text) == self._size:
+                check_parameters(self._text, self._record, shares_memory=self._shares_memory)
             return
-        check_parameters(
-            self._text,
-            self._record,
-            shares_memory=self._shares_memory,
-            is_whole=self._is_whole,
-        )
+        if _mentions_parameter(self._text):
+            if not self._shares_memory and _REGION_KEY.search(self._text):
+                raise region_refusal()
+            if _CLASSIFICATION_KEY.search(self._text):
+                self._has_classification = True
+        outputs = self._record.unclassified
+        if self._has_classification and (
+            outputs is None or outputs.list_refused(has_empty_input=has_empty_input)
+        ):
+            raise classification_refusal("an output of the model")
         self._text = self._text[-_LONGEST_KEY:]

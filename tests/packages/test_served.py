@@ -109,7 +109,6 @@ def test_labels_are_served_from_a_folder_of_links(
     adapter: RunningAdapter, client: Client, package: Path, named: str
 ) -> None:
     config = CONFIG.replace('name: "OUT"', f'name: "OUT" label_filename: "{named}"')
-    config = config.replace("-1", "2")  # over REST, dimensions that vary cannot be classified
     write_python_model(package, config=config)
     (package / named).write_text("cat\ndog\n")
     put(client, "m", package)

@@ -28,7 +28,7 @@ def check_parameters(
     if _CLASSIFICATION not in message and (shares_memory or _REGION not in message):
         return
     has_region = not shares_memory and _REGION_KEY.search(message) is not None
-    outputs = None if record.unclassified is None else record.unclassified.over_grpc
+    outputs = None if record.unclassified is None else record.unclassified.strings
     may_classify = outputs != frozenset() and _CLASSIFICATION_KEY.search(message) is not None
     if not (has_region or may_classify):
         return

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from tests.trees import write_python_model
 pytestmark = pytest.mark.triton
 
 HTTP, GRPC = ("http", "http_data"), ("grpc", "grpc_data")
+TARGET = {"X-Amzn-SageMaker-Target-Model": "varying"}
 LARGE_BYTES = 2**19
-# the answer is as long as the output's config says, however long the request is
-TWO_OUTPUTS = """\
+# SCORES and TEXT are as long as their config says; VARYING has no elements where MORE has none
+THREE_OUTPUTS = """\
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -35,14 +38,18 @@ class TritonPythonModel:
         values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
         parameters = np.array([request.parameters()], dtype=object)
         scores = pb_utils.Tensor("SCORES", values.reshape(-1)[:3].copy())
-        varying = pb_utils.Tensor("VARYING", values.reshape(-1)[:3].copy())
+        more = pb_utils.get_input_tensor_by_name(request, "MORE") or scores
+        varying = pb_utils.Tensor("VARYING", more.as_numpy().copy())
         text = pb_utils.Tensor("TEXT", parameters)
         return pb_utils.InferenceResponse([scores, varying, text])
 """
 CONFIG = """\
 backend: "python"
 max_batch_size: 0
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+input [
+  { name: "IN" data_type: TYPE_FP32 dims: [-1] },
+  { name: "MORE" data_type: TYPE_FP32 dims: [-1] optional: true }
+]
 output [
   { name: "SCORES" data_type: TYPE_FP32 dims: [3] label_filename: "labels.txt" },
   { name: "VARYING" data_type: TYPE_FP32 dims: [-1] },
@@ -51,13 +58,22 @@ output [
 """
 
 
+def write_model(folder: Path, config: str) -> Path:
+    write_python_model(folder, config=config)
+    (folder / "1" / "model.py").write_text(THREE_OUTPUTS)
+    (folder / "labels.txt").write_text("zero\none\ntwo\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def open_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
-    """Open all listeners and all of `passthrough`; tell models of headers that begin with X-T."""
-    folder = tmp_path_factory.mktemp("models") / "m"
-    write_python_model(folder, config=CONFIG)
-    (folder / "1" / "model.py").write_text(TWO_OUTPUTS)
-    (folder / "labels.txt").write_text("zero\none\ntwo\n")
+    """Open all listeners and all of `passthrough`; tell models of headers that begin with X-T.
+
+    The model "m" has an output of strings. The store has the model "varying", which has none.
+    """
+    folder = write_model(tmp_path_factory.mktemp("models") / "m", CONFIG)
+    store = tmp_path_factory.mktemp("store")
+    write_model(store / "varying", re.sub(r",\s*{ name: \"TEXT.*", "", CONFIG))
     flags = [f"--passthrough={item}" for item in ("shared_memory", "trace", "log")]
     flags += [f"--{name}=127.0.0.1:0" for name in ("http-data", "grpc-data")]
     flags += [f"--{flag}-header-forward-pattern=^x-t|authorization" for flag in ("http", "grpc")]
@@ -65,6 +81,7 @@ def open_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAd
         f"--triton-args={flag}" if "pattern" in flag else flag
         for flag in (*flags, f"--model-roots={folder.parent}")
     ]
+    flags += [f"--model-store={store}", f"--cache-dir={store}-cache"]
     with embedded_adapter(*flags) as adapter:
         with closing(adapter.client()) as client:
             assert client.load("m", folder).status == 200
@@ -85,6 +102,10 @@ def request_of(*outputs: Any, size: int = 3, **more: Any) -> dict[str, Any]:
     return {"inputs": [tensor], "outputs": list(outputs), **more}
 
 
+# the input that has no elements
+MORE = {"name": "MORE", "datatype": "FP32", "shape": [0], "data": []}
+
+
 def classes_of(name: str, count: int = 2) -> dict[str, Any]:
     return {"name": name, "parameters": {"classification": count}}
 
@@ -103,42 +124,87 @@ def test_accepted_encoding_with_any_weight_leaves_triton_alive(alive, listener, 
         assert client.post(path, body, {"Accept-Encoding": value}).status == 200
 
 
-def binary(output: str) -> tuple[bytes, dict[str, str]]:
+def binary(output: str, *, is_more_empty: bool = False) -> tuple[bytes, dict[str, str]]:
     """Return a request whose raw tensor is too long for it to be gathered."""
     count = LARGE_BYTES // 4
     tensor = {"name": "IN", "datatype": "FP32", "shape": [count]}
     tensor["parameters"] = {"binary_data_size": LARGE_BYTES}
-    part = json.dumps({"inputs": [tensor], "outputs": [classes_of(output)]}).encode()
+    inputs = [tensor, MORE] if is_more_empty else [tensor]
+    part = json.dumps({"inputs": inputs, "outputs": [classes_of(output)]}).encode()
     return part + bytes(LARGE_BYTES), {"Inference-Header-Content-Length": str(len(part))}
 
 
-def spelled(output: str) -> Iterator[tuple[bytes, dict[str, str]]]:
+def kind_of(path: str, headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers as SageMaker has them: there the media type has the length of the JSON."""
+    length = headers.get("Inference-Header-Content-Length")
+    if length is None or path.startswith("/v2"):
+        return headers
+    kind = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+    return {"Content-Type": f"{kind}{length}"}
+
+
+def sizes_of(output: str, *, is_more_empty: bool) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """Yield requests of the classes of an output, each checked in another way."""
+    for size in (3, LARGE_BYTES // 5):
+        request = request_of(classes_of(output), size=size)
+        if is_more_empty:
+            request["inputs"].append(MORE)
+        text = json.dumps(request).encode()
+        yield text, {}
+        yield gzip.compress(text), {"Content-Encoding": "gzip"}
+    yield binary(output, is_more_empty=is_more_empty)
+
+
+def spelled(output: str, *, is_more_empty: bool) -> Iterator[tuple[bytes, dict[str, str]]]:
     """Yield requests of the classes of an output, each in another way."""
-    text = json.dumps(request_of(classes_of(output)))
+    yield from sizes_of(output, is_more_empty=is_more_empty)
+    request = request_of(classes_of(output))
+    if is_more_empty:
+        request = {"outputs": request["outputs"], "inputs": [MORE, *request["inputs"]]}
+    text = json.dumps(request)
     yield text.encode(), {}
     yield text.replace("classification", "\\u0063lassi\\u0066ication").encode(), {}
     yield text.replace(f'"{output}"', f'"{output}\\u0000x"').encode(), {}
     yield text.replace('"name": "' + output, f'"name": "{output}", "name": "SCORES').encode(), {}
-    yield gzip.compress(text.encode()), {"Content-Encoding": "gzip"}
-    yield json.dumps(request_of(classes_of(output), size=LARGE_BYTES // 5)).encode(), {}
-    yield binary(output)
+    yield text.replace('"shape": [0]', '"sh\\u0061pe":[ -0 ], "shape": [1]').encode(), {}
 
 
 @pytest.mark.parametrize("listener", HTTP)
-@pytest.mark.parametrize("output", ["TEXT", "VARYING"])
-def test_rest_classification_is_refused_where_it_ends_triton(alive, listener, output):
+@pytest.mark.parametrize(("output", "is_more_empty"), [("TEXT", False), ("VARYING", True)])
+def test_rest_classification_is_refused_where_it_ends_triton(
+    alive, listener, output, is_more_empty
+):
     """However it is spelled, and whatever the size of the body."""
-    for body, headers in spelled(output):
+    for body, headers in spelled(output, is_more_empty=is_more_empty):
         reply = post(alive, listener, body, **headers)
         assert reply.status == 400, (body[:300], headers, reply)
         assert "classification of " in reply.json()["error"]
 
 
 @pytest.mark.parametrize("listener", HTTP)
+@pytest.mark.parametrize(
+    "path", ["/endpoints/any/invocations", "/models/varying/invoke", "/v2/models/varying/infer"]
+)
+def test_rest_classification_of_varying_dims_needs_elements(alive, listener, path):
+    """The endpoint loads the model."""
+    with closing(Client(alive.listeners[listener])) as client:
+        for body, headers in sizes_of("VARYING", is_more_empty=False):
+            reply = client.post(path, body, TARGET | kind_of(path, headers))
+            assert reply.status == 200, (body[:300], headers, reply)
+        asked = request_of(classes_of("VARYING"))
+        answer = client.post(path, asked, TARGET).json()
+        assert answer["outputs"][0]["data"] == ["0.700000:1", "0.200000:2"]
+        for body, headers in sizes_of("VARYING", is_more_empty=True):
+            reply = client.post(path, body, TARGET | kind_of(path, headers))
+            assert reply.status in {400, 424}, (body[:300], headers, reply)
+            assert b"classification of " in reply.body
+
+
+@pytest.mark.parametrize("listener", HTTP)
 def test_rest_classification_is_served_with_labels(alive, listener):
     reply = post(alive, listener, request_of(classes_of("SCORES"), {"name": "TEXT"}))
     assert reply.json()["outputs"][0]["data"] == ["0.700000:1:one", "0.200000:2:two"]
-    body, headers = binary("SCORES")
+    body, headers = binary("SCORES", is_more_empty=True)
     assert post(alive, listener, body, **headers).status == 200
     text = request_of({"name": "TEXT"}, id="classification", parameters={"classification": 1})
     assert post(alive, listener, text).status == 200
