@@ -30,8 +30,18 @@ FILES = {
     "default_model_filename": "the version folder",
     "cc_model_filenames.value": "the version folder",
 }
-# Names that Triton makes the path of a backend or of an agent from.
-NAMES = frozenset({"platform", "backend", "runtime", "model_repository_agents.agents.name"})
+# Names that Triton makes the path of a backend or of an agent from, and those of accelerators,
+# which a backend looks up as it likes.
+NAMES = frozenset(
+    {
+        "platform",
+        "backend",
+        "runtime",
+        "model_repository_agents.agents.name",
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        "optimization.execution_accelerators.cpu_execution_accelerator.name",
+    }
+)
 # Paths of libraries, which are opened as they are: relative to the folder that Triton runs in.
 LIBRARIES = frozenset({"model_operations.op_library_filename"})
 # The value of a parameter, which its key decides on.
@@ -56,9 +66,7 @@ NO_PATHS = frozenset(
         "batch_output.source_input",
         "optimization.cuda.graph_spec.input.key",
         "optimization.cuda.graph_spec.graph_lower_bound.input.key",
-        "optimization.execution_accelerators.gpu_execution_accelerator.name",
         "optimization.execution_accelerators.gpu_execution_accelerator.parameters.key",
-        "optimization.execution_accelerators.cpu_execution_accelerator.name",
         "optimization.execution_accelerators.cpu_execution_accelerator.parameters.key",
         "sequence_batching.control_input.name",
         "sequence_batching.state.input_name",

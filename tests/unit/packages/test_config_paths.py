@@ -45,11 +45,10 @@ def library(name: str) -> str:
     return f'model_operations {{ op_library_filename: "{name}" }}'
 
 
-def accelerator(value: str) -> str:
-    given = f'name: "tensorrt" parameters {{ key: "cache" value: "{value}" }}'
-    return (
-        f"optimization {{ execution_accelerators {{ gpu_execution_accelerator {{ {given} }} }} }}"
-    )
+def accelerator(value: str, name: str = "tensorrt", kind: str = "gpu") -> str:
+    given = f'name: "{name}" parameters {{ key: "cache" value: "{value}" }}'
+    field = f"{kind}_execution_accelerator"
+    return f"optimization {{ execution_accelerators {{ {field} {{ {given} }} }} }}"
 
 
 def agent(name: str, value: str = "x") -> str:
@@ -86,6 +85,8 @@ def refusal(text: str, call_roots: list[str] | None = None) -> str:
         ('runtime: "/opt/x.so"', "runtime '/opt/x.so' is not a name"),
         ('platform: "a/b"', "platform 'a/b' is not a name"),
         (agent("../x"), "model_repository_agents.agents.name '../x' is not a name"),
+        (accelerator("", "/../../x"), "gpu_execution_accelerator.name '/../../x' is not a name"),
+        (accelerator("", "a/b", "cpu"), "cpu_execution_accelerator.name 'a/b' is not a name"),
         (library("../x.so"), "model_operations.op_library_filename '../x.so' has a part '..'"),
         (library("/opt/../x.so"), "has a part '..'"),
         (

@@ -78,6 +78,7 @@ def refuse(text: str) -> None:
         (warmup("300000000") * 2, "model_warmup: 2400000000 bytes"),
         (warmup("0", batch=2**32 - 1), "model_warmup: 4294967295 requests by batch_size and count"),
         (warmup("1", count=2**32 - 1), "model_warmup: 4294967295 requests"),
+        (warmup("1", count=2**31), "model_warmup: 2147483648 requests"),
         (warmup("-5"), "model_warmup 'w': input 'IN': dims [-5]: each must be 0 or more"),
     ],
 )
@@ -110,7 +111,7 @@ def test_excessive_size_is_refused_with_field_and_number(text, fault):
         warmup("0", batch=128, count=100),
         warmup(str(MAX_WARMUP_BYTES), kind="BOOL"),
         warmup("1", batch=1, count=MAX_WARMUP_REQUESTS),
-        warmup("4", batch=0),
+        warmup("4", batch=0, count=2**31),  # Triton passes a sample of no requests over
     ],
 )
 def test_ordinary_size_passes(text):
