@@ -229,7 +229,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "load it again, if it is still wanted",
     ),
     errors.PayloadTooLarge: (
-        "a body is over `max_body_bytes` (1 MiB for control calls) or Triton's limit; wide JSON",
+        "a body is over `max_body_bytes` (1 MiB for control calls), Triton's limit or a stream's",
         "send less, or raise the limit",
     ),
     errors.MessageTooLarge: (

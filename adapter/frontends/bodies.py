@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from adapter.errors import AdapterError, BrokenBody, InvalidRequest, PayloadTooLarge, SlowBody
+from adapter.errors import AdapterError, BrokenBody, InvalidRequest, SlowBody
 from adapter.runtime.byte_budget import ByteBudget
 
 _MAX_PARTS, _MAX_DIGITS, _PIECE_BYTES = 100_000, 400, 2**20
@@ -72,15 +72,15 @@ class HeldBody:
 
 
 def parsed(text: str | bytes, what: str) -> Any:
-    """InvalidRequest where it is not JSON, PayloadTooLarge where it has far more parts than a
-    control call needs: the parser blocks the event loop, and makes gigabytes of 60 MB of `{},`.
+    """Parse JSON. Raise InvalidRequest for what is not JSON, and for far more parts than a control
+    call needs: the parser blocks the event loop, and makes gigabytes of 60 MB of `{},`.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     parts = 0
     for at in range(0, len(raw), _PIECE_BYTES):
         parts += sum(raw.count(mark, at, at + _PIECE_BYTES) for mark in b"{[,")
         if parts > _MAX_PARTS:
-            raise PayloadTooLarge(
+            raise InvalidRequest(
                 f"{what} has more than {_MAX_PARTS} of the characters {{ [ and ,; at most so many "
                 "are accepted"
             )
