@@ -23,6 +23,7 @@ WITH_TOKEN = {
     "Authorization": f"Bearer {TOKEN}",
 }
 LOCAL = {"Host": "127.0.0.1:49152", "Origin": "http://127.0.0.1:49152"}
+FORWARDED = {"Host": "localhost:49152", "Origin": "http://localhost:49152"}
 # What no browser sends.
 PLAIN = (
     {"Host": "adapter.models.svc.cluster.local:8080"},
@@ -77,6 +78,13 @@ CALLS = (
     ("admin", "GET", "/debug/state"),
     ("metrics", "GET", "/metrics"),
 )
+PROBES = [
+    ("http", "GET", "/ping"),
+    ("http", "GET", "/v2/health/ready"),
+    ("http_data", "GET", "/v2/health/live"),
+    *(("metrics", "GET", f"/{path}") for path in ("startup", "livez", "readyz")),
+    ("admin", "GET", "/"),  # the status page
+]
 
 
 @pytest.mark.parametrize("headers", [REBOUND, FOREIGN, OPAQUE])
@@ -88,8 +96,8 @@ def test_foreign_page_is_refused_at_all_addresses(published, call, headers):
     assert "allowed_hosts" in text
 
 
-@pytest.mark.parametrize("headers", [ALLOWED, LOCAL, *PLAIN])
-@rows("call", [call for call in CALLS if call[2] != "/drain"])
+@pytest.mark.parametrize("headers", [ALLOWED, LOCAL, FORWARDED, *PLAIN])
+@rows("call", [call for call in CALLS if call[2] != "/drain"] + PROBES)
 def test_own_pages_and_other_clients_are_served(published, call, headers):
     """A web application behind a proxy whose host name is allowed, local pages, and clients."""
     assert ask(published, *call, headers)[0] == 200

@@ -258,6 +258,15 @@ def test_the_page_only_reads(opened: Scene, browser: Browser) -> None:
     assert "<form" not in text
 
 
+def test_page_opens_behind_a_forwarded_port(browser: Browser) -> None:
+    """Port-forward and compose reach a listener of all addresses by the names of this machine."""
+    with embedded_adapter("--admin=0.0.0.0:0") as adapter:
+        port = adapter.admin.rpartition(":")[2]
+        for host in ("localhost", "127.0.0.1"):
+            browser.open(f"{host}:{port}")
+            browser.until(lambda: browser.text("#state") == "ready", f"{host} is served")
+
+
 def test_an_adapter_that_is_gone_is_told_and_its_return_goes_on_by_itself(
     opened: Scene, browser: Browser
 ) -> None:
