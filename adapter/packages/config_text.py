@@ -118,15 +118,17 @@ def with_gpu(text: str, gpu: int) -> str:
     top_level = [field for field in fields or [] if field.parent is None]
     if fields is None or any(field.name == "ensemble_scheduling" for field in top_level):
         return text
-    groups = [field for field in top_level if field.name == "instance_group"]
+    fields_of_groups = [field for field in top_level if field.name == "instance_group"]
+    groups = [message for field in fields_of_groups for message in _messages(tokens, field)]
     if not groups:
         return _appended(text, f"instance_group {{ kind: KIND_GPU gpus: {gpu} }}\n")
     edits: _Edits = []
-    for begin, end in (message for field in groups for message in _messages(tokens, field)):
+    for begin, end in groups:
         inner = [token[0] for token in tokens[begin:end]]
         kinds = {inner[at + 2] for at, word in enumerate(inner[:-2]) if word == "kind"}
         if kinds.isdisjoint(_ON_CPUS):
-            edits.append((tokens[begin].end(), tokens[begin].end(), f" gpus: {gpu}"))
+            # a number that a word follows at once would be read as a part of that word
+            edits.append((tokens[begin].end(), tokens[begin].end(), f" gpus: {gpu} "))
     return _edited(text, edits)
 
 

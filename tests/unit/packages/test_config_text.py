@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from adapter.packages.config_text import (
     fields_of,
@@ -207,26 +207,31 @@ def test_tensors_take_the_place_of_those_of_the_text(text, expected):
     [
         pytest.param("a: 1", "a: 1\ninstance_group { kind: KIND_GPU gpus: 3 }\n", id="none"),
         pytest.param(
-            "instance_group { count: 2 }", "instance_group { gpus: 3 count: 2 }", id="one message"
+            "instance_group: []",
+            "instance_group: []\ninstance_group { kind: KIND_GPU gpus: 3 }\n",
+            id="an empty list",
+        ),
+        pytest.param(
+            "instance_group { count: 2 }", "instance_group { gpus: 3  count: 2 }", id="one message"
         ),
         pytest.param(
             "instance_group: <kind: KIND_GPU>",
-            "instance_group: < gpus: 3kind: KIND_GPU>",
+            "instance_group: < gpus: 3 kind: KIND_GPU>",
             id="angle brackets",
         ),
         pytest.param(
             "instance_group [ # {\n { kind: KIND_CPU }, { name: '}' }, {} ] b: 1",
-            "instance_group [ # {\n { kind: KIND_CPU }, { gpus: 3 name: '}' }, { gpus: 3} ] b: 1",
+            "instance_group [ # {\n { kind: KIND_CPU }, { gpus: 3  name: '}' }, { gpus: 3 } ] b: 1",
             id="a list, of which one is for CPUs",
         ),
         pytest.param(
             "instance_group {} instance_group { kind: 2 }",
-            "instance_group { gpus: 3} instance_group { kind: 2 }",
+            "instance_group { gpus: 3 } instance_group { kind: 2 }",
             id="twice",
         ),
         pytest.param(
             "instance_group { rate_limiter { resources [ { name: 'R' count: 1 } ] } }",
-            "instance_group { gpus: 3 rate_limiter { resources [ { name: 'R' count: 1 } ] } }",
+            "instance_group { gpus: 3  rate_limiter { resources [ { name: 'R' count: 1 } ] } }",
             id="messages within",
         ),
         pytest.param("ensemble_scheduling { }", "ensemble_scheduling { }", id="an ensemble"),
@@ -240,6 +245,21 @@ def test_tensors_take_the_place_of_those_of_the_text(text, expected):
 )
 def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
     assert with_gpu(text, 3) == expected
+
+
+@rows(
+    "text",
+    [
+        "instance_group [{kind: KIND_GPU}]\n",
+        "instance_group [{count: 2}]\n",
+        "instance_group{kind:KIND_GPU}\n",
+        "instance_group [ { kind: KIND_GPU } ]\n",
+    ],
+)
+def test_gpu_is_read_by_the_parser_in_every_spelling(text):
+    """A number is a word of its own only with a blank behind it: `1kind` is none."""
+    group = text_format.Parse(with_gpu(text, 1), ModelConfig()).instance_group[0]
+    assert list(group.gpus) == [1]
 
 
 @rows(
@@ -288,6 +308,7 @@ _GAPS = st.lists(
     st.sampled_from([" ", "\t", "\n", "\r\n", '# } name: "x\n', "# it's {\r\n", "#\n"]), max_size=3
 ).map("".join)
 # one token of printed text format: a gap may go between any two
+_WORD_CHARACTER = re.compile(r"[\w.+-]")
 _PRINTED = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|[\w.+-]+|[^\s\w])""")
 
 
@@ -299,10 +320,13 @@ def _configs(draw):
         max_batch_size=draw(st.integers(0, 64)),
         metric_tags=draw(st.dictionaries(_TEXTS, _TEXTS, max_size=2)),
     )
+    is_ensemble = draw(st.booleans())
     for name in draw(st.lists(_TEXTS, max_size=3)):
         config.input.add(name=name, dims=[-1, 3], data_type="TYPE_FP32")
-        config.instance_group.add(name=name, count=2)
-        config.ensemble_scheduling.step.add(model_name=name).input_map["name"] = name
+        kind = draw(st.sampled_from(["KIND_AUTO", "KIND_GPU", "KIND_CPU"]))
+        config.instance_group.add(name=name, count=2, kind=kind)
+        if is_ensemble:
+            config.ensemble_scheduling.step.add(model_name=name).input_map["name"] = name
         config.parameters[name].string_value = name
     return config
 
@@ -318,7 +342,13 @@ def _layouts(draw):
         pointy_brackets=draw(st.booleans()),
         use_short_repeated_primitives=draw(st.booleans()),
     )
-    text = "".join(f" {token}{draw(_GAPS)}" for token in _PRINTED.findall(printed))
+    text = ""
+    for token in _PRINTED.findall(printed):
+        gap = draw(_GAPS)
+        # two words need a blank between them, all else may be written without one
+        if not gap and _WORD_CHARACTER.match(token) and _WORD_CHARACTER.match(text[-1:]):
+            gap = " "
+        text += gap + token
     return config, text
 
 
@@ -387,6 +417,20 @@ def test_tensors_are_replaced_and_nothing_else(layout, inputs, outputs):
             for name in names:
                 getattr(config, field).add(name=name)
     assert _parsed(edited) == config
+
+
+@given(_layouts())
+@pytest.mark.slow
+def test_gpu_is_added_to_each_group_and_nothing_else(layout):
+    config, text = layout
+    edited = _parsed(with_gpu(text, 1))
+    if not config.HasField("ensemble_scheduling"):
+        if not config.instance_group:
+            config.instance_group.add(kind="KIND_GPU")
+        for group in config.instance_group:
+            if group.kind != ModelInstanceGroup.KIND_CPU:
+                group.gpus.append(1)
+    assert edited == config
 
 
 _UNKNOWN = st.sampled_from(
