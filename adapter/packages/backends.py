@@ -69,10 +69,19 @@ def unknown_platform(config: ModelConfig) -> str | None:
 
 
 def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
-    """Return whether the model's folder holds the library of its backend, which `runtime` names."""
+    """Return whether the model's folder holds the library of its backend, which `runtime` names.
+
+    Triton looks for a backend that is written in Python, `runtime: "model.py"`, only among its own.
+    """
     library = _own_library(config)
+    if library.endswith(".py"):
+        return False
     versions = (below for name, below in tree.items() if below is not None and is_version(name))
     return any(library in folder for folder in (tree, *versions))
+
+
+def _has_other_runtime(config: ModelConfig) -> bool:
+    return config.runtime not in {"", f"libtriton_{backend_of(config)}.so"}
 
 
 def _own_library(config: ModelConfig) -> str:
@@ -109,8 +118,10 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
         raise InvalidModel(f"{shown(root / CONFIG)}: {error}") from error
     _check_named_files(root, config)
     kind = config.platform or config.backend
-    # with cc_model_filenames the file depends on the GPU
-    names = () if config.cc_model_filenames else needed_files(kind)
+    # with cc_model_filenames the file depends on the GPU; another runtime opens what it likes, as
+    # the one in Python of the backend pytorch
+    is_unusual = bool(config.cc_model_filenames) or _has_other_runtime(config)
+    names = () if is_unusual else needed_files(kind)
     if names:
         names = (config.default_model_filename,) if config.default_model_filename else names
         _check_versions(root, served, kind, names)

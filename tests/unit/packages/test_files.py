@@ -62,10 +62,19 @@ def test_one_version_must_hold_the_file_that_the_backend_needs(config, file, roo
         'backend: "identity" default_model_filename: "x"',
         'backend: "pytorch" platform: "torch_aoti"',
         'backend: "tensorrt" cc_model_filenames { key: "9.0" value: "h.plan" }',
+        'backend: "pytorch" runtime: "model.py"',
+        'backend: "onnxruntime" runtime: "libmine.so"',
     ],
 )
 def test_what_is_not_known_for_sure_is_left_to_triton(config, root):
     assert look(make(root / "m", config, files=["1/model.bin"]), root)
+
+
+def test_file_is_needed_when_the_runtime_is_the_usual_one(root):
+    """Triton writes the library that it has chosen into the config that it shows."""
+    config = 'backend: "pytorch" runtime: "libtriton_pytorch.so"'
+    text = refusal(make(root / "m", config, files=["1/model.bin"]), root)
+    assert "model.pt in version 1" in text
 
 
 def test_an_empty_model_file_is_refused(root):

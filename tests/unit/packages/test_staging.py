@@ -303,6 +303,14 @@ async def test_a_backend_may_lie_in_the_package(root, repository, library):
     await place(packages, "c", source)
 
 
+async def test_runtime_in_python_is_sought_in_triton_alone(root, repository):
+    """Triton 2.51 looks for the model.py of such a backend in its own folders."""
+    packages = Packages(repository, [root], backends=lambda: frozenset({"python"}))
+    source = make(root / "m", 'backend: "pytorch" runtime: "model.py"')
+    with pytest.raises(InvalidModel, match="needs Triton's backend pytorch"):
+        await prepare(packages, "a", source)
+
+
 async def test_what_is_odd_about_an_archive_names_the_archive_and_not_where_it_was_unpacked(
     root, repository
 ):
