@@ -322,11 +322,16 @@ class _ZipFile(io.BufferedReader):
 
 def _read_zip(archive: Path, unpacking: Unpacking) -> None:
     with _ZipFile(archive, unpacking) as file, zipfile.ZipFile(file) as packed:
-        _check_places(packed.infolist(), archive.stat().st_size, unpacking)
-        unpacking.foresee([info.file_size for info in packed.infolist()])
-        for info in packed.infolist():
-            unpacking.begin(info.orig_filename)
-            _add_zip_member(packed, info, unpacking)
+        infos = packed.infolist()
+        _check_places(infos, archive.stat().st_size, unpacking)
+        unpacking.foresee([info.file_size for info in infos])
+        # some archivers of Windows part the names by backslashes, and then by nothing else
+        has_slashes = any("/" in info.orig_filename for info in infos)
+        for info in infos:
+            name = info.orig_filename
+            name = name if has_slashes else name.replace("\\", "/")
+            unpacking.begin(name)
+            _add_zip_member(packed, info, name, unpacking)
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int, unpacking: Unpacking) -> None:
@@ -342,7 +347,9 @@ def _check_places(infos: list[zipfile.ZipInfo], size: int, unpacking: Unpacking)
             raise unpacking.refused("the archive is damaged: it ends before this entry does")
 
 
-def _add_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, to: Unpacking) -> None:
+def _add_zip_member(
+    packed: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, to: Unpacking
+) -> None:
     mode = info.external_attr >> 16
     kind = stat.S_IFMT(mode)
     if info.flag_bits & 1:
@@ -351,7 +358,7 @@ def _add_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, to: Unpackin
         raise to.refused("it is packed by another method than stored and deflated")
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}:
         raise to.refused("it is neither a file, a folder nor a link")
-    if kind == stat.S_IFDIR or info.orig_filename.endswith("/"):
+    if kind == stat.S_IFDIR or name.endswith("/"):
         to.add_folder(_zip_time(info))
         return
     with packed.open(info) as source:

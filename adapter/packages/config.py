@@ -4,8 +4,9 @@ Triton itself only answers "failed to poll from model repository" (docs/design/t
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,21 +61,33 @@ def parse(text: str, path: Path) -> Checked:
     messages.
     """
     tokens = tokens_of(text.removeprefix(BOM))
+    lines = list(_lines(tokens))
     config = ModelConfig()
     try:
         # One token a line: each guess at an unknown field's type quotes the line, and a long line
         # with many of them would take minutes.
-        lines = "\n".join(token[0] for token in tokens)
-        text_format.Parse(lines, config, allow_unknown_field=True)
+        text_format.Parse("\n".join(lines), config, allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise InvalidModel(_reason(error, tokens, path)) from error
+        raise InvalidModel(_reason(error, tokens, lines, path)) from error
     except RecursionError as error:
         raise InvalidModel(f"{shown(path)} is nested too deeply") from error
     _refuse_stray(tokens, path)
     return Checked(config, _warnings(tokens, path))
 
 
-def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
+def _lines(tokens: Tokens) -> Iterator[str]:
+    """Yield a line for each token. A minus that stands alone moves to the number behind it:
+    Triton's parser allows blanks between the two, Python's does not.
+    """
+    texts = [token[0] for token in tokens]
+    sign = ""
+    for text, following in pairwise([*texts, ""]):
+        is_lone_minus = text == "-" and following[:1].isalnum()
+        yield "" if is_lone_minus else sign + text
+        sign = "-" if is_lone_minus else ""
+
+
+def _reason(error: text_format.ParseError, tokens: Tokens, lines: Sequence[str], path: Path) -> str:
     """Word the parser's error. It begins with place and line: a token's number, and the token."""
     number, column = error.GetLine(), error.GetColumn()
     if number is None or column is None:
@@ -82,7 +95,7 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
     reason = str(error).removeprefix(f"{number}:{column} : ")
     token = tokens[number - 1]
     # past the end of the text it quotes an empty line
-    for quoted in ("", token[0]):
+    for quoted in ("", lines[number - 1]):
         reason = reason.removeprefix(f"'{quoted}': ")
     line, start = _place(token)
     # only a known message may be a list without a colon

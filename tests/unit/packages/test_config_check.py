@@ -68,6 +68,19 @@ def test_a_config_is_parsed_whatever_mark_it_begins_with():
     assert checked.warnings == ()
 
 
+@rows(
+    ("text", "dims"),
+    [
+        ("dims: [ - 1 ]", [-1]),
+        ("dims: [ 3, -\n1, - # any\n2 ]", [3, -1, -2]),
+        ("dims: - 1 dims: -1", [-1, -1]),
+    ],
+)
+def test_blank_is_allowed_behind_a_minus(text, dims):
+    """Triton's parser allows it; Python's does not."""
+    assert list(parse(f"input {{ {text} }}", PATH).config.input[0].dims) == dims
+
+
 def test_an_ensemble_is_a_model_like_any_other():
     text = 'platform: "ensemble" ensemble_scheduling { step [ { model_name: "a" } ] }'
     assert parse(text, PATH).config.ensemble_scheduling.step[0].model_name == "a"
@@ -79,6 +92,8 @@ def test_an_ensemble_is_a_model_like_any_other():
         ("\nbackend: 3", ":2:10: Expected string but found: '3'"),
         ("max_batch_size: 'many'", ":1:17: Couldn't parse integer: 'many'"),
         ("input { dims: [ 1.5 ] }", ":1:17: Couldn't parse integer: 1.5"),
+        ("input { dims: [ - ] }", ":1:17: Couldn't parse integer: -"),
+        ("input { dims: [ 1 - 1 ] }", ":1:21: Expected"),
         ("input { data_type: TYPE_FP99 }", ':1:20: Enum type "inference.DataType" has no value'),
         ("backend { }", ':1:9: Expected ":".'),
         (

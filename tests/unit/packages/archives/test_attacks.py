@@ -169,6 +169,8 @@ ZIP_ATTACKS = {
     "other method": ([zip_entry("z", b"z", compress_type=zipfile.ZIP_LZMA)], "z", "method"),
     "deep": ([zip_entry(DEEP)], DEEP, "deep"),
     "up at the end": ([zip_entry("x/..")], "x/..", '".."'),
+    "up by backslashes": ([zip_entry("..\\secret", b"x")], "../secret", '".."'),
+    "absolute by a backslash": ([zip_entry("\\etc\\x")], "/etc/x", "absolute"),
 }
 
 

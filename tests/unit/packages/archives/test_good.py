@@ -81,6 +81,21 @@ def test_a_zip_is_unpacked_byte_for_byte_with_its_times(tmp_path, target):
     assert {(target / path).stat().st_mtime for path in ("top", "top/a", "top/ü")} == {TIME}
 
 
+def test_zip_of_windows_has_folders(tmp_path, target):
+    """Some archivers of Windows part names by backslashes alone."""
+    data = zip_bytes(
+        zip_entry("m\\"), zip_entry("m\\config.pbtxt", b"c"), zip_entry("m\\1\\a", b"a")
+    )
+    unpack(write(tmp_path / "m.zip", data), target, LIMITS)
+    assert contents(target) == {"m": None, "m/config.pbtxt": b"c", "m/1": None, "m/1/a": b"a"}
+
+
+def test_backslash_stays_when_a_name_has_a_slash(tmp_path, target):
+    data = zip_bytes(zip_entry("m/a\\b", b"x"))
+    unpack(write(tmp_path / "m.zip", data), target, LIMITS)
+    assert contents(target) == {"m": None, "m/a\\b": b"x"}
+
+
 def test_a_link_that_loops_seems_to_lead_nowhere_else(tmp_path, target):
     unpack(write(tmp_path / "m.tar", tar_bytes(link("l", "l//etc"))), target, LIMITS)
     assert os.path.realpath(target / "l") == str(target / "l" / "etc")
