@@ -45,6 +45,13 @@ _TAR_END = bytes(tarfile.BLOCKSIZE)
 _ZIP_LOCAL_HEADER_BYTES = 30
 _GZIP_LENGTH_BYTES = 4
 _ZIP_DIRECTORY_ENTRY = b"PK\1\2"
+_OTHER_PACKINGS = {
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+}
 # what the two libraries let through when an archive is broken
 _DAMAGED = (
     tarfile.TarError,
@@ -192,10 +199,26 @@ def stated_bytes(archive: Path) -> int:
 def _kind(archive: Path, content: Path) -> str:
     named, found = _kind_by_name(archive), _kind_by_bytes(content)
     if found is None or named not in {None, found}:
-        expected = f", not those of a {named}" if named else ""
-        said = f"its first bytes are those of {found or 'no archive'}{expected}"
-        raise InvalidModel(f"{shown(archive)}: {said if content.stat().st_size else 'it is empty'}")
+        raise InvalidModel(f"{shown(archive)}: {_odd_bytes(content, named, found)}")
     return found
+
+
+def _odd_bytes(content: Path, named: str | None, found: str | None) -> str:
+    """Return what is wrong with an archive by its first bytes."""
+    if not content.stat().st_size:
+        return "it is empty"
+    if (packing := _other_packing(content)) is not None:
+        advice = f"pack it as {named or 'tar.gz'}"
+        return f"its first bytes are those of {packing}, which is not unpacked: {advice}"
+    expected = f", not those of a {named}" if named else ""
+    return f"its first bytes are those of {found or 'no archive'}{expected}"
+
+
+def _other_packing(content: Path) -> str | None:
+    """Return the name of a packing that is common, and that `unpack` does not read."""
+    with content.open("rb") as file:
+        head = file.read(max(map(len, _OTHER_PACKINGS)))
+    return next((name for magic, name in _OTHER_PACKINGS.items() if head.startswith(magic)), None)
 
 
 def _kind_by_name(path: Path) -> str | None:

@@ -1,6 +1,9 @@
 """Archives that are refused: attacks and damage."""
 
+import bz2
 import gzip
+import itertools
+import lzma
 import random
 import stat
 import struct
@@ -141,9 +144,14 @@ def test_a_damaged_gzip_is_refused(refused, at):
         ("m.zip", tar_bytes(entry("a")), "tar, not those of a zip"),
         ("m.tar", gzip.compress(tar_bytes(entry("a")), mtime=0), "tar.gz, not those of a tar"),
         ("m.tgz", b"<html>404", "no archive, not those of a tar.gz"),
+        ("m.tar.gz", lzma.compress(tar_bytes(entry("a"))), "xz, which is not unpacked: pack it"),
+        ("m.tgz", bz2.compress(tar_bytes(entry("a"))), "bzip2, which is not unpacked"),
+        ("m.tar", b"\x28\xb5\x2f\xfd", "zstd, which is not unpacked"),
+        ("m.zip", b"7z\xbc\xaf\x27\x1c", "7z, which is not unpacked"),
         ("m.tar", b"", "it is empty"),
         ("m", b"weights", "no archive"),
     ],
+    ids=itertools.count(),
 )
 def test_a_name_that_its_bytes_belie_is_refused(refused, name, data, found):
     assert found in refused(data, name)
