@@ -27,7 +27,7 @@ from adapter.core.model import (
     triton_name,
 )
 from adapter.core.sizing import format_size
-from adapter.errors import AdapterError, InvalidModel, InvalidRequest
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
 from adapter.packages.backends import MARKER, backend_of, is_ensemble
 from adapter.packages.config import parse, read_config
@@ -170,8 +170,6 @@ async def _inspect(
 ) -> Report:
     name = triton_name(model_id)
     package = await packages.prepare(name, model_id, source)
-    if not package.is_of_known_format:
-        raise InvalidModel("; ".join(package.warnings))
     placement = await packages.place(name, model_id, package)
     named = [(repository / given, part) for given, part in _named(placement, package.parts)]
     warnings = check(package, [folder for folder, _ in named], path)
@@ -218,7 +216,8 @@ def _model(folder: Path, part: ModelPart, package: Package) -> Model:
     elif len(package.parts) == 1:
         backend = next(iter(package.backends), None)
     else:
-        backend = layout(folder.name, Contents(str(folder), ["/"]).tree, None).backend
+        found = layout(folder.name, Contents(str(folder), ["/"]).tree, None)
+        backend = found.backend if found is not None else None
     origin, diff = _origin(text, folder.name, part, package)
     tops = {path.partition("/")[0] for path in staged}
     return Model(

@@ -188,9 +188,8 @@ class Package:
     brings the library. `warnings`: what is odd but no fault. `gpus` are the CUDA
     numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
-    `outputs`: the names of the entry's, none where only Triton knows them. `is_of_known_format`:
-    each model has a config, or files that say what they are; Triton itself loads no other.
-    `leaves_gpu_open`: it runs on GPUs, and says of none of its models on which.
+    `outputs`: the names of the entry's, none where only Triton knows them. `leaves_gpu_open`: it
+    runs on GPUs, and says of none of its models on which.
     `processes`: among how many of them at most its memory on one GPU is divided, None where nobody
     can tell: Triton's, and one for each instance of a python model.
     """
@@ -206,7 +205,6 @@ class Package:
     gpus: frozenset[int] | None = None
     content_types: ContentTypes | None = None
     outputs: tuple[str, ...] = ()
-    is_of_known_format: bool = True
     processes: int | None = None
     leaves_gpu_open: bool = False
     asks_for_cache: bool = (

@@ -4,8 +4,7 @@ The formats are one table: a backend, the file that it opens, and the names that
 
 Where the caller's type is known its files are sought, else those of every type: at the top, in
 the highest version folder, in one sub-folder of either; what lies higher goes first. Folders are
-versions when all beside them are integers above 0 too. Where nothing is known Triton gets the
-folder as it is, as version 1 or under its own number.
+versions when all beside them are integers above 0 too.
 
 The rules are those of ModelMesh's own adapter, whose cases are rows of
 tests/unit/packages/test_layouts.py. Where a row asks for what Triton cannot load it is answered
@@ -37,7 +36,7 @@ class Layout:
 
     # a path in the staged folder, and its target below the model's root, () for the root itself
     links: tuple[tuple[str, tuple[str, ...]], ...]
-    backend: str | None  # None for an unknown type
+    backend: str
     # config.pbtxt as far as it is certain, None if Triton needs none; some backends also want
     # inputs and outputs
     config: str | None
@@ -166,8 +165,8 @@ def known() -> str:
     return ", ".join(dict.fromkeys(_expected(one) for one in _ALL))
 
 
-def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
-    """Lay out the folder or, without a tree, the single file `name`.
+def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | None:
+    """Lay out the folder or, without a tree, the single file `name`; None for no known format.
 
     `model_type` is the caller's word, such as `tensorflow:1.5`; the files decide when it is None or
     unknown. InvalidModel when they are of no use to the type, or could be several models.
@@ -180,11 +179,9 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
     found = _found(name, root, formats or _ALL)
     if found is None and formats is not None:
         found = _guessed(name, home, formats)
-    if found is not None:
-        result = _of(name, found)
-    else:
-        shown_as = f"1/{name}" if tree is None else home.version
-        result = Layout(((shown_as, home.path),), None, None)
+    if found is None:
+        return None
+    result = _of(name, found)
     if tree is None:  # the root is the file
         return replace(result, links=tuple((path, ()) for path, _ in result.links))
     return result

@@ -55,7 +55,8 @@ _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
 _COMPLETES = b"auto_complete_config"
 _NOT_CACHED = "response_cache is off for a model that Python code calls by its name"
-_PICKLED = (".pkl", ".pickle", ".joblib")
+# Files of models that no backend opens; code for the python backend can load them.
+_NO_BACKEND = (".pkl", ".pickle", ".joblib", ".h5", ".keras", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,6 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         processes=processes((model.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
-        is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
     )
 
 
@@ -367,11 +367,14 @@ def _laid_out(
     if tree is None and path.name == CONFIG:
         raise InvalidModel(f"{shown(path)} is a config and no model; name its folder")
     found = formats.layout(path.name, tree, model_type)
+    if found is None:
+        # Triton would take the end of the name for a backend: `net.gz` for the backend `gz`
+        raise InvalidModel(_unknown_format(path, tree))
     links = tuple(
         Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
     )
     text = found.config
-    if schema is not None and found.backend is not None:
+    if schema is not None:
         fitting = merge(schema, 0, shown(path))
         text = with_tensors(
             text or f"backend: {quoted(found.backend)}\n",
@@ -381,8 +384,7 @@ def _laid_out(
     if text is not None:
         _parse_safe(text, path / CONFIG, None)
     part = ModelPart("", Role.ENTRY, text, links)
-    warnings = [_unknown(path, tree)] if found.backend is None else []
-    warnings += _misspelt(path, tree)
+    warnings = [*_misspelt(path, tree)]
     if found.backend == "python" and schema is None and not warnings:
         warnings += _without_tensors(path, inside)
     return _Model(path, part, found.backend, warnings=tuple(warnings))
@@ -394,30 +396,48 @@ def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
         yield f"{shown(path / name)} is not read; did you mean {CONFIG}?"
 
 
-def _unknown(path: Path, tree: formats.Tree | None) -> str:
-    """Say that the files are of no known format, and which are known."""
-    what = "is" if tree is None else f"holds {listed(sorted(tree))}:"
+def _unknown_format(path: Path, tree: formats.Tree | None) -> str:
+    """Say what to do about files of no known format, and then which formats are known."""
+    entries = {path.name: None} if tree is None else tree
+    what = "it is" if tree is None else f"it holds {listed(sorted(tree))}:"
+    misspelt = "".join(f"; {warning}" for warning in _misspelt(path, tree))
     return (
-        f"{shown(path)} {what} no model file of a known format ({formats.known()}), no config.pbtxt"
-        f" and no archive that is unpacked (.tar, .tar.gz, .tgz, .zip){_hint(path, tree)}"
+        f"{shown(path)}: {_remedy(entries, is_folder=tree is not None)}; {what} no model file of a"
+        f" known format ({formats.known()}), no {CONFIG} and no archive that is unpacked (.tar,"
+        f" .tar.gz, .tgz, .zip){misspelt}"
     )
 
 
-def _hint(path: Path, tree: formats.Tree | None) -> str:
-    entries = {path.name: None} if tree is None else tree
+def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
+    """Return what makes a package of files of no known format."""
     files = [name for name, below in entries.items() if below is None]
     for version, below in entries.items():
         if below and version.isdecimal():
             files += [f"{version}/{name}" for name, inner in below.items() if inner is None]
     for name in sorted(files):
-        if tree is not None and is_packed(name):
-            return f"; {shown(name)} is not unpacked: give its content itself"
-        if name.endswith(_PICKLED):
+        if is_folder and is_packed(name):
+            return f"give the content of {shown(name)} itself, which is not unpacked"
+        if name.endswith(_NO_BACKEND):
             return (
-                f"; Triton has no backend for {shown(name)}: add a model.py that loads it, for the"
-                " python backend"
+                f"add a model.py that loads {shown(name)}, for the python backend, as Triton has"
+                " none for such a file"
             )
-    return ""
+    if (folder := _folder_of_config(entries)) is not None:
+        return f"give the folder {shown(folder)} itself: its {CONFIG} is too deep"
+    return f"add a {CONFIG}, or name the file as below"
+
+
+def _folder_of_config(entries: formats.Tree) -> str | None:
+    """Return the path of the first folder with a config.pbtxt, at any depth; None without one."""
+    pending = [(name, below) for name, below in sorted(entries.items(), reverse=True) if below]
+    while pending:
+        path, folder = pending.pop()
+        if CONFIG in folder:
+            return path
+        pending += [
+            (f"{path}/{name}", below) for name, below in sorted(folder.items()) if below is not None
+        ]
+    return None
 
 
 def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:

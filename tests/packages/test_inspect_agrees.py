@@ -29,7 +29,6 @@ class Known(Enum):
     """What inspect says of a package."""
 
     FAULT = "its load is refused"
-    NO_FORMAT = "Triton knows nothing of it either, and refuses its load without a reason"
     ODD = "a warning, without which Triton's refusal of the load would say little"
     HERE = "a warning about this machine or Triton's; a load is refused"
     CODE = "its load is refused by the Python of Triton"
@@ -79,7 +78,7 @@ def coded(name: str, known: Known, source: str, words: str = "") -> None:
 
 def alone(name: str, file: str, words: str = "") -> None:
     words = words or f"holds {file}: no model file of a known format"
-    case(name, Known.NO_FORMAT, lambda folder: (folder / file).write_text("x"), words)
+    case(name, Known.FAULT, lambda folder: (folder / file).write_text("x"), words)
 
 
 replaced("dims_below_minus_1", Known.FAULT, IN, IN.replace("-1", "-2, 0"), "'IN': dims [-2, 0]")
@@ -241,8 +240,8 @@ replaced(
 )
 alone("lone_readme", "README.md")
 alone("lone_7z", "x.7z")
-alone("lone_h5", "model.h5")
-alone("lone_pickle", "model.pkl", "model.pkl: add a model.py that loads it, for the python backend")
+alone("lone_h5", "model.h5", ": add a model.py that loads model.h5, for the python backend")
+alone("lone_pickle", "model.pkl", ": add a model.py that loads model.pkl, for the python backend")
 alone("lone_json", "config.json")
 
 
@@ -253,15 +252,15 @@ def pickle_of_a_version(folder: Path) -> None:
 
 case(
     "pickle_of_a_version",
-    Known.NO_FORMAT,
+    Known.FAULT,
     pickle_of_a_version,
-    "1/model.pkl: add a model.py that loads it, for the python backend",
+    ": add a model.py that loads 1/model.pkl, for the python backend",
 )
 case(
     "model_three_folders_down",
-    Known.NO_FORMAT,
+    Known.FAULT,
     lambda folder: write_python_model(folder / "a" / "b" / "c"),
-    "holds a: no model file of a known format",
+    ": give the folder a/b/c itself: its config.pbtxt is too deep",
 )
 
 
@@ -271,7 +270,7 @@ def _zip_in_zip(folder: Path) -> object:
     return folder / "outer.zip"
 
 
-case("zip_in_a_zip", Known.NO_FORMAT, _zip_in_zip, "outer.zip holds inner.zip: no model file")
+case("zip_in_a_zip", Known.FAULT, _zip_in_zip, "outer.zip: give the content of inner.zip itself")
 
 replaced("misspelt_backend", Known.HERE, '"python"', '"pythonn"', "did you mean python?")
 replaced("no_such_backend", Known.HERE, '"python"', '"mine"', "backend 'mine' does not come with")
@@ -374,10 +373,6 @@ def test_inspect_knows_what_a_load_would_be_refused_for(
         assert (code, said["code"]) == (1, "InvalidModel")
         assert case.words in said["error"]
         assert refusal == said["error"] or case.known is Known.CODE
-    elif case.known is Known.NO_FORMAT:
-        assert (code, said["code"]) == (1, "InvalidModel")
-        assert case.words in said["error"]
-        assert refusal.endswith(f"{POLL}; perhaps because {said['error']}")
     elif case.known in {Known.ODD, Known.HERE}:
         assert code == 3
         [warning] = said["warnings"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages.models import pack
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -30,7 +31,7 @@ def test_a_lone_file_is_a_model_and_one_of_no_known_format_says_what_is_accepted
     assert "expected 0 inputs" in model_error(caller, "lone/model.py"), "it has no config"
     assert caller.loaded() == ["lone/model.py"]
     reason = model_error(caller, "notes.txt")
-    assert "notes.txt is no model file of a known format (model.py, " in reason
+    assert "notes.txt: add a config.pbtxt, or name the file as below; it is no model file" in reason
     assert "*.onnx" in reason
     assert ".tar.gz" in reason
 
@@ -40,8 +41,18 @@ def test_an_archive_in_an_archive_is_an_error_with_a_hint(start, store):
     (store.path / "folder").mkdir()
     (store.path / "good.tar.gz").rename(store.path / "folder/inner.tar.gz")
     caller = start()
-    hint = "inner.tar.gz is not unpacked: give its content itself"
+    hint = "give the content of inner.tar.gz itself, which is not unpacked"
     assert hint in model_error(caller, "folder")
+
+
+def test_package_without_a_model_is_refused_before_triton(start, store, tmp_path: Path):
+    """Triton takes the end of the key for a backend, `gz`, and would say that it lacks that."""
+    write_python_model(tmp_path / "draft" / "a/b/c/d")
+    pack(tmp_path / "draft", store.path / "deep.tar.gz")
+    caller = start()
+    reason = model_error(caller, "deep.tar.gz")
+    assert reason.startswith("deep.tar.gz: give the folder a/b/c/d itself")
+    assert "backend '" not in reason
 
 
 def test_no_answer_has_a_path_of_the_machine_and_the_log_says_where_the_store_is(

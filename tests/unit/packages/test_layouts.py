@@ -89,39 +89,24 @@ def under(*folders):
 
 
 ROWS = [
-    Row("1", ["model.data"], "unknown", {"1/model.data": "model.data"}, path="model.data"),
-    Row("2", ["modeldir/data"], "unknown", {"1": "modeldir"}, path="modeldir"),
-    Row("3", ["modeldir/data", "modeldir/file"], "unknown", {"1": "modeldir"}, path="modeldir"),
-    Row(
-        "4",
-        ["modeldir/subdir/1", "modeldir/subdir/2"],
-        "unknown",
-        {"1": "modeldir"},
-        path="modeldir",
-    ),
-    Row(
-        "5",
-        ["modeldir/subdir1/data", "modeldir/subdir2/data", "modeldir/file"],
-        "unknown",
-        {"1": "modeldir"},
-        path="modeldir",
-    ),
-    Row("6", ["data/model.1", "data/model.2", "file", "meta.json"], "unknown", {"1": ""}),
-    Row("7", ["model/1/file", "model/3/file"], "unknown", {"3": "model/3"}, path="model"),
-    Row("8", ["model/7/dir/file", "model/9/dir/file"], "unknown", {"9": "model/9"}, path="model"),
-    Row(
-        "9",
-        ["model/1/file", "model/2/file1", "model/2/file2"],
-        "unknown",
-        {"2": "model/2"},
-        path="model",
-    ),
-    Row(
-        "10",
-        ["model/1/file", "model/2/file1", "model/2/file2"],
-        "unknown",
-        {"1": "model/2"},
-        path="model/2",
+    *(
+        Row(number, files, "unknown", {}, path=path, config="no model file of a known format")
+        for number, files, path in (
+            ("1", ["model.data"], "model.data"),
+            ("2", ["modeldir/data"], "modeldir"),
+            ("3", ["modeldir/data", "modeldir/file"], "modeldir"),
+            ("4", ["modeldir/subdir/1", "modeldir/subdir/2"], "modeldir"),
+            (
+                "5",
+                ["modeldir/subdir1/data", "modeldir/subdir2/data", "modeldir/file"],
+                "modeldir",
+            ),
+            ("6", ["data/model.1", "data/model.2", "file", "meta.json"], ""),
+            ("7", ["model/1/file", "model/3/file"], "model"),
+            ("8", ["model/7/dir/file", "model/9/dir/file"], "model"),
+            ("9", ["model/1/file", "model/2/file1", "model/2/file2"], "model"),
+            ("10", ["model/1/file", "model/2/file1", "model/2/file2"], "model/2"),
+        )
     ),
     Row("11", [], "tensorflow", {}, config="holds no files"),
     Row(

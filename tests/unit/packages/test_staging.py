@@ -311,14 +311,12 @@ async def test_runtime_in_python_is_sought_in_triton_alone(root, repository):
         await prepare(packages, "a", source)
 
 
-async def test_what_is_odd_about_an_archive_names_the_archive_and_not_where_it_was_unpacked(
-    root, repository
-):
+async def test_refusal_names_the_archive_and_no_folder_of_ours(root, repository):
     with zipfile.ZipFile(root / "outer.zip", "w") as packed:
         packed.writestr("inner.zip", "PK")
-    package = await prepare(Packages(repository, [root]), "a", root / "outer.zip")
-    [warning] = package.warnings
-    assert warning.startswith(f"{root}/outer.zip holds inner.zip: no model file of a known format")
+    with pytest.raises(InvalidModel) as caught:
+        await prepare(Packages(repository, [root]), "a", root / "outer.zip")
+    assert str(caught.value).startswith(f"{root}/outer.zip: give the content of inner.zip itself")
 
 
 # --- remove
