@@ -54,6 +54,7 @@ SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
 _COMPLETES = b"auto_complete_config"
+_SCHEMAS = "docs/packages.md#schemas"
 _NOT_CACHED = "response_cache is off for a model that Python code calls by its name"
 # Files of models that no backend opens; code for the python backend can load them.
 _NO_BACKEND = (".pkl", ".pickle", ".joblib", ".h5", ".keras", ".safetensors")
@@ -288,12 +289,15 @@ def _code(path: Path, inside: Inside) -> Iterator[bytes]:
         left -= len(raw)
 
 
-def _without_tensors(path: Path, inside: Inside) -> tuple[str, ...]:
-    """Warn of a python model whose inputs and outputs Triton cannot know."""
-    if any(_COMPLETES in raw for raw in _code(path, inside)):
-        return ()
-    missing = f"neither {CONFIG} nor {_COMPLETES.decode()} in its Python names inputs or outputs"
-    return (f"{shown(path)}: {missing}; Triton will refuse every inference",)
+def _without_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[str, ...]:
+    """Warn of a model whose inputs and outputs stand nowhere, where Triton cannot find them out."""
+    remedy = f"{shown(path)}: name the inputs and outputs, in {CONFIG} or in {SCHEMA} ({_SCHEMAS})"
+    if backend == "pytorch":
+        return (f"{remedy}: Triton cannot read them out of a TorchScript file",)
+    if backend == "python" and not any(_COMPLETES in raw for raw in _code(path, inside)):
+        reason = "nothing names them, and Triton will refuse every inference"
+        return (f"{remedy}, or in {_COMPLETES.decode()} of its Python: {reason}",)
+    return ()
 
 
 def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Checked:
@@ -335,8 +339,9 @@ def _native(
     odd = unknown_platform(config)
     warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
     warnings = (*warnings, *misspelt(config, path))
-    if backend_of(config) == "python" and not config.input and not config.output:
-        warnings = (*warnings, *_without_tensors(folder, inside))
+    has_no_tensors = not config.input and not config.output
+    if has_no_tensors and not config.runtime.endswith(".py"):
+        warnings = (*warnings, *_without_tensors(folder, backend_of(config), inside))
     if backend_of(config) == "python":
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
@@ -385,8 +390,8 @@ def _laid_out(
         _parse_safe(text, path / CONFIG, None)
     part = ModelPart("", Role.ENTRY, text, links)
     warnings = [*_misspelt(path, tree)]
-    if found.backend == "python" and schema is None and not warnings:
-        warnings += _without_tensors(path, inside)
+    if schema is None and not warnings:
+        warnings += _without_tensors(path, found.backend, inside)
     return _Model(path, part, found.backend, warnings=tuple(warnings))
 
 

@@ -39,13 +39,36 @@ def test_a_python_model_of_which_nobody_knows_the_tensors_is_odd(root, config):
     if config is None:
         (model / "config.pbtxt").unlink()
     [warning] = look(model, root).warnings
-    assert "neither config.pbtxt nor auto_complete_config in its Python names inputs" in warning
+    assert warning.startswith(
+        f"{root}/m: name the inputs and outputs, in config.pbtxt or in _schema."
+    )
+    assert "or in auto_complete_config of its Python" in warning
     (model / "1" / "base.py").write_text("def auto_complete_config(config): ...")
     assert look(model, root).warnings == ()
 
 
 def test_a_python_model_whose_config_has_tensors_is_not_odd(root):
     assert look(make(root / "m", TELLING, files=["1/model.py"]), root).warnings == ()
+
+
+@pytest.mark.parametrize("config", [None, 'platform: "pytorch_libtorch"'])
+def test_torchscript_is_odd_when_nothing_names_its_tensors(root, config):
+    """Triton says of it that its configuration expects 0 inputs."""
+    model = make(root / "m", config or "", files=["1/model.pt"])
+    if config is None:
+        (model / "config.pbtxt").unlink()
+    [warning] = look(model, root).warnings
+    assert "in config.pbtxt or in _schema.json (docs/packages.md#schemas): Triton can" in warning
+    if config is None:
+        (model / "_schema.json").write_text('{"inputs": [], "outputs": []}')
+    else:
+        (model / "config.pbtxt").write_text(config + 'input { name: "IN__0" dims: 1 }')
+    assert look(model, root).warnings == ()
+
+
+def test_runtime_in_python_is_not_odd_without_tensors(root):
+    config = 'backend: "pytorch" runtime: "model.py"'
+    assert look(make(root / "m", config, files=["1/model.py"]), root).warnings == ()
 
 
 def test_a_lone_python_file_that_tells_no_tensors_is_odd(root):
