@@ -29,6 +29,7 @@ from adapter.errors import BackendUnavailable
 _INSTALL = "install it from a clone of the adapter's repository: pip install '.[embedded]'"
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _HELP_SECONDS = 10.0
+_WHEEL_BACKENDS = frozenset({"python"})
 LIBPYTHON = f"libpython{_VERSION}.so.1.0"
 
 
@@ -220,6 +221,13 @@ def wheel_folder() -> Path | None:
         if (root / "bin" / "tritonserver").is_file():
             return root
     return None
+
+
+def wheel_backends() -> frozenset[str] | None:
+    """Return the backends of the server in the wheel; None if it would not be the one to run."""
+    if wheel_folder() is None or shutil.which("tritonserver") is not None:
+        return None
+    return _WHEEL_BACKENDS
 
 
 def _numpy_version() -> str | None:

@@ -18,11 +18,11 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from adapter.backend.tritonserver import wheel_folder
+from adapter.backend.tritonserver import wheel_backends, wheel_folder
 from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.backends import backend_of
+from adapter.packages.backends import backend_of, describe_missing_backends
 from adapter.packages.config import parse, read_config
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG
@@ -42,7 +42,7 @@ def check(package: Package, folders: Sequence[Path], path: Path) -> tuple[str, .
     messages.
     """
     configs = {folder: _config(folder) for folder in folders}
-    found = [*_unknown_backends(package), *_absent_gpus(configs.values())]
+    found = [*_absent_backends(package, path), *_absent_gpus(configs.values())]
     for folder, config in configs.items():
         backend = backend_of(config) if config is not None else next(iter(package.backends), None)
         if backend != "python":
@@ -72,9 +72,13 @@ def _named(code: Path, package: Package, path: Path) -> str:
     return shown(os.path.normpath(path / below))
 
 
-def _unknown_backends(package: Package) -> Iterator[str]:
-    for name in sorted(package.backends - package.own_backends - BACKENDS):
+def _absent_backends(package: Package, path: Path) -> Iterator[str]:
+    needed = package.backends - package.own_backends
+    for name in sorted(needed - BACKENDS):
         yield f"backend {name!r} does not come with Triton{did_you_mean([name], BACKENDS)}"
+    reason = describe_missing_backends(needed & BACKENDS, wheel_backends())
+    if reason is not None:
+        yield f"{shown(path)} {reason}"
 
 
 def _absent_gpus(configs: Iterable[ModelConfig | None]) -> Iterator[str]:

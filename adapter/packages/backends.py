@@ -11,7 +11,7 @@ from adapter.errors import InvalidModel
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG
 from adapter.packages.faults import cut, did_you_mean, listed, shown
-from adapter.packages.formats import PLATFORMS, Tree, is_version, needed_files
+from adapter.packages.formats import PLATFORMS, Tree, is_version, modules_for, needed_files
 
 # Marks a folder in Triton's repository as the adapter's.
 MARKER = ".triton-adapter.json"
@@ -19,6 +19,7 @@ MARKER = ".triton-adapter.json"
 # Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
 
+_WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
 # Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
 _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
 # how EXECUTION_ENV_PATH begins if the environment is in the model's folder
@@ -47,12 +48,28 @@ def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> N
 
     `known`: Triton's, None if unknown.
     """
-    if known is not None and (missing := package.backends - package.own_backends - known):
-        raise InvalidModel(
-            f"{shown(package.root)} needs Triton's backend {', '.join(sorted(missing))};"
-            f" this Triton has {', '.join(sorted(known)) or 'none'}"
-            f"{did_you_mean(sorted(missing), known)}"
-        )
+    reason = describe_missing_backends(package.backends - package.own_backends, known)
+    if reason is not None:
+        raise InvalidModel(f"{shown(package.root)} {reason}")
+
+
+def describe_missing_backends(
+    needed: frozenset[str],
+    known: frozenset[str] | None,  # Triton's; None if unknown
+) -> str | None:
+    """Return which of these backends a Triton lacks, and what to do; None if it has all."""
+    missing = sorted(needed - known) if known is not None else []
+    if known is None or not missing:
+        return None
+    text = (
+        f"needs Triton's backend {', '.join(missing)}; this Triton has"
+        f" {', '.join(sorted(known)) or 'none'}{did_you_mean(missing, known)}"
+    )
+    modules = [module for backend in missing for module in modules_for(backend)]
+    if modules and "python" in known:
+        remedy = f"add a model.py that opens the file by {' or '.join(modules)}"
+        text += f". Take a Triton that has it, or {remedy}: {_WITHOUT_BACKEND}"
+    return text
 
 
 def unknown_platform(config: ModelConfig) -> str | None:

@@ -53,6 +53,7 @@ class _Format:
     decides: bool = False  # files of other formats beside it are its own, not other models
     platform: str | None = None  # the backend's name in the older field `platform`
     is_needed: bool = True  # without such a file no model of the backend can be loaded
+    module: str | None = None  # of Python, which opens the file as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ class _Candidate:
     file: str
 
 
-def _fil(model_type: str, file: str, pattern: str) -> _Format:
+def _fil(model_type: str, file: str, pattern: str, module: str) -> _Format:
     """Return a format of FIL, which opens another file for each `model_type`."""
     parameter = f'parameters {{ key: "model_type" value {{ string_value: "{model_type}" }} }}'
     config = f'backend: "fil"\n{parameter}\n'
-    return _Format("fil", file, (pattern,), config, is_needed=False)
+    return _Format("fil", file, (pattern,), config, is_needed=False, module=module)
 
 
 def _program(
@@ -99,27 +100,39 @@ _SAVED_MODEL = _Format(
     *("tensorflow", "model.savedmodel", ("saved_model.pb",)),
     decides=True,
     platform="tensorflow_savedmodel",
+    module="tensorflow",
 )
 _GRAPH_DEF = _Format(
-    "tensorflow", "model.graphdef", (".graphdef", ".pb"), platform="tensorflow_graphdef"
+    "tensorflow",
+    "model.graphdef",
+    (".graphdef", ".pb"),
+    platform="tensorflow_graphdef",
+    module="tensorflow",
 )
-_ONNX = _Format("onnxruntime", "model.onnx", (".onnx",), platform="onnxruntime_onnx")
+_ONNX = _Format(
+    "onnxruntime",
+    "model.onnx",
+    (".onnx",),
+    platform="onnxruntime_onnx",
+    module="onnxruntime",
+)
 _TENSORRT = _Format("tensorrt", "model.plan", (".plan", ".engine"), platform="tensorrt_plan")
 _PYTORCH = _Format(
     *("pytorch", "model.pt", (".pt", ".pth", ".torchscript")),
     # the backend cannot read the inputs out of a TorchScript file; Triton wants them in the config
     config='backend: "pytorch"\n',
     platform="pytorch_libtorch",
+    module="torch",
 )
-_OPENVINO = _Format("openvino", "model.xml", (".xml",))
+_OPENVINO = _Format("openvino", "model.xml", (".xml",), module="openvino")
 # An ending such as .json or .txt says something only where the caller said the type.
 _XGBOOST = (
-    _fil("xgboost_json", "xgboost.json", ".json"),
-    _fil("xgboost_ubj", "xgboost.ubj", ".ubj"),
-    _fil("xgboost", "xgboost.model", ".model"),
+    _fil("xgboost_json", "xgboost.json", ".json", "xgboost"),
+    _fil("xgboost_ubj", "xgboost.ubj", ".ubj", "xgboost"),
+    _fil("xgboost", "xgboost.model", ".model", "xgboost"),
 )
-_LIGHTGBM = _fil("lightgbm", "model.txt", ".txt")
-_TREELITE = _fil("treelite_checkpoint", "checkpoint.tl", ".tl")
+_LIGHTGBM = _fil("lightgbm", "model.txt", ".txt", "lightgbm")
+_TREELITE = _fil("treelite_checkpoint", "checkpoint.tl", ".tl", "treelite")
 _FIL = (
     *(replace(one, patterns=(one.file,)) for one in (_XGBOOST[0], _XGBOOST[2], _LIGHTGBM)),
     _XGBOOST[1],
@@ -153,6 +166,12 @@ PLATFORMS = {one.platform: one.backend for one in _ALL if one.platform}
 def needed_files(kind: str) -> tuple[str, ...]:
     """Return the files one of which a model of this backend or platform must have; often none."""
     return tuple(f.file for f in _ALL if f.is_needed and kind in {f.backend, f.platform})
+
+
+def modules_for(backend: str) -> tuple[str, ...]:
+    """Return the modules of Python that open files of this backend."""
+    modules = (one.module for one in _ALL if one.backend == backend)
+    return tuple(dict.fromkeys(module for module in modules if module is not None))
 
 
 def is_version(name: str) -> bool:

@@ -273,6 +273,12 @@ def _zip_in_zip(folder: Path) -> object:
 case("zip_in_a_zip", Known.FAULT, _zip_in_zip, "outer.zip: give the content of inner.zip itself")
 
 replaced("misspelt_backend", Known.HERE, '"python"', '"pythonn"', "did you mean python?")
+case(
+    "onnx_without_the_backend",
+    Known.HERE,
+    lambda folder: (folder / "net.onnx").write_text("x"),
+    "needs Triton's backend onnxruntime; this Triton has python. Take a Triton that has it, or add",
+)
 replaced("no_such_backend", Known.HERE, '"python"', '"mine"', "backend 'mine' does not come with")
 added(
     "gpu_that_is_not_there",

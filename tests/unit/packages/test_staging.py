@@ -289,8 +289,14 @@ async def test_a_backend_that_this_triton_lacks_is_named_with_those_that_it_has(
     await place(packages, "a", make(root / "m"))
     (root / "n").mkdir()
     (root / "n" / "net.onnx").touch()
-    with pytest.raises(InvalidModel, match="onnxruntime; this Triton has identity, python"):
+    with pytest.raises(
+        InvalidModel, match="onnxruntime; this Triton has identity, python"
+    ) as caught:
         await prepare(packages, "b", root / "n")
+    remedy = (
+        "add a model.py that opens the file by onnxruntime: docs/packages.md#without-the-backend"
+    )
+    assert str(caught.value).endswith(remedy)
     with pytest.raises(InvalidModel, match=r"backend pythn; .* python; did you mean python\?"):
         await prepare(packages, "b", make(root / "p", 'backend: "pythn"'))
 
