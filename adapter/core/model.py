@@ -143,15 +143,21 @@ class ModelSource:
         return self.key or self.url
 
 
+class LinkKind(Enum):
+    """Names the ways in which an entry of a package comes into the staged folder."""
+
+    SHOWN = "shown"  # as the setting `staging` says
+    INSIDE = "inside"  # Triton reads the file only where no link leads out of the folder
+    COPIED = "copied"  # Triton changes the file's mode
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link to make: `path` within the staged folder to `target`, a real path. `is_kept_inside`:
-    Triton reads the file only where no link leads out of the folder.
-    """
+    """Leads from `path` within the staged folder to `target`, a real path."""
 
     path: str
     target: str
-    is_kept_inside: bool = False
+    kind: LinkKind = LinkKind.SHOWN
 
 
 class Role(Enum):

@@ -19,6 +19,10 @@ MARKER = ".triton-adapter.json"
 # Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
 
+# The python backend's process, which a model may bring. Triton sets the mode of one that is not
+# executable to 0100.
+STUB = "triton_python_backend_stub"
+
 _WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
 # Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
 _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")

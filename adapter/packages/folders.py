@@ -11,6 +11,7 @@ steps are in the entry's note from before they are made until after they are gon
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapter.core.memory import Bytes, Device
-from adapter.core.model import ModelPart, ModelSource, Role
+from adapter.core.model import LinkKind, ModelPart, ModelSource, Role
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.backends import MARKER
 from adapter.packages.config_text import (
@@ -285,7 +286,9 @@ def fill(
     for link in part.links:
         path = folder / link.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_kept_inside and staging == "symlink":
+        if link.kind is LinkKind.COPIED:
+            _copy_executable(path, link.target, inside)
+        elif link.kind is LinkKind.INSIDE and staging == "symlink":
             _place(path, link.target, inside)
         else:
             _show(path, link.target, staging, inside)
@@ -322,6 +325,13 @@ def _place(path: Path, target: str, inside: Inside) -> None:
             _hard_link(found, path)
         except OSError:
             shutil.copy2(found.by_descriptor, path)
+
+
+def _copy_executable(path: Path, target: str, inside: Inside) -> None:
+    """Copy the file. Stores drop the executable bit, and Triton then leaves the owner no other."""
+    with inside.at(target) as found:
+        shutil.copy2(found.by_descriptor, path)
+    path.chmod(path.stat().st_mode | stat.S_IRWXU)
 
 
 def _hard_link(found: Opened, path: Path) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
+from adapter.core.model import Link, LinkKind, ModelPart, ModelSource, Package, Role
 from adapter.errors import InvalidModel
 from adapter.packages import formats
 from adapter.packages.archives import is_packed
 from adapter.packages.backends import (
     MARKER,
+    STUB,
     UNPACKED,
     backend_of,
     check_model_files,
@@ -357,8 +358,12 @@ def _links(
         if below is not None and deeper:
             yield from _links(folder / name, below, deeper, f"{above}{name}/")
         else:
-            is_kept = below is None and (name,) in kept
-            yield Link(above + name, os.path.realpath(folder / name), is_kept)
+            kind = LinkKind.SHOWN
+            if below is None and above + name == STUB:
+                kind = LinkKind.COPIED
+            elif below is None and (name,) in kept:
+                kind = LinkKind.INSIDE
+            yield Link(above + name, os.path.realpath(folder / name), kind)
 
 
 def _laid_out(

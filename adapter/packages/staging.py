@@ -11,6 +11,7 @@ from pathlib import Path
 
 from adapter.core.memory import Bytes
 from adapter.core.model import (
+    LinkKind,
     ModelId,
     ModelSource,
     Package,
@@ -135,8 +136,9 @@ class Packages:
         Raises BackendError on a disk error, InvalidRequest if a name in the repository is taken by
         a folder that is not the adapter's; `remove` clears what was staged by then.
         """
-        kept = any(link.is_kept_inside for part in package.parts for link in part.links)
-        threads = REPOSITORY if self._staging == "symlink" and not kept else UNPACKS
+        kinds = {link.kind for part in package.parts for link in part.links}
+        has_links_alone = self._staging == "symlink" and kinds <= {LinkKind.SHOWN}
+        threads = REPOSITORY if has_links_alone else UNPACKS
         return await threads.run_to_end(self._place, name, model_id, package, gpu)
 
     async def confirm(

@@ -259,6 +259,21 @@ async def test_files_that_the_config_names_are_in_the_folder_itself_and_all_othe
     assert tree(repository) == {}
 
 
+@pytest.mark.parametrize("staging", ["symlink", "hardlink", "copy"])
+async def test_own_stub_keeps_its_mode_in_the_package(root, repository, staging):
+    """Triton takes all of its bits but one, through any link to it."""
+    source = make(root / "m")
+    stub = source / "triton_python_backend_stub"
+    stub.write_text("stub")
+    stub.chmod(0o644)
+    await place(Packages(repository, [root], staging=staging), "a", source)
+    staged = repository / "a" / stub.name
+    assert staged.stat().st_mode & 0o777 == 0o744
+    assert staged.read_text() == "stub"
+    staged.chmod(0o100)
+    assert stub.stat().st_mode & 0o777 == 0o644
+
+
 async def test_why_a_file_cannot_be_linked_is_said(repository):
     """Another file system: /dev/shm is one."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
