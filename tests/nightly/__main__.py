@@ -33,6 +33,7 @@ SHARES = {
     "cancelled_callers": ("tests/nightly/test_cancelled_callers.py", 3.0),
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "cuts": ("tests/nightly/test_cuts.py", 10.0),
+    "blame": ("tests/nightly/test_blame.py", 3.0),
     "cycles": ("tests/nightly/test_cycles.py", 7.0),
     "long_runs": ("tests/nightly/test_long_runs.py", 8.0),
     "alerts": ("tests/nightly/test_alerts.py", 8.0),

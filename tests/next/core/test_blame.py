@@ -195,7 +195,7 @@ def test_culprit_is_given_up_at_last_exit(player: Player, exits: list[Exit], cul
     assert [verdict.charged for verdict in verdicts] == [row.charged for row in exits]
     given_up = [verdict.charged for verdict in verdicts if verdict.given_up]
     assert given_up == ([] if culprit is None else [culprit])
-    assert not verdicts[-1].given_up == (culprit is not None)
+    assert (verdicts[-1].given_up is None) == (culprit is None)
 
 
 # -- charges, and models that are given up ------------------------------------------------------
@@ -293,8 +293,8 @@ EXITS_BETWEEN = {
     "away, somebody charged": (Exit(HOUR, {"b": ONE_REQUEST}, "b"), 2),
     "at work, nobody charged": (Exit(HOUR, {"a": BUSY}, None), 2),
     "at work, somebody charged": (Exit(HOUR, {"a": BUSY, "b": ONE_REQUEST}, "b"), 2),
-    "a day later": (Exit(DAY - 2, {"a": BUSY}, None), 2),
-    "more than a day later": (Exit(DAY - 1, {"a": BUSY}, None), 0),
+    "a day later": (Exit(DAY - 2, {"a": Work(DAY / 2)}, None), 2),
+    "more than a day later": (Exit(DAY - 1, {"a": Work(DAY / 2)}, None), 0),
 }
 
 
