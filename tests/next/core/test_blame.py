@@ -220,7 +220,8 @@ def pass_turn(player: Player, model: str) -> None:
     """Load a charged model alone, and let it serve for a second."""
     player.start()
     player.ask_for([model])
-    player.run(30)
+    assert model in player.run(60)
+    player.run(2)
 
 
 def test_four_charges_are_needed_after_a_turn(player: Player):
