@@ -34,13 +34,13 @@ def test_blame_is_right_in(name: str, seconds: float, seed: int):
     outcomes: list[Outcome] = []
     while len(outcomes) < RUNS or time.monotonic() < end:
         outcomes.append(play(situation.setting, seed + len(outcomes)))
-    held = sorted(held for outcome in outcomes for held in outcome.seconds_held)
-    held_late = held[int(0.95 * len(held))] if held else 0.0
+    waits = sorted(wait for outcome in outcomes for wait in outcome.seconds_held)
+    late = waits[int(0.95 * len(waits))] if waits else 0.0
     exits = count_exits(situation.setting, outcomes)
     wrong_percent = 100 * count_wrong(situation.setting, outcomes) / len(outcomes)
     sys.stdout.write(
         f"{name:48} {len(outcomes):6} runs  exits {exits}  wrong {wrong_percent:.1f} %"
-        f"  held back {held_late:.0f} s in 95 %, at most {max(held, default=0):.0f} s\n"
+        f"  held back {late:.0f} s in 95 %, at most {max(waits, default=0):.0f} s\n"
     )
     assert find_excess(situation, outcomes, deviations=DEVIATIONS) == []
 

@@ -83,12 +83,12 @@ class Player:
 
     def exit(self, at_work: Mapping[str, Work], idle: Collection[str] = ()) -> Verdict:
         """Let Triton exit now; return what the exit is charged to."""
-        named = {ModelId(model): work for model, work in at_work.items()}
+        works = {ModelId(model): work for model, work in at_work.items()}
         loaded = {ModelId(model): self.started_at for model in idle}
-        for model_id, work in named.items():
+        for model_id, work in works.items():
             if not work.is_load:
                 loaded[model_id] = self.now - work.seconds
-        return self.blame.judge_exit(self.now, named, {**loaded, **self._loaded})
+        return self.blame.judge_exit(self.now, works, {**loaded, **self._loaded})
 
     def charge(self, model: str, times: int = 1) -> None:
         """Charge a model with exits at which no other model was at work."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from adapter.core.model import ModelId
 from tests.next.core.blame_world import Kills, Outcome, PlayedModel, Setting
 
-_UNSEEN_SHARE = 0.005  # what 200 runs do not show
+_UNSEEN_SHARE = 0.005  # an event that 200 runs may miss
 _FIRST_KILL_SECONDS = 30.0
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -51,12 +51,12 @@ def allow_noise(runs: int, share: float, deviations: float) -> int:
 def count_exits(setting: Setting, outcomes: Sequence[Outcome]) -> Exits | None:
     """Return how many exits these runs took until all killers were given up."""
     counts = [outcome.count_exits_until_found(setting.killers) for outcome in outcomes]
-    found = sorted(count for count in counts if count is not None)
-    if not found:
+    finds = sorted(count for count in counts if count is not None)
+    if not finds:
         return None
-    middle = found[len(found) // 2]
-    late = found[min(len(found) - 1, int(0.95 * len(found)))]
-    return Exits(middle, late, found[-1], 100 * len(found) / len(counts))
+    middle = finds[len(finds) // 2]
+    late = finds[min(len(finds) - 1, int(0.95 * len(finds)))]
+    return Exits(middle, late, finds[-1], 100 * len(finds) / len(counts))
 
 
 def count_wrong(setting: Setting, outcomes: Sequence[Outcome]) -> int:
@@ -74,14 +74,14 @@ def find_excess(
     if situation.exits is not None:
         killers = situation.setting.killers
         counts = [outcome.count_exits_until_found(killers) for outcome in outcomes]
-        found = [count for count in counts if count is not None]
+        finds = [count for count in counts if count is not None]
         figures = situation.exits
         limits = {0.5: figures.median, 0.05: figures.most_of_95_percent, 0.0: figures.most}
         for share, limit in limits.items():
             event = f"it takes more than {limit} exits"
-            happened[event] = sum(count > limit for count in found)
+            happened[event] = sum(count > limit for count in finds)
             shares[event] = share
-        happened["a killer is not given up"] = runs - len(found)
+        happened["a killer is not given up"] = runs - len(finds)
         shares["a killer is not given up"] = 1 - figures.found_percent / 100
     return [
         f"{event}: in {count} of {runs} runs"
@@ -120,12 +120,12 @@ def killer(name: str = "killer", *, rate: float = 1.0, **more: object) -> Played
 
 
 def called_killer(name: str = "killer", *, rate: float = 0.5, **more: object) -> PlayedModel:
-    """Return a model that kills Triton, and that is loaded when it is called."""
+    """Return a model that kills Triton, and that its callers load."""
     return killer(name, rate=rate, is_loaded_by_calls=True, **more)
 
 
 def kill_at_random(count: int, seconds: float) -> Kills:
-    """Return so many kills from outside, spread over these seconds."""
+    """Return kills from outside, spread over some seconds by chance."""
 
     def draw(random_numbers: random.Random) -> list[float]:
         return sorted(
@@ -136,7 +136,7 @@ def kill_at_random(count: int, seconds: float) -> Kills:
 
 
 def kill_regularly(count: int, seconds: float) -> Kills:
-    """Return so many kills from outside, one each time that these seconds have passed."""
+    """Return kills from outside, at regular intervals."""
 
     def draw(random_numbers: random.Random) -> list[float]:
         first = _FIRST_KILL_SECONDS + random_numbers.uniform(0, seconds)
@@ -146,7 +146,7 @@ def kill_regularly(count: int, seconds: float) -> Kills:
 
 
 def exits_after(seconds: float) -> Situation:
-    """Return a Triton that exits so many seconds after each start."""
+    """Return a Triton that exits at the same time after each start."""
     return Situation(Setting(_FIVE, exits_after_start_seconds=seconds))
 
 

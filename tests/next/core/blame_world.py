@@ -307,7 +307,7 @@ class _Life:
     def _draw_request_seconds(
         self, model: PlayedModel, loaded_at: float, kill: _Kill
     ) -> float | None:
-        """Return how long the model had requests in this life, None if it has none now."""
+        """Return how long the model had requests in this life, or None if it is idle now."""
         loaded_seconds = self._now - loaded_at
         busy_seconds = model.busy_share * loaded_seconds
         is_killing = kill.is_in_request and kill.killer == model.model_id

@@ -1,4 +1,4 @@
-"""Which model an exit of Triton is charged to, when it is given up, and what is forgotten."""
+"""Checks which model an exit of Triton is charged to, and when that model is given up."""
 
 import pytest
 
@@ -250,7 +250,7 @@ def test_turn_that_triton_ended_is_not_passed(player: Player):
 
 
 def test_turn_without_a_charge_is_not_passed(player: Player):
-    """A long load that was broken off in its turn is not charged, but loaded last."""
+    """Triton broke a long load off in its turn: the model has no charge, but is loaded last."""
     player.suspect("a")
     player.play(Exit(20, {"a": loading(20)}, None, turn="a"))
     pass_turn(player, "a")

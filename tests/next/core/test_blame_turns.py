@@ -1,4 +1,4 @@
-"""When suspects of an exit of Triton are loaded again. Each load takes a second."""
+"""Checks when suspects of an exit of Triton are loaded again. A load takes a second by default."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_suspects_wait_ten_seconds_for_others(player: Player):
 
 
 def test_suspects_do_not_wait_for_ever_new_loads(player: Player):
-    """No more loads begin once the suspects have waited for ten seconds."""
+    """Other loads wait for the turns once the suspects have waited for ten seconds."""
     player.suspect("busy")
     player.start()
     player.ask_for(["busy"])
@@ -96,7 +96,7 @@ def test_turn_ends_after_a_minute(player: Player):
 
 
 def test_late_suspect_waits_for_the_turn(player: Player):
-    """A suspect that is asked for during a long turn of another is released, and takes no turn."""
+    """Somebody asks for a suspect during a long turn of another: the suspect is released."""
     player.charge("slow")
     player.suspect("busy", "slow")
     player.start()
@@ -195,7 +195,7 @@ def test_fewest_charges_come_first(player: Player):
 
 
 def test_others_are_free_after_a_charged_turn(player: Player):
-    """The turn of a model explains the exit, so the others that were at work are no suspects."""
+    """The turn of a model explains the exit, so the others at work are not suspected."""
     player.suspect("killer", "busy")
     player.play(Exit(2, {"killer": loading(1), "busy": Work(10)}, "killer", turn="killer"))
     player.start()
@@ -224,8 +224,8 @@ def test_failed_load_ends_the_turn(player: Player):
 def test_turn_waits_for_a_load_slot(player: Player):
     player.suspect("busy")
     player.start()
-    asked = [player.blame.select_loads(player.now + at, {"busy"}, {}, {}) for at in (0, 0.2, 9)]
-    assert asked == [{"busy"}] * 3
+    allowed = [player.blame.select_loads(player.now + at, {"busy"}, {}, {}) for at in (0, 0.2, 9)]
+    assert allowed == [{"busy"}] * 3
 
 
 def test_given_up_model_does_not_load(player: Player):
