@@ -55,7 +55,7 @@ def test_killer_is_found_within_two_days(seed: int):
 
 
 def test_operator_costs_few_models_in_two_days(seed: int):
-    """An exit each eleven minutes meets the turn of one model thrice in one of twenty runs."""
+    """Exits each eleven minutes gave up a healthy model in one of sixty runs."""
     outcomes = [play(OPERATOR_FOR_TWO_DAYS, seed + number) for number in range(DAYS_RUNS)]
     sys.stdout.write(describe_days("an operator each 11 min", outcomes))
     assert count_wrong(OPERATOR_FOR_TWO_DAYS, outcomes) <= DAYS_RUNS / 4

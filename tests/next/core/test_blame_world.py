@@ -1,7 +1,7 @@
 """Plays a part of each situation; `make nightly` plays them all for longer, with new seeds.
 
-The seeds are always the same. So the figures of 200 runs may be exceeded by two standard deviations
-of the number of runs here, in either sample: nothing here is wrong by chance on another day.
+The runs here may exceed the figures of the table by two standard deviations of their number. Their
+seeds are always the same, so a test that passes today does not fail by chance tomorrow.
 """
 
 import pytest
