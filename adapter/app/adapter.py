@@ -12,6 +12,7 @@ from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
+from adapter.control.state import State
 from adapter.control.triton_status import MODELS_LOOKED_FOR
 from adapter.core import versions
 from adapter.core.faults import Faults
@@ -28,7 +29,7 @@ from adapter.frontends.grpc.middleware import MessageLimits, TracedCalls
 from adapter.frontends.grpc.policy import FRONTEND
 from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
-from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
+from adapter.frontends.model_repository import Repository
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
@@ -38,7 +39,8 @@ from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
 from adapter.telemetry.log import LogStream
 from adapter.telemetry.metrics import Metrics, about
-from adapter.telemetry.readings import ModelCollector, State
+from adapter.telemetry.readings import ModelCollector
+from adapter.telemetry.readings import State as Figures
 from adapter.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -119,7 +121,9 @@ class Adapter:
             self._on_demand = OnDemand(settings, self._control, self._metrics, cache)
             self._residency = self._on_demand.residency
         self._desired = self._control.desired
-        self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
+        self._state = State(self._control, self._residency)
+        traffic, min_seconds = self._metrics.traffic, settings.drain_min_seconds
+        self._drain = Drain(self._control, self._state, traffic, min_seconds)
         self._readiness = self._build_readiness()
         self._budget, self._turns = (budget := self._build_budget()), Turns()
         self._unread = Unread(
@@ -140,7 +144,7 @@ class Adapter:
             self._triton.versions,
             self._settings.all_roots,
             takes_files=self._settings.inline_files == "on",
-            load_of_store=self._load_of_store(),
+            stores=self._residency if self._settings.on_demand else None,
             hint=self._hint_of_store(),
         )
 
@@ -163,15 +167,9 @@ class Adapter:
             unread=self._unread,
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
-            answered_nothing=self._control.answered_nothing,
+            answered_nothing=self._control.leases.note_missing_outputs,
             headers=headers_to_triton(self._settings, "http"),
         )
-
-    def _load_of_store(self) -> LoadOfStore:
-        """Return how V2's repository loads what lies in no model root."""
-        if self._residency is None or not self._settings.on_demand:
-            return no_store
-        return self._residency.load
 
     def _hint_of_store(self) -> str:
         if self._on_demand is None:
@@ -217,7 +215,10 @@ class Adapter:
             settings=settings,
             metrics=self._metrics,
             tracing=self._tracing,
-            control=self._control,
+            models=self._control,
+            state=self._state,
+            stores=self._residency,
+            mesh_books=self._memory.mesh,
             drain=self._drain,
             budget=self._budget,
             turns=self._turns,
@@ -226,7 +227,6 @@ class Adapter:
             is_ready=self._readiness.is_ready,
             max_connections=self._max_connections(),
             single_model=self._single,
-            residency=self._residency,
         )
 
     def _build_budget(self) -> ByteBudget:
@@ -242,7 +242,7 @@ class Adapter:
 
     async def _open_listeners(self) -> None:
         models = ModelCollector(self._registry, self._ledger.of)
-        self._metrics.bind(self._state(), models)
+        self._metrics.bind(self._figures(), models)
         settings, listeners = self._settings, self._listeners
         await self._open_pages()
         for rest in self._rest:
@@ -267,7 +267,7 @@ class Adapter:
 
     def _build_probes(self) -> Probes:
         return Probes(
-            self._memory.readings,
+            self._state,
             self._metrics,
             why_not_live=background.why_ended,
             why_not_started=self._readiness.why_not_started,
@@ -285,13 +285,14 @@ class Adapter:
     def _build_admin(self) -> Admin:
         state = DebugState(
             self._control,
+            self._state,
+            self._metrics.history,
             about=about(self._settings.triton),
             health=self._health,
-            residency=self._residency,
         )
         return Admin(
             state,
-            Resident(self._registry, self._ledger),
+            Resident(self._registry, self._state),
             access=Access("admin", token=self._settings.token_at(self._settings.admin)),
             drain=self._drain,
             drain_seconds=self._settings.drain_timeout_seconds,
@@ -308,9 +309,10 @@ class Adapter:
             "is_draining": self._drain.is_on,
         }
 
-    def _state(self) -> State:
+    def _figures(self) -> Figures:
+        """Return what metrics read at a scrape."""
         leases = self._control.leases
-        return State(
+        return Figures(
             models=self._registry.counts,
             ledger=self._ledger.snapshot,
             memory=lambda: self._reader.last,

@@ -8,10 +8,9 @@ from typing import Literal
 from aiohttp import web
 
 from adapter.backend.triton import TritonControl
-from adapter.control.lease import Serving
-from adapter.control.models import ModelControl
-from adapter.control.residency import Residency
+from adapter.control.door import ControlState, Models, StoreModels, WaitForLease
 from adapter.core import versions
+from adapter.core.admission import MeshBooks
 from adapter.core.calls import V2DataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
@@ -63,7 +62,10 @@ class Shared:
     settings: Settings
     metrics: Metrics
     tracing: Tracing | None
-    control: ModelControl
+    models: Models
+    state: ControlState
+    stores: StoreModels | None  # None without a store
+    mesh_books: MeshBooks
     drain: Drain
     budget: ByteBudget  # of callers' bytes
     turns: Turns  # of all that takes long on the event loop
@@ -72,17 +74,16 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
-    residency: Residency | None  # None without a store
 
     @property
     def traced_rpc(self) -> GrpcDataPlane | TracedRpc:
         return TracedRpc(self.rpc, self.tracing) if self.tracing else self.rpc
 
     @property
-    def serving(self) -> Serving | None:
-        """Return how V2 calls load their models; None if they load none."""
-        if self.residency is not None and self.settings.on_demand:
-            return self.residency.serving
+    def on_demand(self) -> WaitForLease | None:
+        """Return what has models loaded for calls of V2; None if they load none."""
+        if self.stores is not None and self.settings.on_demand:
+            return self.stores.wait_for_named
         return None
 
 
@@ -110,11 +111,10 @@ def headers_to_triton(settings: Settings, protocol: Literal["http", "grpc"]) -> 
 def build_endpoint(
     shared: Shared, slow_path: SlowPath, instrumentation: Instrumentation
 ) -> Endpoint | None:
-    settings, residency = shared.settings, shared.residency
-    if residency is None:
+    settings = shared.settings
+    if shared.stores is None:
         return None
     streams = Streams(
-        shared.control,
         shared.traced_rpc,
         shared.faults,
         instrumentation,
@@ -123,7 +123,7 @@ def build_endpoint(
     return Endpoint(
         slow_path,
         streams,
-        residency,
+        shared.stores,
         _endpoints(settings),
         callers=_build_callers(settings.endpoint_keys),
     )
@@ -136,9 +136,9 @@ def _endpoints(settings: Settings) -> Endpoints:
 
 def plain_calls(shared: Shared) -> EndpointCalls | None:
     """Return which endpoint calls are eligible for the fast path; None if none is."""
-    if shared.residency is None or shared.settings.endpoint_keys:
+    if shared.stores is None or shared.settings.endpoint_keys:
         return None
-    return EndpointCalls(_endpoints(shared.settings), shared.residency)
+    return EndpointCalls(_endpoints(shared.settings), shared.stores)
 
 
 def _build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
@@ -168,7 +168,8 @@ class Rpc:
     def _v2(self, frontend: str, repository: Repository | None = None) -> V2Service:
         shared = self._shared
         return V2Service(
-            shared.control,
+            shared.models,
+            shared.state.triton,
             shared.traced_rpc,
             shared.faults,
             shared.metrics,
@@ -180,7 +181,7 @@ class Rpc:
             passthrough=passthrough_at(shared.settings, self._access(frontend)),
             limits=self._limits,
             budget=shared.budget,
-            serving=shared.serving,
+            on_demand=shared.on_demand,
         )
 
     def _access(self, listener: str) -> Access:
@@ -191,7 +192,9 @@ class Rpc:
     def _runtime(self) -> modelmesh.ModelRuntime:
         shared, settings = self._shared, self._shared.settings
         sizes = MeshSizes(
-            shared.control,
+            shared.models,
+            shared.state,
+            shared.mesh_books,
             default_bytes=settings.modelmesh_default_size,
             size_factor=settings.size_factor,
             memory_bytes=settings.modelmesh_memory,
@@ -206,11 +209,12 @@ class Rpc:
             version=settings.modelmesh_runtime_version,
         )
         return modelmesh.ModelRuntime(
-            shared.control,
+            shared.models,
+            shared.state.triton,
             self._triton,
             sizes,
-            options,
-            shared.metrics,
+            options=options,
+            metrics=shared.metrics,
             access=self._access("grpc"),
             is_ready=shared.is_ready,
         )
@@ -223,7 +227,8 @@ class Rpc:
         """
         shared, metrics = self._shared, self._shared.metrics
         policy = RelayPolicy(
-            shared.control,
+            shared.models,
+            shared.state.triton,
             shared.faults,
             metrics,
             self._limits,
@@ -232,7 +237,7 @@ class Rpc:
             shares_memory="shared_memory" in passthrough_at(shared.settings, self._access(name)),
             is_direct=shared.tracing is None and not self._access(name).is_keyed,
             load_wait_seconds=shared.settings.load_wait_seconds,
-            serving=shared.serving,
+            on_demand=shared.on_demand,
             takes_cancels=lambda: versions.takes_cancels(self._triton.version),
         )
         context = RelayContext(
@@ -278,8 +283,9 @@ def _build(
     sites = SitePolicy(address, settings.allowed_hosts, settings.token_at(address))
     instrumentation = Instrumentation(shared.metrics, name)
     contracts = ContainerContracts(
-        shared.control,
-        serving=shared.serving,
+        shared.models,
+        shared.state.triton,
+        on_demand=shared.on_demand,
         load_wait_seconds=settings.load_wait_seconds,
     )
     heads = Heads(
@@ -303,7 +309,6 @@ def _build(
     listener = HttpListener(
         serve,
         FastPath(
-            shared.control,
             plane,
             instrumentation,
             Clock(),
@@ -315,7 +320,7 @@ def _build(
         drain=shared.drain,
         connections=_count_connections(shared, name),
         turns=shared.turns,
-        is_endpoint=shared.residency is not None,
+        is_endpoint=shared.stores is not None,
     )
     return Rest(name, address, heads, listener)
 
@@ -338,11 +343,14 @@ def _build_routes(
     extensions = Extensions(passthrough, has_repository=not access.infers_only)
     max_load_bytes = shared.settings.gathered_bytes
     v2 = V2(
-        *(shared.control, slow_path, repository),
+        shared.models,
+        shared.state.triton,
+        slow_path,
+        repository,
         extensions=extensions,
         max_body_bytes=max_load_bytes,
     )
-    sagemaker = SageMaker(shared.control, slow_path, is_ready=shared.is_ready)
+    sagemaker = SageMaker(shared.models, slow_path, is_ready=shared.is_ready)
     calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
     endpoint = build_endpoint(shared, slow_path, instrumentation)
     invoke = no_endpoint if endpoint is None else endpoint.handle
@@ -364,7 +372,6 @@ def _build_slow_path(
 ) -> SlowPath:
     settings = shared.settings
     return SlowPath(
-        shared.control,
         dataplane,
         contracts,
         max_body_bytes=settings.max_body_bytes,

@@ -304,10 +304,10 @@ class DesiredModels:
                 return await self._load_now(model, None)  # its callers get ModelNotReady
             reason = self._return
         await self.trials.turn(model_id, reason)
-        await self._status.wait_up(clock.monotonic() + reason.turn_seconds)
+        await self._status.wait_until_up(clock.monotonic() + reason.turn_seconds)
         slots = self._slots.setdefault(reason, FairSlots(reason.at_once, self._hangs))
         async with slots.slot(model_id, model.callers):
-            await self._status.wait_up(clock.monotonic() + reason.turn_seconds)
+            await self._status.wait_until_up(clock.monotonic() + reason.turn_seconds)
             lost = self._registry.returning(model_id) if reason.keeps else None
             if lost is None and (model.load is None or (reason.keeps and model.is_settled)):
                 return None

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import IntEnum, auto
 from types import TracebackType
-from typing import TypeAlias
+from typing import Protocol
 
-from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.usage import Usage
+from adapter.errors import AdapterError, InferenceFailed
 from adapter.runtime import clock
+from adapter.telemetry.history import History
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +30,24 @@ class LeaseState(IntEnum):
 _NEW, _HELD, _ABANDONED, _ENDED = map(int, LeaseState)
 
 
+class Failures(Protocol):
+    """Handles the failures of inferences."""
+
+    def note_failure(self, record: ModelRecord, error: BaseException) -> BaseException:
+        """Handle the error of a request; return the error for its caller."""
+
+    async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:
+        """Return the error to send for an inference that failed with `error`."""
+
+
 class Leases:
-    """Creates leases, and counts and drains them.
+    """Creates leases, and counts and drains them."""
 
-    `failed` is called with the error of each lease that ends with one, and returns the error for
-    the caller. `abandoned`: how many leases are abandoned now, also of models that are gone.
-    """
-
-    def __init__(
-        self,
-        failed: Callable[[ModelRecord, BaseException], BaseException] = lambda _, error: error,
-    ) -> None:
-        self.abandoned = 0
+    def __init__(self, history: History) -> None:
+        self.abandoned = 0  # now, also of models that are gone
         self.begun = self.ended = 0  # leases, ever
-        self.failed = failed
+        self.failures: Failures  # set by whoever builds control, as it needs the leases itself
+        self._history = history
         self.became_idle = asyncio.Event()  # set when a model has no lease any more
         self._drained: dict[ModelRecord, asyncio.Event] = {}  # of unloads that wait for leases
         # empty but for slow callers: each end of a lease asks
@@ -102,6 +107,17 @@ class Leases:
             arriving.pop(lease, None)
             if not arriving:
                 del self.arriving[lease.record]
+
+    def note_missing_outputs(self, record: ModelRecord) -> None:
+        """Warn once of a model that has answered without any of its outputs."""
+        names = ", ".join(map(repr, record.outputs))
+        which = f"its output{'s' * (len(record.outputs) > 1)} {names}" if names else "an output"
+        text = f"the model answered without {which}; does its code name the output otherwise?"
+        if text not in record.warnings:
+            record.warnings = (*record.warnings, text)
+            fields = {"model_id": record.asked_for, "reason": text}
+            log.warning("model.outputs_missing", extra=fields)
+            self._history.failed("infer", record.asked_for, InferenceFailed(text))
 
     def was_last(self, record: ModelRecord) -> None:
         """Note that the last lease of this model has ended; there may be others later."""
@@ -204,7 +220,19 @@ class Lease:
             usage.answered_at = clock.monotonic() if now is None else now
             usage.latencies.append(usage.answered_at - self._begun)
             return None
-        return leases.failed(self.record, error)
+        return leases.failures.note_failure(self.record, error)
+
+    def note_failure(self, error: BaseException) -> BaseException:
+        """Report a failure as `end` does, of a request whose stream goes on."""
+        return self._leases.failures.note_failure(self.record, error)
+
+    async def judge(self, error: AdapterError) -> AdapterError:
+        """Return the error to send for an inference that failed with `error`."""
+        return await self._leases.failures.judge(self.record, error)
+
+    def note_missing_outputs(self) -> None:
+        """Warn once that the model has answered without any of its outputs."""
+        self._leases.note_missing_outputs(self.record)
 
     def __enter__(self) -> ModelRecord:
         self.begin()
@@ -217,7 +245,3 @@ class Lease:
             answer = self.end(error)
             if answer is not None and answer is not error:
                 raise answer
-
-
-# Returns a lease of a model; waits so many seconds for a load of it that is under way.
-Serving: TypeAlias = Callable[[ModelId, float], Awaitable[Lease]]

@@ -185,12 +185,6 @@ class Memory:
                 return
             await self._wait_for_change()
 
-    async def wait_for_evictions(self, seconds: float) -> None:
-        """Wait, for `seconds` at most, while ModelMesh is to evict models by its books."""
-        deadline = clock.monotonic() + seconds
-        while self.mesh.evicts and clock.monotonic() < deadline:
-            await self._wait_for_change()
-
     def has_room_beside(self, record: ModelRecord) -> bool:
         """Return whether a model of the same size fits into what is free; one that was put on a GPU
         may go to another.

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from adapter.control.desired import DesiredModels
+from adapter.control.door import Replaces, RoomMaker
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
@@ -40,7 +41,6 @@ from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
-    InferenceFailed,
     ModelNotFound,
     ModelNotReady,
     UnloadedMeanwhile,
@@ -71,7 +71,7 @@ class ModelControl:
         self._limits, self._packages, threads = options.limits, ports.packages, options.load_threads
         self.registry, self.history = (registry := Registry(clock.now)), metrics.history
         self.operations = operations = Operations(metrics)
-        self.leases = leases = Leases()
+        self.leases = leases = Leases(metrics.history)
         orphans = OrphanProcesses(registry, ports.server, metrics)
         books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
         self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)
@@ -81,7 +81,8 @@ class ModelControl:
         self._unloader = unloader = Unloader(*outside, lose_requests=leases.lose)
         inside = (ports, unloader, memory, metrics, self._limits)
         self._loader = Loader(*inside, threads=self.load_threads)
-        self.triton_status = status = TritonStatus(ports, loads_again=options.loads_again)
+        mesh, again = memory.mesh, options.loads_again
+        self.triton_status = status = TritonStatus(ports, mesh, loads_again=again)
         self.evictor: Evictor | None = None  # makes room for loads; set by Residency
         self.desired = desired = self._make_desired(threads)
         self._reconciler = found = Reconciler(
@@ -90,10 +91,9 @@ class ModelControl:
             triton_status=status,
             load_threads=threads,
         )
-        self.why_stuck, self.catch_up, self.judged = found.why_stuck, found.catch_up, found.judged
-        self.reconcile, self.call_failed = found.reconcile, found.call_failed
-        self.unload_strangers = found.unload_strangers
-        leases.failed = found.call_failed
+        self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
+        self.reconcile = found.reconcile
+        leases.failures = found
         self.unloads = self._make_unloads()
         self.updates = Updates(
             registry,
@@ -114,7 +114,7 @@ class ModelControl:
     def _make_desired(self, load_threads: int) -> DesiredModels:
         return DesiredModels(
             *(self.registry, self.triton_status, load_threads),
-            load=self._load_or_join,
+            load=self._load_or_wait,
             bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()).task,
             hangs=self._hangs,
         )
@@ -146,11 +146,11 @@ class ModelControl:
             why = f"model {model_id!r} is being updated"
             raise ModelNotReady(why, model_id=model_id) from error
 
-    async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
-        """Return a lease; wait for a load in progress, for `wait_seconds` at most."""
-        if wait_seconds and (work := self._work_on(model_id)) is not None:
+    async def wait_for_lease(self, model_id: ModelId, limit_seconds: float) -> Lease:
+        """Return a lease; wait for a load or an update of the model that is in progress."""
+        if limit_seconds and (work := self._work_on(model_id)) is not None:
             leave_out()
-            await asyncio.wait({work}, timeout=wait_seconds)
+            await asyncio.wait({work}, timeout=limit_seconds)
         return self.lease(model_id)
 
     def _work_on(self, model_id: ModelId) -> asyncio.Future[Any] | None:
@@ -164,17 +164,27 @@ class ModelControl:
         self,
         model_id: ModelId,
         source: ModelSource,
-        terms: Terms | None = None,
+        room_maker: RoomMaker = RoomMaker.ADAPTER,
         /,
         **log_fields: str,
     ) -> ModelRecord:
-        """Load the model. `log_fields` go into the log line: request ids and the like.
+        """Load the model for a platform, or raise why it cannot be loaded.
 
         Raises AlreadyLoaded at once, also while the same load is still in progress. A model that
         was loaded on demand is not evicted any more once somebody else has asked for its load.
         """
+        terms = Terms(is_planned=room_maker is RoomMaker.MESH)
+        return await self.load_on_terms(model_id, source, terms, log_fields)
+
+    async def load_on_terms(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        terms: Terms,
+        log_fields: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelRecord:
+        """Load the model as `load` does, on other terms than a platform's."""
         self.refuse_unless_open()
-        terms = terms or Terms()
         if model_id in self.registry:
             await self.catch_up(model_id)
         known = self.registry.get(model_id)
@@ -194,22 +204,23 @@ class ModelControl:
         if (load := self.loads.in_progress.get(model_id)) is not None:
             load.terms.is_on_demand = False
 
-    async def loaded(self, model_id: ModelId) -> ModelRecord:
+    async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
         if (load := self.loads.in_progress.get(model_id)) is not None:
             return await self.loads.outcome(load)
         return self.registry.serving(model_id)
 
-    async def joined(
+    async def join_load(
         self, model_id: ModelId, source: ModelSource, since: float
     ) -> ModelRecord | None:
-        """Return what `loaded` does; None once a load that has failed is undone. Raises the failure
-        of one from `source` that began at `since` (the loop's time) or later, and ModelNotReady for
-        a model that Triton has lost and that waits for its load.
+        """Return what `wait_for_load` does; None once a load that has failed is undone.
+
+        Raises the failure of one from `source` that began at `since` (the loop's time) or later,
+        and ModelNotReady for a model that Triton has lost and that waits for its load.
         """
         load = self.loads.in_progress.get(model_id)
         try:
-            return await self.loaded(model_id)
+            return await self.wait_for_load(model_id)
         except AdapterError as error:
             is_the_same = load is not None and load.source == source and load.begun >= since
             if is_the_same and not isinstance(error, UnloadedMeanwhile):
@@ -258,23 +269,111 @@ class ModelControl:
         )
         return self.operations.start("unload", model_id, work)
 
-    async def has_changed(self, record: ModelRecord) -> bool:
+    async def unload_all(self, **log_fields: str) -> None:
+        """Unload every model, end every load, and unload what was loaded past the adapter."""
+        while ids := {record.id for record in self.registry.records()} | {*self.loads.in_progress}:
+            unloads = (self._unload_if_there(each, log_fields) for each in sorted(ids))
+            for outcome in await asyncio.gather(*unloads, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
+        await self._reconciler.unload_strangers()
+
+    async def _unload_if_there(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+        with suppress(ModelNotFound):
+            await self.unload(model_id, **log_fields)
+
+    # -- replacements -----------------------------------------------------------------------
+
+    async def replace(
+        self, model_id: ModelId, source: ModelSource, replaces: Replaces, **log_fields: str
+    ) -> None:
+        """Have the model loaded from the package of `source`, whatever is loaded now.
+
+        A model that is not loaded is loaded, and a load in progress is waited for. A model that
+        serves is updated (updates.py), whether or not the caller waits.
+        """
+        work = self._replace(model_id, source, replaces, log_fields)
+        await asyncio.shield(self.operations.start("load", model_id, work))
+
+    async def _replace(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        replaces: Replaces,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        started_at = asyncio.get_running_loop().time()
+        known = self.registry.get(model_id)
+        is_ready = known is not None and known.state is ModelState.READY
+        if known is not None and is_ready and replaces is Replaces.CHANGED_FILES:
+            if not await self._has_changed(known):
+                known.is_on_demand = False  # the caller of a load wants the model to stay
+                return
+            source = _source_again(known, source)
+            replaces = Replaces.ALWAYS
+        is_forced = replaces is Replaces.ALWAYS
+        if is_forced and await self._update_loaded(model_id, source, log_fields):
+            return
+        while not await self._load_or_join(model_id, source, replaces, log_fields, started_at):
+            pass
+
+    async def _load_or_join(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        replaces: Replaces,
+        log_fields: Mapping[str, str],
+        started_at: float,
+    ) -> bool:
+        """Load the model, or wait for its load in progress; return False to try again."""
+        try:
+            await self.load(model_id, source, **log_fields)
+        except AlreadyLoaded:
+            loaded_as = replace(source, files=())
+            known = await self.join_load(model_id, loaded_as, started_at)
+            if known is None:
+                return False
+            return await self._keep_or_update(known, source, replaces, log_fields)
+        return True
+
+    async def _update_loaded(
+        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
+    ) -> bool:
+        """Update the model if it is loaded; return whether it was. One that is not ready makes way
+        for a load.
+        """
+        while (record := self.registry.get(model_id)) is not None:
+            if record.state is not ModelState.READY:
+                with suppress(ModelNotFound):
+                    await self.make_way(model_id, **log_fields)
+                return False
+            if await self.updates.update(record, source, **log_fields):
+                return True
+        return False
+
+    async def _keep_or_update(
+        self,
+        known: ModelRecord,
+        source: ModelSource,
+        replaces: Replaces,
+        log_fields: Mapping[str, str],
+    ) -> bool:
+        """Update a model that somebody else has loaded, unless it will do. Return False if it was
+        unloaded meanwhile.
+        """
+        if replaces is not Replaces.CHANGED_FILES and known.source != replace(source, files=()):
+            return await self.updates.update(known, source, **log_fields)
+        # its load may have read older files
+        if replaces is not Replaces.OTHER_SOURCE and await self._has_changed(known):
+            return await self.updates.update(known, _source_again(known, source), **log_fields)
+        return True
+
+    async def _has_changed(self, record: ModelRecord) -> bool:
         """Return whether the model's files are others than those that were loaded; False where that
         cannot be told. Raises as a load does when the files can no longer be served.
         """
         since = record.begun_at or clock.wall()
         return await self._packages.has_changed(record.source, record.package_key, since)
-
-    def answered_nothing(self, record: ModelRecord) -> None:
-        """Warn once of a model that has answered without any of its outputs."""
-        names = ", ".join(map(repr, record.outputs))
-        which = f"its output{'s' * (len(record.outputs) > 1)} {names}" if names else "an output"
-        text = f"the model answered without {which}; does its code name the output otherwise?"
-        if text not in record.warnings:
-            record.warnings = (*record.warnings, text)
-            fields = {"model_id": record.asked_for, "reason": text}
-            log.warning("model.outputs_missing", extra=fields)
-            self.history.failed("infer", record.asked_for, InferenceFailed(text))
 
     # -- start, housekeeping and stop ---------------------------------------------------------
 
@@ -329,11 +428,11 @@ class ModelControl:
         load.task.add_done_callback(lambda _: self.loads.done(load))
         return load
 
-    async def _load_or_join(self, model_id: ModelId, source: ModelSource) -> None:
+    async def _load_or_wait(self, model_id: ModelId, source: ModelSource) -> None:
         try:
             await self.load(model_id, source)
         except AlreadyLoaded:  # by a caller, by an earlier run, or it is coming back
-            await self.loaded(model_id)
+            await self.wait_for_load(model_id)
 
     def _hangs(self, name: str) -> bool:
         known = self.registry.get(ModelId(name))
@@ -480,3 +579,8 @@ class ModelControl:
     def refuse_unless_open(self) -> None:
         if not self.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+
+
+def _source_again(record: ModelRecord, source: ModelSource) -> ModelSource:
+    """Return where to load the model from again: `source` if its request brought its files."""
+    return record.source if record.can_load_again else source

@@ -4,7 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.artifacts import (
+    Artifact,
+    ArtifactKey,
+    CacheUse,
+    DiskUse,
+    FetchProgress,
+)
 from adapter.core.measuring import GpuBytes
 from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import (
@@ -165,19 +171,20 @@ class Evictor(Protocol):
 
 
 class DiskEvictor(Protocol):
-    """Lets models go whose files keep others from the disk."""
+    """Unloads models, so that their files may leave the disk for others."""
 
     async def unload_one(self, missing_bytes: int) -> bool:
-        """Unload a model that may go, so that its files may leave: the least recently used of those
-        that `missing_bytes` need; False when none may now.
+        """Unload the least recently used of the models that `missing_bytes` need.
+
+        Return False when none may be unloaded now.
         """
 
     @property
-    def may_unload(self) -> bool:
-        """Whether one will do so sooner or later that does not now."""
+    def can_unload(self) -> bool:
+        """Whether a model that is busy now may be unloaded later."""
 
     def bytes_that_stay(self) -> int:
-        """Return what the files of those take on disk that are never unloaded for others."""
+        """Return what the files of models take on disk that are never unloaded for others."""
 
 
 class Artifacts(Protocol):

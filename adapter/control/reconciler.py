@@ -17,7 +17,6 @@ from adapter.core.model import (
     Placement,
     StagedModel,
     TritonName,
-    triton_name,
 )
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import LOADED, ModelEvent, ModelState
@@ -197,32 +196,29 @@ class Reconciler:
             return False
         return await PROCESSES.run(_has_lost_a_process, record, self._server)
 
-    async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
-        """Return the error for the caller of an inference that failed with `error`."""
-        await self._confirm_death(error, model_id)
-        record = self._registry.get(model_id)
-        name = record.name if record else triton_name(model_id)
-        judged = await self._memory.readings.judged(error, name)
+    async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:
+        """Return the error to send for an inference that failed with `error`."""
+        await self._confirm_death(error, record)
+        judged = await self._memory.readings.judged(error, record.name)
         if isinstance(judged, CapacityError | StubDied):
-            self._operations.history.failed("infer", model_id, judged)
-        if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
+            self._operations.history.failed("infer", record.asked_for, judged)
+        if isinstance(judged, StubDied) and record.state is ModelState.DEAD:
             said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
             why = f"{said}. A python process of the model has ended: load it again, or unload it"
-            return StubDied(why, model_id=model_id, suspected=judged.suspected)
+            return StubDied(why, model_id=record.asked_for, suspected=judged.suspected)
         return judged
 
-    async def _confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
+    async def _confirm_death(self, error: AdapterError, record: ModelRecord) -> None:
         """Check whether the model has lost its process, if the text of `error` says so, before the
         inference is answered: the next request must find the model dead.
         """
-        record = self._registry.get(model_id)
-        if isinstance(error, StubDied) and record is not None:
+        if isinstance(error, StubDied):
             self._suspect(record)
             if (check := self._checks.get(record)) is not None:
                 await asyncio.shield(check)
 
-    def call_failed(self, record: ModelRecord, error: BaseException) -> BaseException:
-        """Handle the error of an inference; return the error for its caller."""
+    def note_failure(self, record: ModelRecord, error: BaseException) -> BaseException:
+        """Handle the error of a request; return the error for its caller."""
         # an OutOfMemory may wrap a StubDied; then the model is dead too
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)

@@ -6,8 +6,9 @@ from enum import Enum, auto
 from typing import Literal
 
 from adapter.control.ports import Ports
+from adapter.core.admission import MeshBooks
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
+from adapter.core.registry import ModelRecord, lost_with_triton
 from adapter.errors import BackendUnavailable, ModelNotFound
 from adapter.runtime import clock
 
@@ -36,17 +37,21 @@ class Incarnation:
 
 
 class TritonStatus:
-    """Compares the present life of Triton with the one that the registry was confirmed for.
+    """Compares the present life of Triton with the one that the registry was confirmed for."""
 
-    `loads_again`: the adapter reloads the models that Triton loses; None: unless `has_mesh`, a
-    ModelMesh that loads them again itself. `is_restarting`: the adapter has ended Triton.
-    """
-
-    def __init__(self, ports: Ports, *, loads_again: bool | None) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        mesh: MeshBooks,
+        *,
+        # whether the adapter reloads the models that Triton loses; None: unless there is a
+        # ModelMesh, which loads them again itself
+        loads_again: bool | None,
+    ) -> None:
         self.phase = Phase.STARTING
-        self.is_restarting = False
-        self.has_mesh = False
+        self.is_restarting = False  # the adapter has ended Triton
         self._triton, self._server = ports.triton, ports.server
+        self._mesh = mesh
         self._loads_again = loads_again
         self._confirmed: Incarnation | None = None
         self._marked: int | None = None  # of the latest life: its process, or its connection
@@ -73,7 +78,7 @@ class TritonStatus:
         """Return what happens to the models when Triton restarts, and why."""
         if self._loads_again is not None:
             return "reload" if self._loads_again else "forget", "on_triton_restart says so"
-        if self.has_mesh:
+        if self._mesh.is_present:
             return "forget", "a ModelMesh has called runtimeStatus"
         return "reload", "auto: no platform is known that would load them again"
 
@@ -131,7 +136,7 @@ class TritonStatus:
             why = f"the adapter is starting, and does not know model {model_id!r} yet: load it"
             raise ModelNotFound(why, model_id=model_id)
         if self.has_lost_all:
-            raise lost(model_id)
+            raise lost_with_triton(model_id)
 
     def refuse_ended(self, process: int | None, model_id: ModelId) -> None:
         """Raise BackendUnavailable if the server process that loaded a model has ended."""
@@ -140,7 +145,7 @@ class TritonStatus:
                 "Triton ended while the model was being loaded", model_id=model_id, delivered=True
             )
 
-    async def is_cause_of(self, error: BackendUnavailable) -> bool:
+    async def is_exit_behind(self, error: BackendUnavailable) -> bool:
         """Return whether a call failed because Triton has ended, with all models. Waits for that to
         show: a process closes its connections before it has ended.
         """
@@ -155,7 +160,7 @@ class TritonStatus:
             await asyncio.sleep(_POLL_SECONDS)
         return False
 
-    async def wait_up(self, deadline: float) -> None:
+    async def wait_until_up(self, deadline: float) -> None:
         """Wait until the adapter is open and `is_up`; raise BackendUnavailable at `deadline`
         (time.monotonic). Return at once when the adapter stops: it refuses all operations.
         """
@@ -167,7 +172,3 @@ class TritonStatus:
                 }
                 raise BackendUnavailable(f"{did_not[self.phase]} in time", delivered=False)
             await asyncio.sleep(_POLL_SECONDS)
-
-
-def lost(model_id: ModelId) -> ModelNotFound:
-    return ModelNotFound(f"Triton ended, and model {model_id!r} with it", model_id=model_id)

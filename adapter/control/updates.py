@@ -285,7 +285,7 @@ class Updates:
         """Load the old version again after `error`, and say so in it."""
         if isinstance(error, BackendUnavailable):
             with suppress(AdapterError):
-                await self._status.wait_up(clock.monotonic() + self._load_seconds)
+                await self._status.wait_until_up(clock.monotonic() + self._load_seconds)
         if not self._status.is_open or self._is_in_use(old.asked_for):
             return
         source = replace(old.source, kept=kept)

@@ -217,6 +217,7 @@ class MeshBooks:
     """
 
     def __init__(self) -> None:
+        self.is_present = False  # a ModelMesh has called runtimeStatus
         self.capacity: int | None = None
         self._sizes: dict[ModelId, int] = {}  # from before a model's record until after it
 

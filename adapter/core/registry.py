@@ -109,6 +109,11 @@ def not_loaded(model_id: ModelId) -> ModelNotFound:
     return ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
 
 
+def lost_with_triton(model_id: ModelId) -> ModelNotFound:
+    """Return the error for a model that went with an exit of Triton."""
+    return ModelNotFound(f"Triton ended, and model {model_id!r} with it", model_id=model_id)
+
+
 class Registry:
     """All models by id: those that Triton has, loads, or is to load again; `coming`, whose files
     are fetched or on disk; and `stuck`, those that are STUCK, by name: their ids are free again.

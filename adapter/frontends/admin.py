@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
-from adapter.control.readings import Readings
-from adapter.core.ledger import Ledger
+from adapter.control.door import ControlState
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
@@ -54,7 +53,7 @@ class Probes:
 
     def __init__(
         self,
-        readings: Readings,
+        state: ControlState,
         metrics: Metrics,
         *,
         why_not_live: Callable[[], str | None],
@@ -62,7 +61,7 @@ class Probes:
         why_not_ready: Callable[[], str | None],
         notes: Callable[[], Sequence[str]] = list,
     ) -> None:
-        self._readings = readings
+        self._state = state
         self._metrics = metrics
         self._why_not_live = why_not_live
         self._why_not_started = why_not_started
@@ -87,12 +86,8 @@ class Probes:
         return _probe(self._why_not_ready(), self._notes())
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        """Reuse a recent sample: reading memory visits all processes, and loads and unloads do so
-        each half second.
-        """
-        samples = self._readings.samples
-        if not samples or clock.monotonic() - samples[-1][0] > _FRESH_SECONDS:
-            await self._readings.read()
+        # reading memory visits all processes, and loads and unloads do so each half second
+        await self._state.read_memory(max_age_seconds=_FRESH_SECONDS)
         body, content_type = self._metrics.page(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         response = web.Response(body=body, headers=headers)
@@ -197,8 +192,9 @@ def _error(status: int, text: str, **headers: str) -> web.Response:
 class Resident:
     """The models that take inferences, by whomever they were loaded."""
 
-    def __init__(self, registry: Registry, ledger: Ledger) -> None:
-        self._registry, self._ledger = registry, ledger
+    def __init__(self, registry: Registry, state: ControlState) -> None:
+        self._registry = registry
+        self._state = state
 
     async def parts(self) -> AsyncIterator[str]:
         """Yield pieces of JSON, the longest idle first; others have their turn between them."""
@@ -224,7 +220,7 @@ class Resident:
     def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
         return {
             "name": record.asked_for,
-            "bytes": total(self._ledger.of(record.name)),
+            "bytes": total(self._state.held(record)),
             "idle_seconds": 0.0 if record.usage.in_flight else round(now - record.usage.used_at, 3),
             "in_flight": record.usage.in_flight,
         }

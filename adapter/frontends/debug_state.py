@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 from heapq import nlargest, nsmallest
 from typing import Any
 
-from adapter.control.desired import DesiredModel
-from adapter.control.models import ModelControl
-from adapter.control.residency import Residency
+from adapter.control.door import ControlState, Models, StoreState, WantedModel
 from adapter.core.artifacts import StoreFiles
 from adapter.core.desired import Want
 from adapter.core.memory import Device, MemoryReading, total
@@ -26,7 +24,7 @@ from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
 from adapter.frontends.status import HTTP, of_kind
 from adapter.runtime import clock
-from adapter.telemetry.history import Occurrence
+from adapter.telemetry.history import History, Occurrence
 
 _AT_ONCE = 20  # models: a third of a millisecond
 _LOOKED_AT_ONCE = 500  # models of which only the order is found
@@ -68,28 +66,27 @@ def parse_query(query: Mapping[str, str]) -> Query:
 
 
 class DebugState:
-    """`health` returns whether all is well, and what is not."""
+    """Shows what control knows, as JSON."""
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        state: ControlState,
+        history: History,
         *,
         about: Mapping[str, str],
-        health: Callable[[], dict[str, Any]],
-        residency: Residency | None,
+        health: Callable[[], dict[str, Any]],  # whether all is well, and what is not
     ) -> None:
-        self._registry, self._memory = control.registry, control.memory
-        self._leases, self._history = control.leases, control.history
-        self._status, self._threads = control.triton_status, control.load_threads
-        self._desired = control.desired
+        self._registry = models.registry
+        self._state = state
+        self._history = history
         self._about = about
         self._health = health
-        self._residency = residency
         self._begun = clock.monotonic()
 
     async def parts(self, query: Query) -> AsyncIterator[str]:
         """Yield the state as pieces of JSON; others have their turn between them."""
-        reading = await self._memory.readings.read()
+        reading = await self._state.read_memory()
         look = await self._look(query)
         shown = look.first(query.most, is_reversed=query.is_reversed)
         head = json.dumps(self._head(query, look, shown, reading))
@@ -102,10 +99,10 @@ class DebugState:
 
     async def _look(self, query: Query) -> "_Look":
         """Look at all models, but at few at a time."""
-        look, now, ledger = _Look(), clock.monotonic(), self._memory.ledger
+        look, now = _Look(), clock.monotonic()
         order = _ORDERS[query.order] if query.order else _as_it_comes
         for at, record in enumerate(self._registry.records(), 1):
-            held = ledger.of(record.name)
+            held = self._state.held(record)
             for device, count in held.items():
                 holder = (count, record.id, record.state.value)
                 look.held.setdefault(device, []).append(holder)
@@ -123,15 +120,16 @@ class DebugState:
         shown: Sequence[ModelRecord],
         reading: MemoryReading | None,
     ) -> dict[str, Any]:
-        leases, history = self._leases, self._history
+        history = self._history
+        requests = self._state.requests
         counts = {state.value: n for state, n in self._registry.counts().items() if n}
         totals = {
             "models": len(self._registry),
             "states": counts,
             "matching": len(look.found),
             "shown": len(shown),
-            "in_flight": leases.begun - leases.ended,
-            "served": leases.begun,
+            "in_flight": requests.in_flight,
+            "served": requests.begun,
         }
         failures = history.failures({"load", "unload", "fetch"})[:_FAILURES]
         return {
@@ -139,13 +137,13 @@ class DebugState:
             "uptime_seconds": round(clock.monotonic() - self._begun, 3),
             "health": self._health(),
             "totals": totals,
-            "abandoned_requests": leases.abandoned,
-            "on_triton_restart": " as ".join(self._status.on_restart),
+            "abandoned_requests": requests.abandoned,
+            "on_triton_restart": " as ".join(self._state.triton.on_restart),
             "lost": _lost(self._registry.lost, query.most),
-            "wanted": _wanted(self._desired.wanted(), query.most),
+            "wanted": _wanted(self._state.wanted(), query.most),
             "memory": self._devices(reading, look),
             "on_demand": on_demand_state(
-                self._residency, query.text, query.most, {each.id for each in shown}
+                self._state.stores, query.text, query.most, {each.id for each in shown}
             ),
             "worst": self._worst(),
             "failures": [*map(_occurrence, failures)],
@@ -164,9 +162,10 @@ class DebugState:
         return None if worst is None else _occurrence(worst)
 
     def _model(self, record: ModelRecord) -> dict[str, Any]:
-        memory, now = self._memory, clock.monotonic()
-        learned = memory.sizes.learned(record.package_key)
-        is_measured = learned is not None and memory.accounts.is_measured(record.name)
+        now = clock.monotonic()
+        size = self._state.size_of(record)
+        is_measured = size.is_learned and size.is_measured
+        size_from = "triton" if size.is_reported else "reading"
         basis = "measured" if is_measured else record.basis and record.basis.value
         is_idle = record.state is ModelState.READY and record.usage.in_flight == 0
         return {
@@ -183,47 +182,36 @@ class DebugState:
             "served": record.usage.served,
             "latency_seconds": _latencies(record),
             "idle_seconds": round(now - record.usage.used_at, 3) if is_idle else None,
-            "bytes": memory.ledger.of(record.name),
+            "bytes": size.held,
             "gpu": record.gpu,
             "basis": basis,
             "is_measured": is_measured,
-            "size_from": self._size_from(record) if learned is not None else None,
+            "size_from": size_from if size.is_learned else None,
             "is_pinned": self._is_pinned(record),
             "warnings": [*record.warnings],
         }
 
-    def _size_from(self, record: ModelRecord) -> str:
-        is_reported = self._memory.sizes.is_reported(record.package_key)
-        return "triton" if is_reported else "reading"
-
     def _hanging_seconds(self, record: ModelRecord, now: float) -> float | None:
-        since = self._threads.hangs_since(record)
+        since = self._state.hangs_since(record)
         return None if since is None else round(now - since, 3)
 
     def _is_pinned(self, record: ModelRecord) -> bool:
-        return self._residency is not None and self._residency.eviction.is_pinned(record.id)
+        stores = self._state.stores
+        return stores is not None and stores.is_pinned(record.id)
 
     def _devices(self, reading: MemoryReading | None, look: "_Look") -> dict[str, Any]:
-        used = reading.used if reading else {}
         return {
             "source": reading.source if reading else None,
             "devices": {
                 device: {
-                    "limit_bytes": figures.limit_bytes,
-                    "used_bytes": used.get(device),
-                    "free_bytes": figures.free_bytes(used.get(device)),
-                    "baseline_bytes": figures.baseline_bytes,
-                    "reserved_bytes": figures.reserved_bytes,
-                    "held_bytes": figures.held_bytes,
-                    "headroom_bytes": figures.headroom_bytes,
-                    "unaccounted_bytes": figures.unaccounted_bytes,
+                    **asdict(figures),
                     "holders": [
                         {"model_id": model_id, "bytes": count, "state": state}
                         for count, model_id, state in nlargest(_HOLDERS, look.held.get(device, ()))
                         if count
                     ],
                 }
-                for device, figures in self._memory.ledger.snapshot().devices.items()
+                for device, figures in self._state.devices(reading).items()
             },
         }
 
@@ -277,7 +265,7 @@ def _latencies(record: ModelRecord) -> dict[str, float] | None:
     return {"p50": round(_rank(record, 50), 6), "p99": round(_rank(record, 99), 6), "of": count}
 
 
-def _wanted(models: Sequence[DesiredModel], most: int | None) -> list[dict[str, Any]]:
+def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, Any]]:
     """With a limit those that are not loaded come first."""
     if most is not None:
         models = sorted(models, key=lambda model: model.state is Want.LOADED)[:most]
@@ -286,7 +274,7 @@ def _wanted(models: Sequence[DesiredModel], most: int | None) -> list[dict[str, 
             "model_id": model.model_id,
             "url": model.url,
             "state": model.state.value,
-            "reason": model.why or None,
+            "reason": model.reason or None,
         }
         for model in models
     ]
@@ -332,7 +320,7 @@ def _occurrence(one: Occurrence) -> dict[str, Any]:
 
 
 def on_demand_state(
-    residency: Residency | None,
+    stores: StoreState | None,
     text: str = "",
     most: int | None = None,
     listed: Collection[ModelId] = (),
@@ -340,10 +328,10 @@ def on_demand_state(
     """Return None without a store. `text` must be in a model's name. `most`: of the models that are
     not loaded; of the others those of `listed` are told then.
     """
-    if residency is None:
+    if stores is None:
         return None
-    (count, size_bytes), disk = residency.unused(), residency.disk()
-    models = [record for record in residency.models() if text in record.id.casefold()]
+    (count, size_bytes), disk = stores.unused(), stores.disk()
+    models = [record for record in stores.models() if text in record.id.casefold()]
     if most is not None:
         coming = [each for each in models if each.state in _COMING][:most]
         models = coming + [
@@ -358,14 +346,13 @@ def on_demand_state(
             "free_bytes": disk.free_bytes,
             "limit_bytes": disk.limit_bytes,
         },
-        "waiting": residency.waits.count,
-        "evictions": dict(residency.eviction.evictions),
-        "models": [_shown(residency, each, each.files) for each in models if each.files],
+        "waiting": stores.waiting,
+        "evictions": dict(stores.evictions),
+        "models": [_shown(stores, each, each.files) for each in models if each.files],
     }
 
 
-def _shown(residency: Residency, record: ModelRecord, files: StoreFiles) -> dict[str, Any]:
-    wait = residency.waits.get(record.id)
+def _shown(stores: StoreState, record: ModelRecord, files: StoreFiles) -> dict[str, Any]:
     return {
         "model_id": record.id,
         "key": str(files.key),
@@ -373,7 +360,7 @@ def _shown(residency: Residency, record: ModelRecord, files: StoreFiles) -> dict
         "percent": files.progress.percent,
         "done_bytes": files.progress.done_bytes,
         "total_bytes": files.progress.total_bytes,
-        "waiting": wait.callers.total() if wait is not None else 0,
-        "is_pinned": residency.eviction.is_pinned(record.id),
+        "waiting": stores.waiting_for(record.id),
+        "is_pinned": stores.is_pinned(record.id),
         "is_outdated": files.is_outdated,
     }

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from adapter.control.models import ModelControl
+from adapter.control.door import ControlState, Models
 from adapter.telemetry.traffic import Traffic
 
 _POLL_SECONDS = 0.02
@@ -15,9 +15,12 @@ class Drain:
     have `min_seconds` for it.
     """
 
-    def __init__(self, control: ModelControl, traffic: Traffic, min_seconds: float) -> None:
+    def __init__(
+        self, models: Models, state: ControlState, traffic: Traffic, min_seconds: float
+    ) -> None:
         self.is_on = False
-        self._control, self._operations = control, control.operations
+        self._models = models
+        self._state = state
         self._traffic = traffic
         self._min_seconds = min_seconds
         self._beginnings: list[Callable[[], None]] = []
@@ -28,7 +31,7 @@ class Drain:
         if not self.is_on:
             self.is_on = True
             self._noticed_at = asyncio.get_running_loop().time() + self._min_seconds
-            self._control.close()
+            self._models.close()
             for act in self._beginnings:
                 act()
             asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
@@ -62,4 +65,4 @@ class Drain:
         return left
 
     def _left(self) -> int:
-        return max(self._traffic.in_flight, self._operations.in_flight)
+        return max(self._traffic.in_flight, self._state.pending_operations)

@@ -5,7 +5,6 @@ parameter force_reload, and one with changes is an update (control/updates.py), 
 version unloaded first where both do not fit into memory together.
 """
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -13,17 +12,16 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from adapter.control.models import ModelControl
+from adapter.control.door import Models, Replaces, StoreModels
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
-    AlreadyLoaded,
     InlineFilesOff,
     InvalidRequest,
     ModelNotFound,
@@ -56,14 +54,6 @@ class IndexEntry:
     reason: str
 
 
-# Loads a model of a store, if asked also where it is loaded; returns whether a store has it.
-LoadOfStore: TypeAlias = Callable[[ModelId, bool], Awaitable[bool]]
-
-
-async def no_store(_: ModelId, __: bool, /) -> bool:
-    return False
-
-
 class NoFolder(InvalidRequest):
     """The name is none that a folder in a model root can have."""
 
@@ -78,20 +68,20 @@ class Repository:
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
         versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
         model_roots: Sequence[Path],
         *,
         takes_files: bool = True,
-        load_of_store: LoadOfStore = no_store,
+        stores: StoreModels | None = None,  # whose models are loaded by name; None for none
         hint: str = "",
     ) -> None:
-        self._control, self._registry = control, control.registry
-        self._operations = control.operations
+        self._models = models
+        self._registry = models.registry
         self._versions = versions
         self._roots = model_roots
         self._takes_files = takes_files
-        self._load_of_store = load_of_store
+        self._stores = stores
         self._hint = hint
         self._prefixes = sorted({f"{way}/" for root in model_roots for way in _ways(root)}, key=len)
 
@@ -135,11 +125,7 @@ class Repository:
             raise InvalidRequest("parameter force_reload must be true or false")
         known = self._registry.get(model_id)
         if not given and known is not None and known.state is ModelState.READY:
-            has_changed = await self._control.has_changed(known)  # it must be good as it is now
-            if not is_forced and not has_changed:
-                known.is_on_demand = False  # who loads it wants it to stay
-                return
-            await self._reload(known, log_fields)
+            await self._load_again(known, log_fields, is_forced=is_forced)
             return
         threads = UNPACKS if brings_files else LOOKUPS
         try:
@@ -147,93 +133,32 @@ class Repository:
         except (SourceMissing, NoFolder) as error:
             if given:  # which are for a folder
                 raise
-            if not await self._load_of_store(model_id, is_forced):
+            if not await self._load_of_store(model_id, is_forced=is_forced):
                 error.args = (f"{error}{self._hint}",)
                 raise
             return
-        await self._load_source(
-            model_id, source, log_fields, is_forced=is_forced, given=bool(given)
-        )
+        replaces = Replaces.OTHER_SOURCE if given else Replaces.CHANGED_FILES
+        if is_forced:
+            replaces = Replaces.ALWAYS
+        await self._models.replace(model_id, source, replaces, **log_fields)
 
-    async def _reload(self, known: ModelRecord, log_fields: Mapping[str, str]) -> None:
-        """Load the model again from where it was loaded."""
-        if known.source.is_cached and await self._load_of_store(known.id, known.source.is_cached):
+    async def _load_of_store(self, model_id: ModelId, *, is_forced: bool) -> bool:
+        """Load the model from a store; return whether one has it."""
+        return self._stores is not None and await self._stores.load(model_id, is_forced)
+
+    async def _load_again(
+        self, known: ModelRecord, log_fields: Mapping[str, str], *, is_forced: bool
+    ) -> None:
+        """Load a model that serves from where it was loaded, if its files have changed or it is
+        forced.
+        """
+        if known.source.is_cached and await self._load_of_store(known.id, is_forced=is_forced):
             return
         source = known.source
-        if not known.can_load_again:  # the request brought what its source lacks
+        if is_forced and not known.can_load_again:  # the request brought what its source lacks
             source = await LOOKUPS.run(_source, known.id, {}, self._roots)
-        await self._load_source(known.id, source, log_fields, is_forced=True, given=False)
-
-    async def _load_source(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        log_fields: Mapping[str, str],
-        *,
-        is_forced: bool,
-        given: bool,
-    ) -> None:
-        """Load the model, which may have to be unloaded for it, whether or not the caller waits."""
-        work = self._loaded(model_id, source, log_fields, is_forced=is_forced, given=given)
-        await asyncio.shield(self._operations.start("load", model_id, work))
-
-    async def _loaded(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        log_fields: Mapping[str, str],
-        *,
-        is_forced: bool,
-        given: bool,
-    ) -> None:
-        begun = asyncio.get_running_loop().time()
-        if is_forced and await self._has_replaced(model_id, source, log_fields):
-            return
-        while True:
-            try:
-                await self._control.load(model_id, source, **log_fields)
-            except AlreadyLoaded:  # "or reloaded if the model is already loaded"
-                if await self._has_joined(model_id, log_fields, source, begun, given=given):
-                    return
-            else:
-                return
-
-    async def _has_replaced(
-        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
-    ) -> bool:
-        """Update the model if it is loaded; return whether it was. One that is not ready makes way
-        for the load.
-        """
-        while (record := self._registry.get(model_id)) is not None:
-            if record.state is not ModelState.READY:
-                await self._make_way(model_id, log_fields)
-                return False
-            if await self._control.updates.update(record, source, **log_fields):
-                return True
-        return False
-
-    async def _has_joined(
-        self,
-        model_id: ModelId,
-        log_fields: Mapping[str, str],
-        source: ModelSource,
-        begun: float,
-        *,
-        given: bool,
-    ) -> bool:
-        """Wait for the load in progress; return whether its model will do, or was updated. Raises
-        as `joined` and `update` do. `given`: the request brought the source, else it is the files
-        in the model root as they are now.
-        """
-        loaded_as = replace(source, files=())
-        known = await self._control.joined(model_id, loaded_as, begun)
-        if known is None:
-            return False
-        if given and known.source != loaded_as:
-            return await self._control.updates.update(known, source, **log_fields)
-        if not given and await self._control.has_changed(known):  # it has read older files
-            await self._reload(known, log_fields)
-        return True
+        replaces = Replaces.ALWAYS if is_forced else Replaces.CHANGED_FILES
+        await self._models.replace(known.id, source, replaces, **log_fields)
 
     async def unload(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
@@ -244,11 +169,7 @@ class Repository:
             raise InvalidRequest("parameter unload_dependents must be true or false")
         _refuse_unknown(left, "unload_dependents")
         with suppress(ModelNotFound):  # Triton also accepts the unload of what it does not have
-            await self._control.unload(model_id, **log_fields)
-
-    async def _make_way(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
-        with suppress(ModelNotFound):
-            await self._control.make_way(model_id, **log_fields)
+            await self._models.unload(model_id, **log_fields)
 
 
 def _ways(root: Path) -> tuple[str, str]:

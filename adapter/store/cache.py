@@ -9,8 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from adapter.control.ports import DiskEvictor
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.artifacts import (
+    Artifact,
+    ArtifactKey,
+    CacheUse,
+    DiskUse,
+    FetchProgress,
+)
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
@@ -28,7 +33,7 @@ from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of, disk_error
 from adapter.store.fetching import Fetch, Version, version_of_folder
-from adapter.store.ports import Changed, Store, failed, failed_at
+from adapter.store.ports import Changed, DiskEvictor, Store, failed, failed_at
 from adapter.store.refusals import Needs, Refusals
 from adapter.store.waiting import BeginsAgain, RoomForFetches
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapter.control.ports import DiskEvictor
 from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
@@ -17,6 +16,7 @@ from adapter.errors import AdapterError, BackendError, NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Found, Note
+from adapter.store.ports import DiskEvictor
 from adapter.store.refusals import Need
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

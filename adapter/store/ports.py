@@ -77,6 +77,23 @@ class Store(Protocol):
         """Raise an error if the store cannot be used now."""
 
 
+class DiskEvictor(Protocol):
+    """Unloads models, so that their files may leave the disk for others."""
+
+    async def unload_one(self, missing_bytes: int) -> bool:
+        """Unload the least recently used of the models that `missing_bytes` need.
+
+        Return False when none may be unloaded now.
+        """
+
+    @property
+    def can_unload(self) -> bool:
+        """Whether a model that is busy now may be unloaded later."""
+
+    def bytes_that_stay(self) -> int:
+        """Return what the files of models take on disk that are never unloaded for others."""
+
+
 def failed(location: StoreLocation, path: str, reason: str) -> str:
     """Word a failure as SageMaker does."""
     return f"{failed_at(location, path)}: {reason}"

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from adapter.control.ports import DiskEvictor
 from adapter.errors import NoRoom
 from adapter.runtime import clock
 from adapter.runtime.threads import CACHE
 from adapter.store.disk import Disk, Reservation
+from adapter.store.ports import DiskEvictor
 
 # Nobody reports that a model has no request any more.
 _LOOK_SECONDS = 0.25
@@ -107,7 +107,7 @@ class RoomForFetches:
         # Whether what is kept stays in use is known once it is handed over.
         if any(each.size_bytes or each.is_cached for each in others):
             return True
-        return reservation.models is not None and reservation.models.may_unload
+        return reservation.models is not None and reservation.models.can_unload
 
     async def _pause(self, reservation: Reservation, shortage: NoRoom) -> None:
         """Wait until something has left the disk, or for a moment."""

@@ -7,7 +7,6 @@ from contextlib import redirect_stdout
 from aiohttp.test_utils import TestClient, TestServer
 
 from adapter import cli
-from adapter.control.residency import Residency
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin import Admin, Probes, Resident, application
@@ -25,22 +24,26 @@ WELL = {
 }
 
 
-def admin_of(house: House, residency: Residency | None = None) -> TestClient:
+def admin_of(house: House) -> TestClient:
     probes = Probes(
-        house.control.memory.readings,
+        house.control_state,
         house.metrics,
         why_not_live=lambda: None,
         why_not_started=lambda: None,
         why_not_ready=lambda: None,
     )
     state = DebugState(
-        house.control, about={"version": "1"}, health=lambda: WELL, residency=residency
+        house.control,
+        house.control_state,
+        house.metrics.history,
+        about={"version": "1"},
+        health=lambda: WELL,
     )
     admin = Admin(
         state,
-        Resident(house.control.registry, house.control.memory.ledger),
+        Resident(house.control.registry, house.control_state),
         access=Access("admin"),
-        drain=Drain(house.control, house.metrics.traffic, 0),
+        drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
         drain_seconds=1,
         config={},
     )
@@ -48,9 +51,9 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     return TestClient(TestServer(application(sites, probes, admin)))
 
 
-async def ps_before(house: House, residency: Residency | None = None) -> list[str]:
+async def ps_before(house: House) -> list[str]:
     """Return the lines that `ps` prints about models; it asks from a thread."""
-    async with admin_of(house, residency) as admin:
+    async with admin_of(house) as admin:
         environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
         out = io.StringIO()
         with redirect_stdout(out):

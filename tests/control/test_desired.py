@@ -48,7 +48,7 @@ async def test_one_whose_load_hangs_before_its_turn_is_not_begun_once_unloaded(h
     for gate in gates:
         gate.open()
     for each in names[:4]:
-        await house.control.loaded(each)
+        await house.control.wait_for_load(each)
     await house.turns()
 
     house.check(*names[:4])

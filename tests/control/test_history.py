@@ -159,7 +159,7 @@ async def test_what_is_remembered_of_failures_has_a_bound_in_number_and_length()
 async def test_an_inference_that_ran_out_of_memory_is_told_and_is_no_failure_of_a_load(house):
     await house.load("m")
     error = OutOfMemory("CUDA out of memory", model_id="m", was_tried=True)
-    await house.control.judged(error, ModelId("m"))
+    await house.control.lease(ModelId("m")).judge(error)
     state = await state_of(house)
     assert (state["events"][0]["operation"], state["events"][0]["status"]) == ("infer", 507)
     assert state["failures"] == []
@@ -198,7 +198,7 @@ async def test_what_became_of_triton_is_worse_than_what_failed_later_and_is_over
 async def test_an_inference_that_lacked_memory_is_over_once_the_model_answers(house):
     await house.load("m")
     error = OutOfMemory("CUDA out of memory", model_id="m", was_tried=True)
-    await house.control.judged(error, ModelId("m"))
+    await house.control.lease(ModelId("m")).judge(error)
     assert (await state_of(house))["worst"]["status"] == 507
     with house.control.leases.of(house.control.registry.get(ModelId("m"))):
         pass
@@ -223,7 +223,7 @@ async def test_an_eviction_says_for_whom_what_it_was_worth_and_what_its_return_t
     await residence.call("a")
     await residence.call("b")
     events = await events_of(residence.house)
-    async with admin_of(residence.house, residence.residency) as client:
+    async with admin_of(residence.house) as client:
         (model,) = (await (await client.get("/debug/state")).json())["models"]
     await residence.close()
     (eviction,) = [each for each in events if each["operation"] == "unload"]
@@ -338,7 +338,7 @@ async def test_on_demand_one_page_has_what_is_coming_and_the_residents_that_it_l
     gate = residence.steps.hold("fetch c")
     call = residence.house.begin(residence.call("c"))
     await gate.reached.wait()
-    async with admin_of(residence.house, residence.residency) as client:
+    async with admin_of(residence.house) as client:
         found = await (await client.get("/debug/state?models=1&sort=name")).json()
     gate.open()
     await call

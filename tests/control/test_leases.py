@@ -54,7 +54,7 @@ async def test_a_block_that_is_left_ends_the_lease_whatever_it_is_left_by(house)
 async def test_a_call_that_waits_for_a_load_says_nothing_of_the_adapters_own_time(house):
     async def served() -> float | None:
         WAITED.set(waited := Waited())
-        with await house.control.serving(ModelId("n"), 30):
+        with await house.control.wait_for_lease(ModelId("n"), 30):
             add_waited(0.5)  # for Triton
         return waited.seconds
 

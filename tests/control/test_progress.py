@@ -249,7 +249,9 @@ async def test_of_loads_that_all_hang_one_that_calls_have_begun_ends_for_another
     gates = [house.steps.hold(f"load {name}") for name in "ab"]
     begun = [
         house.begin(house.load("a")),
-        house.begin(house.control.load(ModelId("b"), ModelSource("/b"), Terms(is_on_demand=True))),
+        house.begin(
+            house.control.load_on_terms(ModelId("b"), ModelSource("/b"), Terms(is_on_demand=True))
+        ),
     ]
     for gate in gates:
         await asyncio.wait_for(gate.reached.wait(), 5)

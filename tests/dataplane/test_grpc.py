@@ -10,7 +10,6 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.calls import RpcCall
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource, TritonName
@@ -28,13 +27,14 @@ from adapter.errors import (
 )
 from adapter.frontends.grpc.messages import forwarded
 from tests.fakes.grpc_triton import Act, dataplane_to
+from tests.fakes.lease import FakeLease, LeaseState
 from tests.fakes.unread import unread
 from tests.frontends.http.listener import until
 
 
-def lease() -> Lease:
+def lease() -> FakeLease:
     record = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
-    held = Leases(lambda *_: None).of(record)
+    held = FakeLease(record)
     held.begin()
     return held
 
@@ -268,7 +268,7 @@ async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
         assert [message async for message in messages] == []
 
 
-def once_each() -> Lease:
+def once_each() -> FakeLease:
     """Lease a model that answers each request once."""
     held = lease()
     held.record.is_decoupled = False

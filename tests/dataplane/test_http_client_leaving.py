@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import State
 from adapter.errors import BackendTimeout, NotTaken, StubDied
 from tests.fakes.http_triton import OK, connections, post, reads_itself, served
+from tests.fakes.lease import FakeLease, LeaseState
 from tests.frontends.http.listener import until
 
 MIB = 2**20
@@ -20,14 +20,19 @@ SECONDS = 10
 
 
 class Failures:
-    """What a lease ended with."""
+    """What leases ended with."""
 
     def __init__(self) -> None:
-        self.seen: list[BaseException] = []
+        self._leases: list[FakeLease] = []
 
-    def lease(self) -> Lease:
+    @property
+    def seen(self) -> list[BaseException]:
+        return [error for lease in self._leases for error in lease.failures]
+
+    def lease(self) -> FakeLease:
         record = ModelRecord(ModelId("m"), TritonName("m"), ModelSource("/m"))
-        return Leases(lambda _, error: self.seen.append(error)).of(record)
+        self._leases.append(FakeLease(record))
+        return self._leases[-1]
 
 
 @pytest.fixture

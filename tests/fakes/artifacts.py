@@ -4,10 +4,16 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
-from adapter.control.ports import DiskEvictor
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.artifacts import (
+    Artifact,
+    ArtifactKey,
+    CacheUse,
+    DiskUse,
+    FetchProgress,
+)
 from adapter.errors import ArtifactNotFound
 from adapter.runtime import clock
+from adapter.store.ports import DiskEvictor
 from tests.fakes.steps import Steps
 
 _SUFFIXES = ("", ".tar.gz", ".tgz", ".tar", ".zip")

@@ -6,6 +6,8 @@ from typing import Any
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Options, Ports, TimeLimits
+from adapter.control.state import State
+from adapter.control.triton_status import Phase
 from adapter.core.ledger import Ledger
 from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
@@ -73,6 +75,7 @@ class House:
                 placing=PLACINGS["triton" if gpus is None else "most_free"],
             ),
         )
+        self.control_state = State(self.control, None)
         if gpus is not None:
             self.memory.gpus, self.memory.used_on = gpus, self._used_on
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -94,6 +97,17 @@ class House:
         await self.control.open()
         self.steps.seen.clear()
         return self
+
+    def start_again(self) -> None:
+        """Know nothing of Triton's models any more, as before `open`."""
+        self.control.triton_status.phase = Phase.STARTING
+
+    def reopen(self) -> None:
+        self.control.triton_status.phase = Phase.OPEN
+
+    def load_lost_again(self) -> None:
+        """Have models that Triton loses loaded again."""
+        self.control.triton_status._loads_again = True
 
     async def close(self) -> None:
         await self.control.drain(10)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from adapter.control.residency import Options, Residency
+from adapter.control.state import State
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
@@ -27,6 +28,7 @@ class Residence:
         self.artifacts = FakeArtifacts(self.steps)
         options = options or Options()
         self.residency = Residency(self.control, self.artifacts, self.house.metrics, options)
+        self.house.control_state = State(self.control, self.residency)
         self.waits_for_room = asyncio.Event()  # a load does
         self._became_idle = self.residency.eviction.became_idle
         self.residency.eviction.became_idle = self._waits  # type: ignore[method-assign]
@@ -53,7 +55,7 @@ class Residence:
     async def call(self, name: str, caller: str = "") -> CacheUse:
         """One inference, which takes some turns of the loop."""
         model_id = ModelId(name)
-        lease, use = await self.residency.lease(model_id, ArtifactKey("", name), caller)
+        lease, use = await self.residency.wait_for_lease(model_id, ArtifactKey("", name), caller)
         with lease as record:
             assert record.id == model_id
             await asyncio.sleep(0)
@@ -62,7 +64,7 @@ class Residence:
 
     async def hold(self, name: str) -> Any:
         """An inference that goes on until `end` of the lease."""
-        lease, _ = await self.residency.lease(ModelId(name), ArtifactKey("", name))
+        lease, _ = await self.residency.wait_for_lease(ModelId(name), ArtifactKey("", name))
         lease.begin()
         return lease
 

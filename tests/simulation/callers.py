@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from adapter.control.lease import Lease
+from adapter.control.door import Lease
 from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError, CapacityError, ModelNotFound
@@ -157,7 +157,7 @@ class Callers:
             lease.__exit__(type(left), left, None)  # as where a `with` block has it
             raise
         except AdapterError as error:
-            judged = await self._of_adapter(self._control.judged(error, ModelId(name)))
+            judged = await self._of_adapter(lease.judge(error))
             raise lease.end(judged) from None
         lease.end()
         return spec

@@ -81,7 +81,7 @@ class Crowd(Callers):
         try:
             await self._asked(key)
         except CapacityError as error:
-            if not await self._of_adapter(self._endpoint.residency.evict_for(error)):
+            if not await self._of_adapter(self._endpoint.residency.make_room(error)):
                 raise
             await self._asked(key)
 
@@ -140,7 +140,7 @@ class Crowd(Callers):
         return lease
 
     async def _begun(self, key: str) -> Any:
-        lease, _ = await self._endpoint.residency.lease(ModelId(key), ArtifactKey("", key))
+        lease, _ = await self._endpoint.residency.wait_for_lease(ModelId(key), ArtifactKey("", key))
         lease.begin()
         return lease
 

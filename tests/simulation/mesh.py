@@ -11,6 +11,7 @@ from typing import Any
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.control.models import ModelControl
+from adapter.control.state import State
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendUnavailable, ModelNotFound
 from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
@@ -52,8 +53,11 @@ class MeshCallers(Callers):
         super().__init__(world, control)
         words = world.oracle.settings.platform
         reads = world.plan.reader != "off" or world.oracle.settings.memory_limit
+        state = State(control, None)
         sizes = MeshSizes(
             control,
+            state,
+            control.memory.mesh,
             default_bytes=_DEFAULT_BYTES,
             size_factor=FACTOR,
             memory_bytes=None if reads else world.plan.device_bytes,
@@ -68,7 +72,9 @@ class MeshCallers(Callers):
             version="v1",
         )
         self._runtime = ModelRuntime(
-            *(control, world.triton, sizes, options, Metrics()),
+            *(control, state.triton, world.triton, sizes),
+            options=options,
+            metrics=Metrics(),
             access=None,
             is_ready=lambda: control.is_open and control.triton_status.is_up,
         )

@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 SEAMS = (
     "adapter._proto",
     "adapter.control.models",
-    "adapter.control.lease",
+    "adapter.control.door",
+    "adapter.control.state",
     "adapter.control.ports",
     "adapter.control.residency",
     "adapter.core.",

@@ -163,7 +163,7 @@ async def test_a_fetch_knows_how_long_it_has_waited_for_another(folder, open_cac
 
 async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_cache):
     class Pinned:
-        may_unload = False
+        can_unload = False
 
         async def unload_one(self, missing_bytes: int) -> bool:
             return False
@@ -404,7 +404,7 @@ async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloade
     models, open_cache, free
 ):
     class Idle:
-        may_unload = True
+        can_unload = True
         unloaded = 0
 
         async def unload_one(self, missing_bytes: int) -> bool:
@@ -436,7 +436,7 @@ async def test_an_archive_that_will_not_fit_beside_what_others_fill_empties_no_c
         (folder / key / "model.bin").write_bytes(bytes(5 * _MIB))
 
     class Idle:
-        may_unload = True
+        can_unload = True
         unloaded = 0
 
         async def unload_one(self, missing_bytes: int) -> bool:

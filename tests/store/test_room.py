@@ -36,7 +36,7 @@ def put(folder: Path, key: str, size_bytes: int, *, packed: bool) -> None:
 class Callers:
     """Models that somebody calls now: each will go, and none does so for others."""
 
-    may_unload = True
+    can_unload = True
 
     async def unload_one(self, missing_bytes: int) -> bool:
         return False

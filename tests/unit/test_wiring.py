@@ -287,7 +287,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
     assert part(adapter, Waits)._reason.at_once == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
-    served = part(adapter, ContainerContracts).v2._serving.__self__
+    served = part(adapter, ContainerContracts).v2._wait_for_lease.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
 
 

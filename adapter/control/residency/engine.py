@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -107,12 +107,12 @@ class Residency:
 
     # -- what frontends ask -----------------------------------------------------------------
 
-    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
-        """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited,
-        also where Triton has ended since.
+    def lease(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
+        """Return a lease if the model is loaded, by whomever; None if it must be waited for, also
+        where Triton has ended since.
 
-        It is for the fast path: a look-up, no IO. Raises ArtifactNotFound if
-        the name is that of a model which was loaded from another key than `key`.
+        It is for the fast path: a look-up, no IO. With a key, raise ArtifactNotFound if the model
+        was loaded from another one, and the error of a call that would be refused before it waits.
         """
         record = self._registry.get(model_id)  # as `_ready` does, without a call more
         if (
@@ -120,6 +120,8 @@ class Residency:
             or record.state is not _READY
             or self._control.triton_status.has_lost(record)
         ):
+            if key is not None:
+                self._refuse(model_id, key)
             return None
         if key is not None and record.files is not None and record.files.key != key:
             raise _another(model_id, key, record.files.key)
@@ -127,19 +129,19 @@ class Residency:
         self._count_hit()
         return lease
 
-    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
+    def _refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
         """Raise the error of a call that would be refused before it waits for its model."""
         self._control.refuse_unless_open()  # before anything is fetched for nothing
         known = self._registry.get(model_id)
         if known is not None and self._control.triton_status.has_lost(known):
-            return  # `lease` catches up with Triton first
+            return  # `wait_for_lease` catches up with Triton first
         is_dead = known is not None and known.state is ModelState.DEAD  # its name is free
         if (other := self._key_in_use(model_id)) not in {None, key} and not is_dead:
             raise _another(model_id, key, other)
         self.waits.refuse_known(model_id)
         self.waits.refuse_one_more(model_id)
 
-    async def lease(
+    async def wait_for_lease(
         self, model_id: ModelId, key: ArtifactKey, caller: str = ""
     ) -> tuple[Lease, CacheUse]:
         """Return a lease of the model, which is fetched and loaded first where need be. `caller`:
@@ -149,14 +151,13 @@ class Residency:
         takes longer than `model_wait_seconds` (the load goes on), TooManyWaiting, NoRoom, what the
         store and the load raise, and BackendUnavailable amid a start or a drain.
         """
-        if (lease := self.resident(model_id, key)) is not None:
+        if (lease := self.lease(model_id, key)) is not None:
             self._note_use(model_id, caller)
             return lease, CacheUse.HIT
-        self._control.refuse_unless_open()
         begun = clock.monotonic()
         deadline = begun + self.options.model_wait_seconds
         await self._control.catch_up(model_id)
-        self.refuse(model_id, key)
+        self._refuse(model_id, key)
         leave_out()
         wait = self.waits.begin(model_id, key, caller)
         try:
@@ -179,14 +180,14 @@ class Residency:
             finally:
                 self.waits.end(wait)
 
-    async def load(self, model_id: ModelId, again: bool = False) -> bool:
+    async def load(self, model_id: ModelId, is_forced: bool = False) -> bool:
         """Load a model of a store by its name, as V2's repository does: it is not evicted then.
-        `again`: also where it is loaded already. Return whether a store has it.
+        `is_forced`: also where it is loaded already. Return whether a store has it.
         """
         if (key := await self.find(model_id)) is None:
             return False
         self._registry.lost.pop(model_id, None)
-        if again and model_id in self._registry:
+        if is_forced and model_id in self._registry:
             work = self._load_again(model_id, key)
             await asyncio.shield(self._control.operations.start("load", model_id, work))
         await self.bring(model_id, key)
@@ -229,18 +230,18 @@ class Residency:
         store, path = (first, rest) if rest and first in self._stores else ("", name)
         return ArtifactKey(store, parse_artifact_path(path))
 
-    async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
+    async def wait_for_named(self, model_id: ModelId, limit_seconds: float) -> Lease:
         """Return a lease of a model that is asked for by name alone, as V2 does: it is loaded
-        first where it is not and a store has it. `wait_seconds`: for a load by somebody else.
+        first where it is not and a store has it. `limit_seconds`: for a load by somebody else.
         Raises ArtifactNotFound if a store was asked for it and has no such key.
         """
-        if (lease := self.resident(model_id)) is not None:
+        if (lease := self.lease(model_id)) is not None:
             return lease
         if (key := self._key_in_use(model_id)) is not None:
-            return (await self.lease(model_id, key))[0]
+            return (await self.wait_for_lease(model_id, key))[0]
         await self._control.catch_up(model_id)
         try:
-            return await self._control.serving(model_id, wait_seconds)
+            return await self._control.wait_for_lease(model_id, limit_seconds)
         except ModelNotFound as error:
             if (key := await self.find(model_id)) is None:
                 asked = self._asked_for(model_id)
@@ -248,7 +249,26 @@ class Residency:
                     raise
                 why = f"{error}, and in the store there is no such key: {asked}"
                 raise ArtifactNotFound(why, model_id=model_id) from error
-        return (await self.lease(model_id, key))[0]
+        return (await self.wait_for_lease(model_id, key))[0]
+
+    @property
+    def waiting(self) -> int:
+        """Count the callers that have no lease yet."""
+        return self.waits.count
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """Count the models that were evicted, by reason."""
+        return self.eviction.evictions
+
+    def waiting_for(self, model_id: ModelId) -> int:
+        """Return how many callers wait for the model."""
+        wait = self.waits.get(model_id)
+        return 0 if wait is None else wait.callers.total()
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        """Return whether the model is never evicted."""
+        return self.eviction.is_pinned(model_id)
 
     def models(self) -> list[ModelRecord]:
         """Return the models that calls have had fetched."""
@@ -262,7 +282,7 @@ class Residency:
         """Return how many models are on disk alone, and their bytes."""
         return self._artifacts.unused()
 
-    async def evict_for(self, error: CapacityError) -> bool:
+    async def make_room(self, error: CapacityError) -> bool:
         """Evict idle models until what `error` needs fits; False when nothing could go."""
         return await self.eviction.evict_for(error)
 

@@ -210,7 +210,7 @@ class Eviction:
         return artifact.size_bytes if artifact else 0
 
     @property
-    def may_unload(self) -> bool:
+    def can_unload(self) -> bool:
         kept = {self.retention_reason(record) for record in self.loaded()}
         states = {record.state for record in self._registry.of_stores()}
         return bool(kept - _FOR_GOOD) or not states.isdisjoint(_PASSING)

@@ -87,7 +87,7 @@ class OnDemandLoader:
             else:
                 # a platform's load fails where there is no room; calls evict others, and wait
                 with suppress(CapacityError):
-                    await self._control.loaded(model_id)
+                    await self._control.wait_for_load(model_id)
                     return True
         return False
 
@@ -197,10 +197,10 @@ class OnDemandLoader:
         if artifact is None:
             return False
         try:
-            await self._control.load(model_id, source_of(artifact), terms)
+            await self._control.load_on_terms(model_id, source_of(artifact), terms)
         except AlreadyLoaded:
             with suppress(CapacityError):  # as in `_is_loaded_by_others`
-                await self._control.loaded(model_id)
+                await self._control.wait_for_load(model_id)
             return False
         self._metrics.endpoint_loading_seconds.observe(clock.monotonic() - begun)
         return True

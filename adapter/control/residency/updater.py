@@ -169,7 +169,7 @@ class Updater:
         self._registry.put_on_disk(other, later)
         terms = Terms(is_on_demand=True, evicts=False, takes_over=record)
         try:
-            await self._control.load(other, source_of(newer), terms)
+            await self._control.load_on_terms(other, source_of(newer), terms)
         except CapacityError:
             if self._is_current(record):
                 files.newer, later.artifact = later.artifact, None

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from adapter._proto import model_runtime_pb2 as pb
-from adapter.control.models import ModelControl
+from adapter.control.door import Models, RoomMaker, TritonState
 from adapter.core.model import (
     ModelId,
     ModelSource,
@@ -22,7 +22,6 @@ from adapter.core.model import (
     strip_last_slash,
 )
 from adapter.core.registry import ModelRecord
-from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
@@ -54,6 +53,8 @@ _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelSt
 
 
 class Triton(Protocol):
+    """Tells ModelMesh about Triton."""
+
     @property
     def version(self) -> str:
         """Return what Triton reports; "" if nothing."""
@@ -81,18 +82,21 @@ class ModelRuntime:
 
     def __init__(
         self,
-        control: ModelControl,
-        triton: Triton,
+        models: Models,
+        triton: TritonState,
+        server: Triton,
         sizes: MeshSizes,
+        *,
         options: Options,
         metrics: Metrics,
-        *,
         access: Access,
         is_ready: Callable[[], bool],
     ) -> None:
         self._access = access
-        self._control, self._registry = control, control.registry
-        self._status, self._triton = control.triton_status, triton
+        self._models = models
+        self._registry = models.registry
+        self._triton = triton
+        self._server = server
         self._sizes = sizes
         self._options = options
         self._metrics = metrics
@@ -119,11 +123,11 @@ class ModelRuntime:
                 self._broken_off,
             )
         except BaseException:
-            self._sizes.books.drop(model_id)
+            self._sizes.drop(model_id)
             raise
         limit = self._options.model_concurrency
         if isinstance(limit, str):
-            limit = await self._triton.instances(record.name)
+            limit = await self._server.instances(record.name)
         size = self._sizes.after_load(model_id)
         return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
 
@@ -135,13 +139,13 @@ class ModelRuntime:
             known = self._registry.get(model_id)
             if known is not None and known.state in _PRESENT:
                 if strip_last_slash(known.source.url) == strip_last_slash(source.url):
-                    return await self._control.loaded(model_id)
+                    return await self._models.wait_for_load(model_id)
                 await self._unload(model_id, **log_fields)
             try:
                 return await self._load_in_slot(model_id, source, size, log_fields)
             except AlreadyLoaded:  # by another frontend, meanwhile, or Triton has lost it
                 with suppress(AdapterError):
-                    await self._control.loaded(model_id)
+                    await self._models.wait_for_load(model_id)
                     continue
                 await asyncio.sleep(_RETRY_SECONDS)
 
@@ -150,8 +154,8 @@ class ModelRuntime:
     ) -> ModelRecord:
         """The slot is released when the load ends, also when the caller has left."""
         await self._until_begun(model_id, size)
-        terms = Terms(is_planned=True)
-        work = self._control.load(model_id, source, terms, frontend="modelmesh", **log_fields)
+        log_fields = {"frontend": "modelmesh", **log_fields}
+        work = self._models.load(model_id, source, RoomMaker.MESH, **log_fields)
         task = asyncio.create_task(work)
         self._loads[task] = model_id
         task.add_done_callback(self._slot_released)
@@ -183,9 +187,9 @@ class ModelRuntime:
         return. `size` is counted for the load in between; a lack of room is no error here.
         """
         with self._metrics.waiting_load("memory"):
-            await self._control.memory.wait_for_evictions(self._told_seconds() / 2)
+            await self._sizes.wait_for_evictions(self._told_seconds() / 2)
         # counted before the slot: the next load waits for what ModelMesh evicts for this size
-        self._sizes.books.count(model_id, size)
+        self._sizes.count(model_id, size)
         with self._metrics.waiting_load("turn"):
             await self._load_slots.acquire()
 
@@ -210,10 +214,10 @@ class ModelRuntime:
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
-                    await self._status.wait_up(deadline)
+                    await self._triton.wait_until_up(deadline)
                     return await act()
             except BackendUnavailable as error:
-                is_over = not self._control.is_open or clock.monotonic() > deadline
+                is_over = not self._triton.is_open or clock.monotonic() > deadline
                 if is_over or (error.delivered and was_broken_off):
                     raise
                 if error.delivered:
@@ -230,18 +234,18 @@ class ModelRuntime:
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
         is_known = model_id in self._registry
-        if self._control.is_open and not is_known:  # nothing that Triton would have to do
+        if self._triton.is_open and not is_known:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
             act = partial(self._unload, model_id, **log_fields)
             await self._with_triton(act, seconds, nullcontext())
-        self._sizes.books.drop(model_id)
+        self._sizes.drop(model_id)
         return pb.UnloadModelResponse()
 
     async def _unload(self, model_id: ModelId, **log_fields: str) -> None:
         # "If the specified model is not found/loaded, ... return immediately (without error)"
         with suppress(ModelNotFound):
-            await self._control.unload(model_id, frontend="modelmesh", **log_fields)
+            await self._models.unload(model_id, frontend="modelmesh", **log_fields)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -258,7 +262,7 @@ class ModelRuntime:
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
-        self._status.has_mesh = True
+        self._sizes.note_mesh()
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting
@@ -269,7 +273,7 @@ class ModelRuntime:
             maxLoadingConcurrency=options.load_concurrency,
             modelLoadingTimeoutMs=int(self._told_seconds() * 1000),
             defaultModelSizeInBytes=self._sizes.default_bytes,
-            runtimeVersion=self._triton.version or options.version,
+            runtimeVersion=self._server.version or options.version,
             methodInfos={
                 f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
                     idInjectionPath=[1]
@@ -300,16 +304,10 @@ class ModelRuntime:
         while True:
             for wait in [wait for waits in self._waiting.values() for wait in waits]:
                 wait.cancel()
-            ids = {record.id for record in self._registry.records()}
-            ids.update(self._loads.values())
-            if not ids and not self._waiting:
-                await self._control.unload_strangers()
-                return
             await asyncio.sleep(0)  # for loads whose wait has just ended
-            ended = await asyncio.gather(*map(self._unload, sorted(ids)), return_exceptions=True)
-            for error in ended:
-                if error is not None:
-                    raise error
+            await self._models.unload_all(frontend="modelmesh")
+            if not self._waiting and not self._loads:
+                return
 
     # -- the service ------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from adapter.control.models import ModelControl
-from adapter.core.ledger import UNSEEN, DeviceBook
+from adapter.control.door import ControlState, DeviceState, Models
+from adapter.core.admission import MeshBooks
+from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device, total
 from adapter.core.model import ModelId
 from adapter.errors import BackendError, CallerError, ModelNotFound
@@ -64,7 +65,9 @@ class MeshSizes:
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        state: ControlState,
+        books: MeshBooks,  # that admission of loads reads
         *,
         default_bytes: int,
         size_factor: float,
@@ -75,8 +78,11 @@ class MeshSizes:
         None: unknown.
         """
         self.default_bytes = default_bytes
-        self._registry, self._memory = control.registry, control.memory
-        self._learned, self.books = self._memory.sizes, self._memory.mesh
+        self._registry = models.registry
+        self._state = state
+        self._learned = state.sizes
+        self._books = books
+        self._changed = asyncio.Event()  # set when what ModelMesh counts may have shrunk
         self._factor = size_factor
         self._container_bytes = memory_bytes
         self._buffer = buffer_bytes
@@ -86,11 +92,11 @@ class MeshSizes:
         part of the memory of Triton's container that is for models. BackendError when that is
         unknown, or when ModelMesh would not start with it.
         """
-        book = self._memory.ledger.snapshot()
+        devices = self._state.devices()
         bounds = []
-        if book.devices:
-            bounds.append(sum(self._promised(*each) for each in book.devices.items()))
-        if self._container_bytes is not None and book.devices.keys() <= {HOST, UNSEEN}:
+        if devices:
+            bounds.append(sum(self._promised(*each) for each in devices.items()))
+        if self._container_bytes is not None and devices.keys() <= {HOST, UNSEEN}:
             bounds.append(self._container_bytes - self._buffer)
         if not bounds:
             names = "modelmesh_memory (CONTAINER_MEM_REQ_BYTES) or memory_limit"
@@ -101,7 +107,7 @@ class MeshSizes:
             raise BackendError(f"what there is of memory {error}") from error
         return min(bounds)
 
-    def _promised(self, device: Device, book: DeviceBook) -> int:
+    def _promised(self, device: Device, book: DeviceState) -> int:
         """Return what will be free for models on one device: less what the baseline may grow by,
         and less a landing strip for one load that takes more than was predicted.
         """
@@ -118,8 +124,31 @@ class MeshSizes:
     def tell(self) -> int:
         """Return `capacity`, which ModelMesh now counts with."""
         capacity = self.capacity()
-        self.books.start(capacity)
+        self._books.start(capacity)
+        self._changed.set()
         return capacity
+
+    def note_mesh(self) -> None:
+        """Note that a ModelMesh is there."""
+        self._books.is_present = True
+
+    async def wait_for_evictions(self, limit_seconds: float) -> None:
+        """Wait while ModelMesh is to evict models by its books."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_seconds):
+                while self._books.evicts:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def count(self, model_id: ModelId, size_bytes: int) -> None:
+        """Count a model as ModelMesh does."""
+        self._books.count(model_id, size_bytes)
+        self._changed.set()
+
+    def drop(self, model_id: ModelId) -> None:
+        """Count a model no more, as it was unloaded, or its load has failed."""
+        self._books.drop(model_id)
+        self._changed.set()
 
     def predict(self, model_id: ModelId, path: str) -> int:
         """Return what ModelMesh is to book for a load. It asks with a path of its storage before
@@ -131,7 +160,7 @@ class MeshSizes:
         """Count a load at its prediction, as ModelMesh does. Return the size that it will probably
         get after the load: the learned one, else a guess by the size on disk.
         """
-        self.books.count(model_id, self.predict(model_id, path))
+        self.count(model_id, self.predict(model_id, path))
         if (known := self._known(model_id, path)) is not None:
             return known
         return max(self._guess(None, key.disk_size_bytes), self._learned.mean_bytes())
@@ -154,19 +183,20 @@ class MeshSizes:
 
     def _is_measured(self, model_id: ModelId) -> bool:
         record = self._registry.get(model_id)
-        return record is None or self._memory.accounts.is_measured(record.name)
+        return record is None or self._state.size_of(record).is_measured
 
     def _reported(self, model_id: ModelId) -> int:
         size = self._size(model_id)
-        self.books.count(model_id, size)
+        self.count(model_id, size)
         return size
 
     def _size(self, model_id: ModelId) -> int:
         record = self._registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
-        held = total(self._memory.ledger.of(record.name))
-        if held and self._learned.learned(record.package_key) is not None:
+        size = self._state.size_of(record)
+        held = total(size.held)
+        if held and size.is_learned:
             return held
         return max(held, self._guess(record.declared_bytes, record.disk_bytes))
 

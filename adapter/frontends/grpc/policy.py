@@ -13,11 +13,10 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2
-from adapter.control.lease import Lease, Serving
-from adapter.control.models import ModelControl
-from adapter.control.triton_status import lost
+from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
+from adapter.core.registry import lost_with_triton
 from adapter.core.triton_input import HeaderTable
 from adapter.errors import (
     AdapterError,
@@ -92,29 +91,31 @@ __all__ = ["FRONTEND", "RelayPolicy"]
 
 
 class RelayPolicy:
-    """The policy of one listener. `is_direct`: calls may go to Triton directly, and need neither a
-    span nor a look at who sends them, which they get in the fallback server. `serving`: how a call
-    comes to its model, by default one that is loaded; else calls load models, so that metadata with
-    the name that the message has is no mesh's. `load_wait_seconds` is as in V2Service.
-    `takes_cancels` returns whether Triton survives the cancel of a call.
+    """Decides for one listener which calls go to Triton directly.
+
+    Where calls load models, metadata with the name that the message has is for a proxy, and no
+    mesh's.
     """
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        triton: TritonState,
         faults: Faults,
         metrics: Metrics,
         limits: MessageLimits,
         *,
         frontend: str = FRONTEND,
+        # whether calls may go to Triton directly: they need neither a span nor a look at who sends
+        # them, which they get in the fallback server
         is_direct: bool = True,
-        load_wait_seconds: float = 0,
-        serving: Serving | None = None,
-        takes_cancels: Callable[[], bool] = bool,
+        load_wait_seconds: float = 0,  # as in V2Service
+        on_demand: WaitForLease | None = None,  # has models loaded for calls
+        takes_cancels: Callable[[], bool] = bool,  # whether Triton survives the cancel of a call
         metadata: HeaderTable = _EXTERNAL,  # decides which metadata Triton gets
         shares_memory: bool = False,  # as in V2Call
     ) -> None:
-        self.control = control
+        self._models = models
         self.shares_memory = shares_memory
         self._metadata = metadata
         self.takes_cancels = takes_cancels
@@ -123,11 +124,10 @@ class RelayPolicy:
         self.served = self.middleware.served(_METHOD)
         self._limits = limits
         self._is_direct = is_direct
-        self._loads_on_demand = serving is not None
-        self._serving = serving or control.serving
+        self._loads_on_demand = on_demand is not None
+        self._wait_for_lease = on_demand or models.wait_for_lease
         self._load_wait_seconds = load_wait_seconds
-        self.status = control.triton_status
-        self._is_lost = self.status.has_lost
+        self.triton = triton
 
     def is_forwarded(self, header: bytes) -> bool:
         if header.startswith(_OF_GRPC):
@@ -175,12 +175,12 @@ class RelayPolicy:
     ) -> "_DirectCall | AdapterError | None":
         try:
             text = name.decode()
-            lease = self.control.lease(ModelId(text if mesh_id is None else mesh_id))
+            lease = self._models.lease(ModelId(text if mesh_id is None else mesh_id))
         except UnicodeDecodeError:  # the fallback server answers with the error
             return None
         except AdapterError as error:
             return self._refusal(text, mesh_id, error)
-        if (mesh_id is not None or self._loads_on_demand) and self._is_lost(lease.record):
+        if (mesh_id is not None or self._loads_on_demand) and self.triton.has_lost(lease.record):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
@@ -199,12 +199,12 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name if mesh_id is None else mesh_id)
             if mesh_id is not None:
-                self.status.refuse_lost(model_id)
-                if type(error) is BackendUnavailable:  # as TritonStatus.is_cause_of has it
+                self.triton.refuse_lost(model_id)
+                if type(error) is BackendUnavailable:  # as TritonState.is_exit_behind has it
                     return None
         except AdapterError as earlier:
             return earlier
-        return None if self.control.is_being_loaded(model_id) else error
+        return None if self._models.is_being_loaded(model_id) else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
@@ -217,8 +217,8 @@ class RelayPolicy:
         try:
             model_id = parse_model_id(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.status.refuse_lost(model_id)
-            await self._serving(model_id, self._load_wait_seconds)
+                self.triton.refuse_lost(model_id)
+            await self._wait_for_lease(model_id, self._load_wait_seconds)
         except AdapterError as error:
             return error
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
@@ -229,13 +229,15 @@ class RelayPolicy:
         try:
             model_id = ModelId(name.decode())
             if self.is_of_mesh(mesh_id):
-                self.status.refuse_lost(model_id)
-            record = self.control.lease(model_id).record
+                self.triton.refuse_lost(model_id)
+            record = self._models.lease(model_id).record
         except UnicodeDecodeError:
             return None
         except AdapterError as error:
             return error
-        return lost(record.id) if self._loads_on_demand and self._is_lost(record) else None
+        if self._loads_on_demand and self.triton.has_lost(record):
+            return lost_with_triton(record.id)
+        return None
 
 
 def _ours(error: Exception) -> Exception:
@@ -301,7 +303,7 @@ class _DirectCall(CountedRequest):
         self.count("OK", now=now)
 
     def answered_nothing(self) -> None:
-        self._policy.control.answered_nothing(self._lease.record)
+        self._lease.note_missing_outputs()
 
     def cancelled(self) -> None:
         self.count("CANCELLED")
@@ -342,10 +344,12 @@ class _DirectCall(CountedRequest):
             error.model_id = error.model_id or self._lease.record.asked_for
         if not isinstance(error, BackendError | CapacityError):
             return error
-        control, model_id = self._policy.control, self._lease.record.id
-        if self._policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
-            return lost(model_id) if await self._policy.status.is_cause_of(error) else error
-        judged = await control.judged(error, model_id)
+        policy = self._policy
+        if policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
+            if await policy.triton.is_exit_behind(error):
+                return lost_with_triton(self._lease.record.id)
+            return error
+        judged = await self._lease.judge(error)
         if judged is not error:
             judged.__cause__ = error
         return judged

@@ -10,12 +10,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from adapter.control.lease import Lease
-from adapter.control.models import ModelControl
+from adapter.control.door import Lease, TritonState
 from adapter.core.calls import RpcCall, RpcDataPlane, RpcStream
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
-from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
@@ -57,7 +55,7 @@ _KEY, _VALUE, _TRUE = 1, 2, b"\x08\x01"
 class StreamInfer:
     def __init__(
         self,
-        control: ModelControl,
+        triton: TritonState,
         dataplane: RpcDataPlane,
         faults: Faults,
         middleware: GrpcMiddleware,
@@ -66,7 +64,7 @@ class StreamInfer:
         shares_memory: bool,
     ) -> None:
         self.shares_memory = shares_memory
-        self.control = control
+        self.triton = triton
         self.lease = lease
         self.faults = faults
         self.middleware = middleware
@@ -90,25 +88,25 @@ class _ModelStream:
         self.unanswered = 0
         self.opened = asyncio.Event()
         self.is_ending = self._is_abandoned = False
-        self._lease = lease
+        self.lease = lease
 
     def abandon(self) -> None:
         self._is_abandoned = True
-        self._lease.abandon()
+        self.lease.abandon()
 
     def end(self, error: BaseException | None = None) -> BaseException | None:
-        return self._lease.end(error)
+        return self.lease.end(error)
 
     def take(self, lease: Lease) -> None:
         if not self.unanswered:
-            self._lease = lease
+            self.lease = lease
             lease.begin()
         self.unanswered += 1
 
     def answered(self) -> None:
         self.unanswered -= 1
         if not self.unanswered:
-            self._lease.end()
+            self.lease.end()
 
     async def done_writing(self) -> None:
         self.is_ending = True
@@ -116,7 +114,7 @@ class _ModelStream:
 
     def has_ended(self, _: object) -> None:
         if not self._is_abandoned:
-            self._lease.end()
+            self.lease.end()
 
 
 class _StreamProxy:
@@ -222,7 +220,7 @@ class _StreamProxy:
         """Return what waits for these responses to be read; None where nothing does."""
         if self._is_cut:
             return "too many of them wait"
-        if not self._service.control.is_open:
+        if not self._service.triton.is_open:
             return "the adapter is stopping"
         for stream in self._streams.values():
             if stream.unanswered and stream.record.state is ModelState.UNLOADING:
@@ -234,15 +232,16 @@ class _StreamProxy:
         answer, record = read_field(message, _ANSWER) or b"", stream.record
         name, text = read_field(answer, _NAME), read_field(message, _ERROR)
         if text:
-            message = with_field(message, _ERROR, (await self._failed(text, name, record)).encode())
+            message = with_field(message, _ERROR, (await self._failed(text, name, stream)).encode())
         if name is not None:
             message = named_for_caller(message, record, (_ANSWER, _NAME))
         await self._write(message)
         if _is_last(answer) or name is None:
             stream.answered()
 
-    async def _failed(self, text: bytes, name: bytes | None, record: ModelRecord) -> str:
+    async def _failed(self, text: bytes, name: bytes | None, stream: _ModelStream) -> str:
         """Return the text for the client; responses of a stream have no code."""
+        record = stream.record
         failure: AdapterError = self._service.faults.of_grpc_inference(
             "NOT_FOUND" if name is None else "INTERNAL",
             text.decode("utf-8", "replace"),
@@ -251,9 +250,8 @@ class _StreamProxy:
         )
         if name is None and type(failure) is InferenceFailed:
             failure = InvalidRequest(str(failure), model_id=record.id)
-        control = self._service.control
-        error = await control.judged(failure, record.id)
-        control.call_failed(record, failure)  # the lease ends with the last response
+        error = await stream.lease.judge(failure)
+        stream.lease.note_failure(failure)  # the lease ends with the last response
         self._service.middleware.note(_METHOD, error, self._ids)
         return self._text(error)
 

@@ -9,13 +9,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.lease import Lease, Serving
-from adapter.control.models import ModelControl
-from adapter.control.triton_status import lost
+from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
-from adapter.core.registry import ModelRecord
+from adapter.core.registry import ModelRecord, lost_with_triton
 from adapter.errors import (
     BackendError,
     BackendUnavailable,
@@ -75,31 +73,31 @@ _TRACED_MODEL = 2  # field of TraceSettingRequest
 
 
 class V2Service(grpc.GenericRpcHandler):
-    """Without `repository` only inference is served. `load_wait_seconds`: how long a call waits for
-    a load of its model that is under way. `serving`: how a call comes to its model, by default one
-    that is loaded.
-    """
+    """Serves the methods of the service at one listener."""
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        triton: TritonState,
         dataplane: RpcDataPlane,
         faults: Faults,
         metrics: Metrics,
         *,
         access: Access,
-        repository: Repository | None,
+        repository: Repository | None,  # None serves inference alone
         is_live: Callable[[], bool],
         is_ready: Callable[[], bool],
-        load_wait_seconds: float,
+        load_wait_seconds: float,  # for a load of the model by somebody else
         passthrough: Collection[str],
         limits: MessageLimits,
         budget: ByteBudget,
-        serving: Serving | None = None,
+        on_demand: WaitForLease | None = None,  # has models loaded for calls
     ) -> None:
-        self._control, self._registry = control, control.registry
-        self._serving = serving or control.serving
-        self._loads_on_demand = serving is not None
+        self._models = models
+        self._registry = models.registry
+        self._triton = triton
+        self._wait_for_lease = on_demand or models.wait_for_lease
+        self._loads_on_demand = on_demand is not None
         self._dataplane = dataplane
         self._is_live, self._is_ready = is_live, is_ready
         self._load_wait_seconds = load_wait_seconds
@@ -107,7 +105,7 @@ class V2Service(grpc.GenericRpcHandler):
         middleware = GrpcMiddleware(metrics, access.name, access=access)
         self._shares_memory = "shared_memory" in passthrough
         stream = StreamInfer(
-            control,
+            triton,
             dataplane,
             faults,
             middleware,
@@ -177,7 +175,7 @@ class V2Service(grpc.GenericRpcHandler):
         """Forward TraceSetting of one model, or of all when it names none."""
         if not read_field(message, _TRACED_MODEL):
             return await self._forwarded("TraceSetting", message, context)
-        lease = self._control.lease(id_in(message, (), _TRACED_MODEL))
+        lease = self._models.lease(id_in(message, (), _TRACED_MODEL))
         with lease as record:
             message = named_for_triton(message, record, _TRACED_MODEL)
             return await self._forward("TraceSetting", message, context, lease)
@@ -188,15 +186,15 @@ class V2Service(grpc.GenericRpcHandler):
         """Answer ModelMesh NOT_FOUND where Triton's process, and its models with it, are gone: it
         loads the model again, and that load waits for Triton. Of UNAVAILABLE it makes INTERNAL.
         """
-        model_id, status = self._id_of_mesh(message, context), self._control.triton_status
+        model_id = self._id_of_mesh(message, context)
         if model_id is None:
             return await act(message, context)
-        status.refuse_lost(model_id)
+        self._triton.refuse_lost(model_id)
         try:
             return await act(message, context)
         except BackendUnavailable as error:
-            if await status.is_cause_of(error):
-                raise lost(model_id) from error
+            if await self._triton.is_exit_behind(error):
+                raise lost_with_triton(model_id) from error
             raise
 
     async def _lease(self, message: bytes, context: Context) -> Lease:
@@ -204,7 +202,7 @@ class V2Service(grpc.GenericRpcHandler):
         the mesh alone.
         """
         if (model_id := self._id_of_mesh(message, context)) is not None:
-            return await self._control.serving(model_id, self._load_wait_seconds)
+            return await self._models.wait_for_lease(model_id, self._load_wait_seconds)
         return await self._lease_of(id_in(message, metadata_of(context)))
 
     def _id_of_mesh(self, message: bytes, context: Context) -> ModelId | None:
@@ -217,7 +215,7 @@ class V2Service(grpc.GenericRpcHandler):
         return None if read_field(message, _NAME) == model_id.encode() else model_id
 
     async def _lease_of(self, model_id: ModelId) -> Lease:
-        return await self._serving(model_id, self._load_wait_seconds)
+        return await self._wait_for_lease(model_id, self._load_wait_seconds)
 
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
         lease = await self._lease(message, context)
@@ -228,16 +226,16 @@ class V2Service(grpc.GenericRpcHandler):
             try:
                 answer = await self._forward(method, message, context, lease)
             except (BackendError, CapacityError) as error:
-                raise await self._control.judged(error, record.id) from error
+                raise await lease.judge(error) from error
             if method == _INFER and len(answer) < SHORT_BYTES and has_no_outputs(answer):
-                self._control.answered_nothing(record)
+                lease.note_missing_outputs()
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
 
     async def _ready(self, message: bytes, context: Context) -> bytes:
         """Return false for a model that is not loaded, as Triton does; NOT_FOUND to ModelMesh."""
         metadata = metadata_of(context)
         try:
-            lease = self._control.lease(id_in(message, metadata))
+            lease = self._models.lease(id_in(message, metadata))
         except (ModelNotFound, ModelNotReady) as error:
             if isinstance(error, ModelNotFound) and self._id_of_mesh(message, context):
                 raise

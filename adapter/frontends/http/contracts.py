@@ -7,8 +7,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from adapter.control.lease import Lease, Serving
-from adapter.control.models import ModelControl
+from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError
@@ -53,39 +52,40 @@ class Contract(Protocol):
 
 class ContainerContract:
     """SageMaker's container contract, or V2: what is not loaded is refused, or waited for by
-    aiohttp, `load_wait_seconds` for a load by somebody else. `serving`: how calls of V2 load their
-    models; None if they load none.
+    aiohttp.
     """
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        triton: TritonState,
         *,
         is_v2: bool,
-        serving: Serving | None = None,
-        load_wait_seconds: float = 0,
+        on_demand: WaitForLease | None = None,  # has models loaded for calls of V2
+        load_wait_seconds: float = 0,  # for a load by somebody else
     ) -> None:
         self.sends_again = self.renames = False
-        self._control, self._status = control, control.triton_status
+        self._models = models
+        self._triton = triton
         self._is_v2 = is_v2
-        self._loads_for_calls = serving is not None
-        self._serving, self._load_wait = serving or control.serving, load_wait_seconds
+        self._loads_for_calls = on_demand is not None
+        self._wait_for_lease = on_demand or models.wait_for_lease
+        self._load_wait = load_wait_seconds
 
     def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
-        control = self._control
         try:
-            lease = control.lease(model_id)
+            lease = self._models.lease(model_id)
         except AdapterError:
-            may_wait = self._loads_for_calls or control.is_being_loaded(model_id)
+            may_wait = self._loads_for_calls or self._models.is_being_loaded(model_id)
             if self._is_v2 and may_wait:
                 return None  # aiohttp waits for the model
             raise
         record = lease.record
         is_other = record.is_renamed or (is_typed and record.content_types)
-        return None if is_other or self._status.has_lost(record) else lease
+        return None if is_other or self._triton.has_lost(record) else lease
 
     async def wait(self, model_id: ModelId, _: web.BaseRequest) -> Lease:
-        return await self._serving(model_id, self._load_wait)
+        return await self._wait_for_lease(model_id, self._load_wait)
 
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
         return headers, body
@@ -105,12 +105,17 @@ class ContainerContracts:
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        triton: TritonState,
         *,
-        serving: Serving | None = None,
+        on_demand: WaitForLease | None = None,
         load_wait_seconds: float = 0,
     ) -> None:
-        self.sagemaker = ContainerContract(control, is_v2=False)
+        self.sagemaker = ContainerContract(models, triton, is_v2=False)
         self.v2 = ContainerContract(
-            control, is_v2=True, serving=serving, load_wait_seconds=load_wait_seconds
+            models,
+            triton,
+            is_v2=True,
+            on_demand=on_demand,
+            load_wait_seconds=load_wait_seconds,
         )

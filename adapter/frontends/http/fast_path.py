@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
-from adapter.control.lease import Lease
-from adapter.control.models import ModelControl
+from adapter.control.door import Lease
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
 from adapter.frontends.http.application import SKIPPED_BYTES, ClientConnection
@@ -58,7 +57,6 @@ class FastPath:
 
     def __init__(
         self,
-        control: ModelControl,
         dataplane: FastDataPlane,
         instrumentation: Instrumentation,
         clock: Clock,
@@ -67,7 +65,7 @@ class FastPath:
         shares_memory: bool = False,  # inferences may name regions of shared memory
     ) -> None:
         self.shares_memory = shares_memory
-        self.control, self.dataplane = control, dataplane
+        self.dataplane = dataplane
         self.instrumentation, self.clock, self.budget = instrumentation, clock, budget
         self.accepts_requests = True
 
@@ -348,11 +346,12 @@ class Inference:
             if self._status:
                 self._client.abort()  # that is all that can be said of an answer that broke off
                 return
+            lease = self._lease
             reported = self._release(error)
             error = reported if isinstance(reported, AdapterError) else error
             self._stage = _REFUSING
-            if isinstance(error, BackendError | CapacityError):
-                self._task = asyncio.get_running_loop().create_task(self._judge(error))
+            if lease is not None and isinstance(error, BackendError | CapacityError):
+                self._task = asyncio.get_running_loop().create_task(self._judge(lease, error))
             else:
                 self._refuse(error)
         except Exception as error:  # noqa: BLE001 - all of them
@@ -396,10 +395,10 @@ class Inference:
             self._refuse(error)
         return True
 
-    async def _judge(self, error: AdapterError) -> None:
-        head, body = self._head, self._body
+    async def _judge(self, lease: Lease, error: AdapterError) -> None:
+        body = self._body
         try:
-            judged = await self._path.control.judged(error, head.model_id)
+            judged = await lease.judge(error)
             if (
                 body is not None
                 and isinstance(judged, CapacityError)

@@ -9,8 +9,7 @@ from functools import partial
 
 from aiohttp import HttpVersion11, web
 
-from adapter.control.lease import Lease
-from adapter.control.models import ModelControl
+from adapter.control.door import Lease
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
@@ -53,7 +52,6 @@ class SlowPath:
 
     def __init__(
         self,
-        control: ModelControl,
         dataplane: V2DataPlane,
         contracts: ContainerContracts,
         *,
@@ -66,7 +64,6 @@ class SlowPath:
         self.shares_memory = shares_memory
         self.dataplane, self.contracts, self.budget = dataplane, contracts, budget
         self.max_body, self.operation = max_body_bytes, operation
-        self._control = control
         self._default_model = default_model
 
     async def invoke(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -101,7 +98,7 @@ class SlowPath:
             with lease, ExitStack() as held:
                 return await send(AwaitedInference(self, request, lease, held, body))
         except (BackendError, CapacityError) as error:
-            raise await self._control.judged(error, model_id) from error
+            raise await lease.judge(error) from error
 
 
 class AwaitedInference:

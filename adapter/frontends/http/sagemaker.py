@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from adapter.control.models import ModelControl
+from adapter.control.door import Models
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
@@ -33,9 +33,10 @@ _DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter 
 
 class SageMaker:
     def __init__(
-        self, control: ModelControl, slow_path: SlowPath, *, is_ready: Callable[[], bool]
+        self, models: Models, slow_path: SlowPath, *, is_ready: Callable[[], bool]
     ) -> None:
-        self._control, self._registry = control, control.registry
+        self._models = models
+        self._registry = models.registry
         self._is_ready = is_ready
         self.handlers: Mapping[str, Serve] = {
             "about": _about,
@@ -64,7 +65,7 @@ class SageMaker:
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
-        record = await self._control.load(model_id, source, **ids_of(request))
+        record = await self._models.load(model_id, source, **ids_of(request))
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -81,7 +82,7 @@ class SageMaker:
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]
-        await self._control.unload(model_id, **ids_of(request))
+        await self._models.unload(model_id, **ids_of(request))
         return answer({"modelName": model_id})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from adapter.control.models import ModelControl
+from adapter.control.door import Models, TritonState
 from adapter.core.calls import V2Answer, V2Call
 from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, InvalidRequest
@@ -43,14 +43,16 @@ class V2:
 
     def __init__(
         self,
-        control: ModelControl,
+        models: Models,
+        triton: TritonState,
         slow_path: SlowPath,
         repository: Repository,
         *,
         extensions: Extensions,
         max_body_bytes: int,
     ) -> None:
-        self._control, self._registry = control, control.registry
+        self._models = models
+        self._triton = triton
         self._dataplane, self._budget = slow_path.dataplane, slow_path.budget
         self._contract, self._slow_path = slow_path.contracts.v2, slow_path
         self._extensions = extensions
@@ -73,7 +75,7 @@ class V2:
         }
 
     async def _server_ready(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._control.is_open:
+        if not self._triton.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
         return await self._probe("ready", request)
 
@@ -122,7 +124,7 @@ class V2:
 
     async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer at once, without waiting for a load."""
-        lease = self._control.lease(request["model_id"])
+        lease = self._models.lease(request["model_id"])
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
                 return await relay(found)
@@ -132,7 +134,7 @@ class V2:
         headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
             listed = json.loads(await found.read())["model_stats"]
-        ids = {record.name: record.asked_for for record in self._registry.records()}
+        ids = {record.name: record.asked_for for record in self._models.registry.records()}
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer({"model_stats": named})
 

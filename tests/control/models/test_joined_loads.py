@@ -45,7 +45,7 @@ async def test_a_failure_that_is_not_the_callers_is_waited_for_until_it_is_undon
     load = house.steps.hold("load m")
     first = house.begin(house.load("m"))
     await load.reached.wait()
-    joined = house.begin(house.control.joined(ModelId("m"), ModelSource("/others"), 0.0))
+    joined = house.begin(house.control.join_load(ModelId("m"), ModelSource("/others"), 0.0))
     with pytest.raises(BackendTimeout):
         await first
     await asyncio.sleep(5)

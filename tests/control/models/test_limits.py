@@ -169,7 +169,9 @@ async def test_of_loads_that_hang_the_one_that_has_taken_nothing_for_longest_end
     house.begin(house.control.run_housekeeping())  # which reads memory
     for name, gate in gates.items():
         house.packages.declared[f"/{name}"] = 10 * MIB
-        load = house.control.load(ModelId(name), ModelSource(f"/{name}"), Terms(is_on_demand=True))
+        load = house.control.load_on_terms(
+            ModelId(name), ModelSource(f"/{name}"), Terms(is_on_demand=True)
+        )
         begun.append(house.begin(load))
         await gate.reached.wait()
         await asyncio.sleep(10)

@@ -192,7 +192,7 @@ async def test_calls_wait_for_an_update_in_place(loaded, step):
     assert house.control.is_being_loaded(ModelId("m"))
     with pytest.raises(ModelNotReady):
         house.control.lease(ModelId("m"))
-    call = house.begin(house.control.serving(ModelId("m"), 60))
+    call = house.begin(house.control.wait_for_lease(ModelId("m"), 60))
     await house.turns()
     gate.open()
     assert (await call).record.source == NEW
@@ -205,7 +205,7 @@ async def test_calls_wait_until_the_old_version_is_back(loaded):
     gate = house.steps.hold("load m")
     update = house.begin(house.control.updates.update(old, NEW))
     await gate.reached.wait()
-    call = house.begin(house.control.serving(ModelId("m"), 60))
+    call = house.begin(house.control.wait_for_lease(ModelId("m"), 60))
     await house.turns()
     house.steps.fail("confirm m", LoadFailed("broken"))
     gate.open()

@@ -8,6 +8,7 @@ import pytest
 
 from adapter.control import suspects
 from adapter.control.triton_status import TritonStatus
+from adapter.core.admission import MeshBooks
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -480,7 +481,9 @@ async def test_a_load_whose_triton_ends_before_all_is_noted_has_failed(house, ne
 def test_a_late_answer_about_an_earlier_life_of_triton_is_no_end():
     """Else one hang of an external Triton counts as several ends, and a model is given up."""
     triton = SimpleNamespace(live=True, lives=1)
-    status = TritonStatus(SimpleNamespace(triton=triton, server=None), loads_again=True)
+    status = TritonStatus(
+        SimpleNamespace(triton=triton, server=None), MeshBooks(), loads_again=True
+    )
     first = status.now()
     assert not status.follows_an_end(first)
     triton.lives = 2

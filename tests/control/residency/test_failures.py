@@ -105,7 +105,7 @@ async def test_no_call_gets_a_model_of_a_triton_that_has_ended(loads_again):
     residence = await Residence(2, loads_again=loads_again).open("a", "b")
     await residence.call("a")
     end_triton(residence)
-    assert residence.residency.resident(ModelId("a")) is None
+    assert residence.residency.lease(ModelId("a")) is None
     assert await residence.call("a") is CacheUse.DISK
     residence.check("a")
     await residence.close()
@@ -114,7 +114,7 @@ async def test_no_call_gets_a_model_of_a_triton_that_has_ended(loads_again):
 async def test_no_call_by_name_gets_what_others_loaded_into_a_triton_that_has_ended(residence):
     await residence.house.load("a")
     end_triton(residence)
-    with await residence.residency.serving(ModelId("a"), 1) as record:
+    with await residence.residency.wait_for_named(ModelId("a"), 1) as record:
         assert record.is_on_demand
     residence.check("a")
 
@@ -123,10 +123,10 @@ async def test_a_name_is_free_for_another_key_once_triton_has_ended(residence):
     model_id, other = ModelId("a"), ArtifactKey("", "b")
     await residence.call("a")
     with pytest.raises(ArtifactNotFound, match="was loaded from a"):
-        await residence.residency.lease(model_id, other)
+        await residence.residency.wait_for_lease(model_id, other)
     end_triton(residence)
-    residence.residency.refuse(model_id, other)  # not by what is known from before
-    lease, use = await residence.residency.lease(model_id, other)
+    assert residence.residency.lease(model_id, other) is None  # not by what is known from before
+    lease, use = await residence.residency.wait_for_lease(model_id, other)
     assert (lease.record.source.url, use) == ("/b", CacheUse.MISS)
 
 
@@ -135,7 +135,7 @@ async def test_no_key_is_refused_by_what_was_known_before_triton_ended(residence
     end_triton(residence)
     residence.steps.fail("ready", BackendUnavailable("no connection", delivered=False))
     with pytest.raises(BackendUnavailable):
-        await residence.residency.lease(ModelId("a"), ArtifactKey("", "b"))
+        await residence.residency.wait_for_lease(ModelId("a"), ArtifactKey("", "b"))
 
 
 async def test_while_the_next_triton_does_not_answer_another_machine_may_be_asked(residence):

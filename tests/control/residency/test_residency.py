@@ -320,7 +320,7 @@ async def test_for_more_than_the_device_has_nothing_goes():
         await residence.call(name)
     figures = MemoryFigures(needed_bytes=2**40, limit_bytes=2**30)
     error = OutOfMemory("cannot allocate 1 TiB", model_id="a", figures=figures)
-    assert not await residence.residency.evict_for(error)
+    assert not await residence.residency.make_room(error)
     residence.check("a", "b")
     await residence.close()
 
@@ -517,7 +517,7 @@ async def test_a_forced_load_of_a_model_of_the_store_takes_the_version_that_is_t
     residence.house.packages.declared["/a@2"] = 100 * 2**20
     assert await residence.residency.load(ModelId("a"))
     assert residence.control.registry.get(ModelId("a")).source.url == "/a"
-    assert await residence.residency.load(ModelId("a"), again=True)
+    assert await residence.residency.load(ModelId("a"), is_forced=True)
     assert residence.control.registry.get(ModelId("a")).source.url == "/a@2"
     assert len(residence.house.triton.models) == 1
     assert +residence.artifacts.pins == {"/a@2": 1}
@@ -532,11 +532,11 @@ async def test_failed_forced_load_leaves_the_old_version(is_beside):
     residence.house.packages.declared["/a@2"] = 100 * 2**20
     residence.steps.fail("load", LoadFailed("no such luck", model_id="a"))
     with pytest.raises(LoadFailed, match="no such luck"):
-        await residence.residency.load(ModelId("a"), again=True)
+        await residence.residency.load(ModelId("a"), is_forced=True)
     assert residence.control.registry.get(ModelId("a")).source.url == "/a"
     residence.check("a")
     assert await residence.call("a") is CacheUse.HIT
-    assert await residence.residency.load(ModelId("a"), again=True)
+    assert await residence.residency.load(ModelId("a"), is_forced=True)
     assert residence.control.registry.get(ModelId("a")).source.url == "/a@2"
     assert len(residence.house.triton.models) == 1
     assert +residence.artifacts.pins == {"/a@2": 1}
@@ -552,19 +552,19 @@ async def test_a_load_by_a_name_that_no_store_has_is_nobody_s(residence):
 
 async def test_a_name_is_looked_for_in_the_store_with_the_suffixes_of_archives(residence):
     residence.have("digits.tar.gz")
-    lease = await residence.residency.serving(ModelId("digits"), 1)
+    lease = await residence.residency.wait_for_named(ModelId("digits"), 1)
     assert lease.record.id == "digits"
     assert residence.artifacts.asked == ["digits.tar.gz"]
 
 
 async def test_of_a_name_that_no_store_has_it_is_said_that_the_store_was_asked(residence):
     with pytest.raises(ArtifactNotFound, match=r"'nothing' is not loaded.* no such key: nothing"):
-        await residence.residency.serving(ModelId("nothing"), 1)
+        await residence.residency.wait_for_named(ModelId("nothing"), 1)
 
 
 async def test_a_name_that_cannot_be_a_key_is_not_loaded(residence):
     with pytest.raises(ModelNotFound):
-        await residence.residency.serving(ModelId("../secrets"), 1)
+        await residence.residency.wait_for_named(ModelId("../secrets"), 1)
     assert not [step for step in residence.steps.seen if step.startswith("find")]
 
 
@@ -586,7 +586,7 @@ async def test_the_model_that_goes_for_room_on_disk_is_the_least_recently_used(r
     residence.check("a")
     assert await disk.unload_one(1)
     assert not await disk.unload_one(1)
-    assert not disk.may_unload
+    assert not disk.can_unload
     assert residence.count("endpoint_evictions_total", **{"from": "memory", "reason": "disk"}) == 2
 
 
@@ -608,7 +608,7 @@ async def test_a_model_in_flight_does_not_go_for_room_on_disk_but_may_later(resi
     lease = await residence.hold("a")
     disk = residence.residency.eviction
     assert not await disk.unload_one(1)
-    assert (disk.may_unload, disk.bytes_that_stay()) == (True, 0)
+    assert (disk.can_unload, disk.bytes_that_stay()) == (True, 0)
     lease.end()
     assert await disk.unload_one(1)
 
@@ -617,7 +617,7 @@ async def test_a_model_that_waits_for_its_load_may_give_room_on_disk_later(resid
     gate = residence.steps.hold("load a")
     call = residence.house.begin(residence.call("a"))
     await gate.reached.wait()
-    assert residence.residency.eviction.may_unload
+    assert residence.residency.eviction.can_unload
     gate.open()
     await call
 
@@ -653,5 +653,5 @@ async def test_pinned_models_and_those_of_platforms_never_go_for_room_on_disk():
     residence.control.registry.get(ModelId("b")).is_on_demand = False
     disk = residence.residency.eviction
     assert not await disk.unload_one(1)
-    assert (disk.may_unload, disk.bytes_that_stay()) == (False, 20)
+    assert (disk.can_unload, disk.bytes_that_stay()) == (False, 20)
     await residence.close()

@@ -18,7 +18,7 @@ async def residence():
 
 
 async def ps(residence: Residence) -> list[str]:
-    return await ps_before(residence.house, residence.residency)
+    return await ps_before(residence.house)
 
 
 async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
@@ -57,7 +57,7 @@ async def test_ps_goes_on_watching_while_a_model_is_fetched(residence):
     call = residence.house.begin(residence.call("b"))
     await gate.reached.wait()
     table = ModelTable()
-    async with admin_of(residence.house, residence.residency) as admin:
+    async with admin_of(residence.house) as admin:
         for _ in range(2):
             state = await (await admin.get("/debug/state")).json()
             head, _, coming, *_ = table.lines(state)
@@ -71,7 +71,7 @@ async def test_the_state_says_who_waits_for_what(residence):
     gate = residence.steps.hold("load a")
     calls = [residence.house.begin(residence.call("a")) for _ in range(2)]
     await gate.reached.wait()
-    async with admin_of(residence.house, residence.residency) as admin:
+    async with admin_of(residence.house) as admin:
         found = (await (await admin.get("/debug/state")).json())["on_demand"]
     assert found == {
         "on_disk": {"models": 0, "bytes": 0},

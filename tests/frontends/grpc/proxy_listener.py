@@ -133,6 +133,7 @@ async def proxy_before(
     inner = grpc.aio.server(options=[(name, max_message_bytes) for name, _ in NO_LIMITS])
     V2Service(
         house.control,
+        house.control_state.triton,
         dataplane,
         faults,
         house.metrics,
@@ -151,7 +152,12 @@ async def proxy_before(
     proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
     context = RelayContext(
         RelayPolicy(
-            house.control, faults, house.metrics, limits, takes_cancels=lambda: takes_cancels
+            house.control,
+            house.control_state.triton,
+            faults,
+            house.metrics,
+            limits,
+            takes_cancels=lambda: takes_cancels,
         ),
         connect_to(lambda: proxy.triton),
         connect_to(lambda: f"unix:{folder}/s"),

@@ -50,6 +50,7 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
         listener = Listener(house, channel)
         service = V2Service(
             house.control,
+            house.control_state.triton,
             dataplane,
             Faults(Classifier(())),
             house.metrics,

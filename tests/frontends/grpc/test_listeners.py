@@ -66,7 +66,11 @@ async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
     """With no Triton behind it."""
     house = await House().open()
     gate = RelayPolicy(
-        house.control, Faults(Classifier()), house.metrics, MessageLimits(unary=500, stream=1000)
+        house.control,
+        house.control_state.triton,
+        Faults(Classifier()),
+        house.metrics,
+        MessageLimits(unary=500, stream=1000),
     )
 
     def make(server: str) -> RelayListener:

@@ -8,8 +8,6 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control import triton_status
-from adapter.control.triton_status import Phase
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.state import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
@@ -69,7 +67,7 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
         return await echo(message, context)
 
     async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        proxy.house.control.triton_status._loads_again = True
+        proxy.house.load_lost_again()
         proxy.house.triton.models.clear()
         call = channel.unary_unary(INFER)
         code, text = await refusal(call(request_of("m")))
@@ -179,22 +177,21 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
 async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
     size, monkeypatch
 ):
-    monkeypatch.setattr(triton_status, "_END_SECONDS", 0.2)
+    monkeypatch.setattr("adapter.control.triton_status._END_SECONDS", 0.2)
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
-        known = proxy.house.control.triton_status
         call = channel.unary_unary(INFER)
-        known.phase = Phase.STARTING
+        proxy.house.start_again()
         assert (await refusal(call(message)))[0] == "UNAVAILABLE"
         code, text = await refusal(call(message, metadata=MESH))
         assert (code, text.partition(",")[0]) == (
             "NOT_FOUND",
             "ModelNotFound: the adapter is starting",
         )
-        known.phase = Phase.STOPPING
+        proxy.house.control.close()
         assert (await refusal(call(message, metadata=MESH)))[0] == "UNAVAILABLE"
-        known.phase = Phase.OPEN
+        proxy.house.reopen()
         proxy.house.server.pid = None
         loaded = request_of("m", *[0.0] * size)
         code, text = await refusal(call(loaded, metadata=[("mm-model-id", "m")]))

@@ -243,9 +243,10 @@ async def opened(
         house = await House(limit=1024 * MIB).open()
         await house.load("m")
         budget = ByteBudget(inflight_bytes)
-        contracts = ContainerContracts(house.control, load_wait_seconds=0.01)
+        contracts = ContainerContracts(
+            house.control, house.control_state.triton, load_wait_seconds=0.01
+        )
         slow = SlowPath(
-            house.control,
             plane,
             contracts,
             max_body_bytes=MAX_BODY,
@@ -275,10 +276,10 @@ async def opened(
             sites=sites,
         )
         heads.host = plane.host
-        drain = Drain(house.control, house.metrics.traffic, 0)
+        drain = Drain(house.control, house.control_state, house.metrics.traffic, 0)
         server = HttpListener(
             HttpMiddleware(application, observer, sites, {"endpoint": EndpointErrorFormat()}).serve,
-            FastPath(house.control, plane, observer, Clock(), budget),
+            FastPath(plane, observer, Clock(), budget),
             heads,
             observer,
             drain=drain,

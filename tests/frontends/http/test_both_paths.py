@@ -21,7 +21,6 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from adapter.control.triton_status import Phase
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.cases import case
@@ -295,7 +294,7 @@ async def too_deep(listener: Listener) -> str:
 
 
 async def starting(listener: Listener) -> str:
-    listener.house.control.triton_status.phase = Phase.STARTING
+    listener.house.start_again()
     return "nobody"
 
 

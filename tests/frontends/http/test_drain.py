@@ -28,7 +28,7 @@ async def house():
 
 
 def drain_of(house: House, min_seconds: float = 0.0) -> Drain:
-    return Drain(house.control, house.metrics.traffic, min_seconds)
+    return Drain(house.control, house.control_state, house.metrics.traffic, min_seconds)
 
 
 class NoTriton:
@@ -45,10 +45,10 @@ class Listener:
         observer = Instrumentation(house.metrics)
         self._lane = HttpListener(
             HttpMiddleware(self._handle, observer, ANYWHERE).serve,
-            FastPath(house.control, NoTriton(), observer, Clock(), ByteBudget(2**30)),
+            FastPath(NoTriton(), observer, Clock(), ByteBudget(2**30)),
             Heads(
                 house.metrics.traffic.served,
-                ContainerContracts(house.control),
+                ContainerContracts(house.control, house.control_state.triton),
                 default_model=None,
                 max_body_bytes=1000,
                 sites=ANYWHERE,

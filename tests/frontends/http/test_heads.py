@@ -16,7 +16,8 @@ V2 = "/v2/models/m/infer"
 
 
 def heads(host: str = "triton:8000", sites: SitePolicy = ANYWHERE) -> Heads:
-    contracts = ContainerContracts(House().control)
+    house = House()
+    contracts = ContainerContracts(house.control, house.control_state.triton)
     made = Heads(Traffic().served, contracts, default_model=None, max_body_bytes=1000, sites=sites)
     made.host = host
     return made

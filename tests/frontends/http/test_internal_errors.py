@@ -34,7 +34,7 @@ def finds_no_upstream(listener, monkeypatch):
 
 def judges_badly(listener, monkeypatch):
     """Only what Triton refuses is judged."""
-    monkeypatch.setattr(listener.house.control, "judged", raises)
+    monkeypatch.setattr(listener.house.control.leases.failures, "judge", raises)
 
     listener.upstream.script = says(b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}')
 

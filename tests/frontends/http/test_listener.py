@@ -473,7 +473,7 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
 
 async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
     async with opened() as listener:
-        listener.house.control.triton_status._loads_again = True
+        listener.house.load_lost_again()
         lost = b'{"error":"Request for unknown model: \'m\' is not found"}'
         asked = listener.upstream.script
         listener.upstream.script = says(

@@ -85,9 +85,10 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
     budget = ByteBudget(MIB)
-    contracts = ContainerContracts(house.control, load_wait_seconds=0.01)
+    contracts = ContainerContracts(
+        house.control, house.control_state.triton, load_wait_seconds=0.01
+    )
     path = SlowPath(
-        house.control,
         dataplane,
         contracts,
         max_body_bytes=2 * MIB,
@@ -96,6 +97,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     )
     v2 = V2(
         house.control,
+        house.control_state.triton,
         path,
         Repository(house.control, no_versions, []),
         extensions=Extensions(passthrough),
@@ -113,10 +115,10 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     heads.host = dataplane.host
     server = HttpListener(
         HttpMiddleware(calls.serve, observer, ANYWHERE).serve,
-        FastPath(house.control, dataplane, observer, Clock(), budget),
+        FastPath(dataplane, observer, Clock(), budget),
         heads,
         observer,
-        drain=Drain(house.control, house.metrics.traffic, 0),
+        drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
     )
     port = await server.open(parse_address("127.0.0.1:0"))
     stack.push_async_callback(server.close, 10)

@@ -5,7 +5,6 @@ from adapter.control.models import ModelControl
 from adapter.control.unloader import Unloader
 from adapter.frontends.grpc.modelmesh import ModelRuntime
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
-from adapter.frontends.model_repository import Repository
 from tests.simulation.faults.fault import Fault
 
 PLATFORMS = [
@@ -22,7 +21,7 @@ PLATFORMS = [
         "a load that its books allow is refused, and avoided for minutes",
         ModelRuntime,
         "_wait_for_slot",
-        "await self._control.memory.wait_for_evictions(self._told_seconds() / 2)",
+        "await self._sizes.wait_for_evictions(self._told_seconds() / 2)",
         "pass",
         test="tests/frontends/grpc/modelmesh/test_full.py"
         "::test_a_load_that_waits_for_an_eviction_begins_when_the_model_is_gone",
@@ -70,16 +69,16 @@ PLATFORMS = [
     Fault(
         "a load of V2 does not look whether the files have changed",
         "the old files are served, and the caller was told that the new ones are",
-        Repository,
-        "_load",
-        "if not is_forced and not has_changed:",
-        "if not is_forced:",
+        ModelControl,
+        "_replace",
+        "if not await self._has_changed(known):",
+        "if True:",
     ),
     Fault(
         "a load of V2 asks again at once while another is taken down",
         "it asks again and again until that is over",
         ModelControl,
-        "joined",
+        "join_load",
         "await asyncio.wait({load.task})",
         "pass",
         test="tests/control/models/test_joined_loads.py"
@@ -89,7 +88,7 @@ PLATFORMS = [
         "a load of V2 asks again at once while another waits for Triton to come back",
         "it holds the event loop for good",
         ModelControl,
-        "joined",
+        "join_load",
         "elif self.registry.returning(model_id) is not None:",
         "elif False:",
     ),
@@ -97,16 +96,16 @@ PLATFORMS = [
         "a load of V2 does not take the failure of another for its own",
         "callers that come together load a model that fails one after the other",
         ModelControl,
-        "joined",
+        "join_load",
         "if is_the_same and not isinstance(error, UnloadedMeanwhile):",
         "if False:",
     ),
     Fault(
         "a load of V2 is content with one that read older files",
         "the model is not the one that was there when the load was asked for",
-        Repository,
-        "_has_joined",
-        "if not given and await self._control.has_changed(known):",
+        ModelControl,
+        "_keep_or_update",
+        "if replaces is not Replaces.OTHER_SOURCE and await self._has_changed(known):",
         "if False:",
     ),
 ]

@@ -29,7 +29,9 @@ NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
 def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
     house = House()
     limits = MessageLimits()
-    policy = RelayPolicy(house.control, Faults(Classifier(())), house.metrics, limits)
+    policy = RelayPolicy(
+        house.control, house.control_state.triton, Faults(Classifier(())), house.metrics, limits
+    )
     status, text, trailers = policy.worded(RelayError(reason, "why"))
     assert (status, text) == (STATUSES[reason][0], f"{STATUSES[reason][1]}: why")
     assert ((b"x-triton-adapter-not-started", b"1") in trailers) is (reason in NOTHING_BEGUN)

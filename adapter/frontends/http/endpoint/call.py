@@ -2,12 +2,11 @@
 
 import json
 import re
-from typing import Protocol
 
 from aiohttp import web
 from multidict import CIMultiDict
 
-from adapter.control.lease import Lease
+from adapter.control.door import Lease, StoreModels
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId, triton_name
@@ -37,17 +36,6 @@ _HEADER_LENGTH = b"inference-header-content-length"
 _TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)").encode())
 
 
-class Residency(Protocol):
-    """Has models where they are asked for (control/residency)."""
-
-    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
-    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None: ...
-    async def lease(
-        self, model_id: ModelId, key: ArtifactKey, caller: str = ""
-    ) -> tuple[Lease, CacheUse]: ...
-    async def evict_for(self, error: CapacityError) -> bool: ...
-
-
 class EndpointCall:
     """The contract of one call. `name`: the model's name in Triton, unless it was stuck under that
     name. `lines`: header lines of its answer.
@@ -56,23 +44,22 @@ class EndpointCall:
     sends_again = True
 
     def __init__(
-        self, residency: Residency, members: Members, model_id: ModelId, key: ArtifactKey
+        self, models: StoreModels, members: Members, model_id: ModelId, key: ArtifactKey
     ) -> None:
         self.model_id = model_id
         self.name = triton_name(model_id)
         self.renames = str(self.name) != str(model_id)
         variant, use = members.variant, CacheUse.HIT.value
         self.lines = f"{VARIANT_HEADER}: {variant}\r\n{CACHE}: {use}\r\n".encode()
-        self._residency = residency
+        self._models = models
         self._members = members
         self._key = key
         self._given = f'"model_name":"{self.name}"'.encode()
         self._told = f'"model_name":{json.dumps(model_id)}'.encode()
 
     def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
-        lease = self._residency.resident(model_id, self._key)
+        lease = self._models.lease(model_id, self._key)
         if lease is None:
-            self._residency.refuse(model_id, self._key)
             return None
         is_other = lease.record.name != self.name
         return None if is_other or (is_typed and lease.record.content_types) else lease
@@ -80,7 +67,7 @@ class EndpointCall:
     async def wait(self, model_id: ModelId, request: web.BaseRequest) -> Lease:
         caller: str = request["caller"]
         try:
-            lease, call_info_of(request).cache = await self._residency.lease(
+            lease, call_info_of(request).cache = await self._models.wait_for_lease(
                 model_id, self._key, caller
             )
         except ArtifactNotFound as error:
@@ -119,13 +106,13 @@ class EndpointCall:
         return found
 
     async def frees_memory(self, error: CapacityError) -> bool:
-        return await self._residency.evict_for(error)
+        return await self._models.make_room(error)
 
 
 class EndpointCalls:
-    def __init__(self, endpoints: Endpoints, residency: Residency) -> None:
+    def __init__(self, endpoints: Endpoints, models: StoreModels) -> None:
         self._endpoints = endpoints
-        self._residency = residency
+        self._models = models
 
     def read(self, target: bytes, fields: dict[bytes, bytes]) -> EndpointCall | None:
         """`fields`: the headers by their names in lower case. None where aiohttp is to answer."""
@@ -138,4 +125,4 @@ class EndpointCalls:
             model_id, key = self._endpoints.find(members.endpoint, members.target)
         except AdapterError:
             return None
-        return EndpointCall(self._residency, members, model_id, key)
+        return EndpointCall(self._models, members, model_id, key)

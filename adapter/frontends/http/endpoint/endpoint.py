@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
+from adapter.control.door import StoreModels
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId
 from adapter.errors import (
@@ -20,7 +21,7 @@ from adapter.errors import (
     UnknownOperation,
 )
 from adapter.frontends.http.endpoint.authenticator import Caller, SigV4Authenticator
-from adapter.frontends.http.endpoint.call import EndpointCall, Residency
+from adapter.frontends.http.endpoint.call import EndpointCall
 from adapter.frontends.http.endpoint.errors import (
     CallInfo,
     call_info_of,
@@ -97,12 +98,12 @@ class Endpoint:
         self,
         slow_path: SlowPath,
         streams: Streams,
-        residency: Residency,
+        models: StoreModels,
         endpoints: Endpoints,
         *,
         callers: SigV4Authenticator | None = None,
     ) -> None:
-        self._residency = residency
+        self._models = models
         self._endpoints = endpoints
         self._max_body, self._budget = slow_path.max_body, slow_path.budget
         self._callers = callers
@@ -135,7 +136,7 @@ class Endpoint:
             if caller is not None and not caller.may_ask_for(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
             request["caller"] = "" if caller is None else caller.name
-            call = EndpointCall(self._residency, members, model_id, key)
+            call = EndpointCall(self._models, members, model_id, key)
             return await self._invoked(call, request, body)
 
     def _find(self, members: Members, call_info: CallInfo) -> tuple[ModelId, ArtifactKey]:

@@ -103,7 +103,7 @@ def read_members(endpoint: str, headers: Headers, *, is_stream: bool) -> Members
 class Endpoints:
     """The endpoints by name. `takes_all`: there is a store that answers to all other names.
 
-    A model of an endpoint is known by ENDPOINT/KEY to all listeners (control/residency), so that
+    A model of an endpoint is known by ENDPOINT/KEY to all listeners (StoreModels), so that
     no key of the other store may begin with the name of an endpoint.
     """
 

@@ -16,7 +16,6 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.models import ModelControl
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.registry import ModelRecord
@@ -172,14 +171,12 @@ class Streams:
 
     def __init__(
         self,
-        control: ModelControl,
         rpc: RpcDataPlane,
         faults: Faults,
         instrumentation: Instrumentation,
         *,
         timeout_seconds: float,
     ) -> None:
-        self._control = control
         self._rpc = rpc
         self._faults = faults
         self._instrumentation = instrumentation
@@ -298,9 +295,7 @@ class Streams:
         lease, request = inference.lease, inference.request
         ended = lease.end(error)
         model_id = lease.record.id
-        judged = await self._control.judged(
-            ended if isinstance(ended, AdapterError) else error, model_id
-        )
+        judged = await lease.judge(ended if isinstance(ended, AdapterError) else error)
         told = call_info_of(request)
         more = {"status": web.HTTPOk.status_code, "aws_request_id": told.request_id}
         operation = request["operation"]

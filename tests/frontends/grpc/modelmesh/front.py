@@ -34,15 +34,18 @@ class Front:
         given = load_settings(settings, {}, None).settings
         self.runtime = ModelRuntime(
             house.control,
+            house.control_state.triton,
             self.triton,
             MeshSizes(
                 house.control,
+                house.control_state,
+                house.control.memory.mesh,
                 default_bytes=given.modelmesh_default_size,
                 size_factor=given.size_factor,
                 memory_bytes=given.modelmesh_memory,
                 buffer_bytes=given.modelmesh_memory_buffer,
             ),
-            Options(
+            options=Options(
                 load_seconds=given.load_timeout_seconds,
                 unload_seconds=given.unload_timeout_seconds,
                 promised_seconds=given.modelmesh_load_timeout_seconds,
@@ -50,7 +53,7 @@ class Front:
                 model_concurrency=given.modelmesh_model_concurrency,
                 version=given.modelmesh_runtime_version,
             ),
-            house.metrics,
+            metrics=house.metrics,
             access=Access("grpc"),
             is_ready=lambda: self.is_ready,
         )

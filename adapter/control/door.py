@@ -1,0 +1,338 @@
+"""Declares all that frontends, probes and listeners may use of control.
+
+`Models` has the verbs for every model, `StoreModels` those for models that calls load from stores,
+and `ControlState` is the one place to read what control knows. Whoever serves callers imports this
+module and nothing else of control; `app` builds what is behind it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import TracebackType
+from typing import Protocol, TypeAlias
+
+from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse
+from adapter.core.desired import Want
+from adapter.core.memory import Bytes, Device, MemoryReading
+from adapter.core.model import ModelId, ModelSource
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.sizing import Sizes
+from adapter.errors import AdapterError, BackendUnavailable, CapacityError
+
+# -- one request -----------------------------------------------------------------------------
+
+
+class Lease(Protocol):
+    """Keeps a model loaded while Triton works on one request of it.
+
+    A caller who leaves does not end the lease, because Triton goes on: after `abandon` only `end`
+    ends it. As a context manager it begins at the start of the block and ends after it.
+    """
+
+    record: ModelRecord
+
+    def begin(self, now: float | None = None) -> None:
+        """Begin the lease, once, and before anything else is awaited: an unload may run meanwhile.
+
+        `now` is time.monotonic, if the caller has just read it.
+        """
+
+    def arrives(self, refuse: Callable[[], None]) -> None:
+        """Mark the lease as waiting for its caller, who sends the request or takes the answer.
+
+        `refuse` is called when the model is unloaded meanwhile.
+        """
+
+    def abandon(self) -> None:
+        """Note that nobody waits for the answer any more."""
+
+    def is_held(self) -> bool:
+        """Return whether the request has begun, and its caller still waits."""
+
+    def is_lost(self) -> bool:
+        """Return whether the request can never be answered, as its processes have ended."""
+
+    def end(
+        self, error: BaseException | None = None, now: float | None = None
+    ) -> BaseException | None:
+        """End the lease: Triton is done with the request.
+
+        Return the error for the caller of a request that failed with `error`.
+        """
+
+    def note_failure(self, error: BaseException) -> BaseException:
+        """Report a failure as `end` does, of a request whose stream goes on."""
+
+    async def judge(self, error: AdapterError) -> AdapterError:
+        """Return the error to send for an inference that failed with `error`.
+
+        Its text may mean a lack of memory, or that a process of the model has ended.
+        """
+
+    def note_missing_outputs(self) -> None:
+        """Warn once that the model has answered without any of its outputs."""
+
+    def __enter__(self) -> ModelRecord: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None: ...
+
+
+# Returns a lease of a model; waits so many seconds for a load of it that is in progress.
+WaitForLease: TypeAlias = Callable[[ModelId, float], Awaitable[Lease]]
+
+
+# -- the verbs -------------------------------------------------------------------------------
+
+
+class Replaces(Enum):
+    """Says which model that is loaded already is replaced by a package."""
+
+    ALWAYS = auto()
+    OTHER_SOURCE = auto()  # a model that was loaded from elsewhere
+    # a model whose files have changed; it is loaded again from where it was loaded
+    CHANGED_FILES = auto()
+
+
+class RoomMaker(Enum):
+    """Says who makes room in memory for a load."""
+
+    ADAPTER = auto()  # the load waits, evicts or is refused
+    MESH = auto()  # ModelMesh has evicted others by its own books, or is about to
+
+
+class Models(Protocol):
+    """Leases, loads, unloads and replaces models for callers.
+
+    Each operation outlives its caller. `log_fields` go into its log lines: request ids and the
+    like.
+    """
+
+    @property
+    def registry(self) -> Registry:
+        """Return the table of all models, to be read."""
+
+    def lease(self, model_id: ModelId) -> Lease:
+        """Return a lease of a ready model. Raises ModelNotReady and ModelNotFound."""
+
+    async def wait_for_lease(self, model_id: ModelId, limit_seconds: float) -> Lease:
+        """Return a lease; wait for a load or an update of the model that is in progress."""
+
+    def is_being_loaded(self, model_id: ModelId) -> bool:
+        """Return whether a load or an update is in progress, which `wait_for_lease` waits for."""
+
+    async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
+        """Return the record of a loaded model; wait for its load, and raise the failure of that."""
+
+    async def load(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        room_maker: RoomMaker = RoomMaker.ADAPTER,
+        /,
+        **log_fields: str,
+    ) -> ModelRecord:
+        """Load the model. Raises AlreadyLoaded at once, also while its load is in progress."""
+
+    async def unload(self, model_id: ModelId, **log_fields: str) -> None:
+        """Unload the model, or end its load. Return when it and its memory are gone."""
+
+    async def unload_all(self, **log_fields: str) -> None:
+        """Unload every model, end every load, and unload what was loaded past the adapter."""
+
+    async def replace(
+        self, model_id: ModelId, source: ModelSource, replaces: Replaces, **log_fields: str
+    ) -> None:
+        """Have the model loaded from the package of `source`, whatever is loaded now.
+
+        A model that is not loaded is loaded, and a load in progress is waited for. A package with a
+        fault, or one that is too large, changes nothing.
+        """
+
+    def close(self) -> None:
+        """Accept no more operations."""
+
+
+class StoreModels(Protocol):
+    """Leases models of the stores, which are fetched and loaded for the calls that need them."""
+
+    def lease(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
+        """Return a lease of a model that is loaded; None if it must be waited for.
+
+        With a key, raise the error of a call that would be refused before it waits.
+        """
+
+    async def wait_for_lease(
+        self,
+        model_id: ModelId,
+        key: ArtifactKey,
+        caller: str = "",  # each caller has its turn; "" if unknown
+    ) -> tuple[Lease, CacheUse]:
+        """Return a lease of the model, and where it was found; fetch and load it where need be."""
+
+    async def wait_for_named(self, model_id: ModelId, limit_seconds: float) -> Lease:
+        """Return a lease of a model that is asked for by its name alone, as V2 does.
+
+        `limit_seconds` bounds the wait for a load by somebody else. Raises ArtifactNotFound if no
+        store has the name.
+        """
+
+    async def load(self, model_id: ModelId, is_forced: bool = False) -> bool:
+        """Load the model, which then stays; return whether a store has it.
+
+        `is_forced` also loads the store's present version of a model that is loaded.
+        """
+
+    async def make_room(self, error: CapacityError) -> bool:
+        """Evict idle models for an inference that ran out of memory; return whether any went."""
+
+
+# -- the state -------------------------------------------------------------------------------
+
+
+class TritonState(Protocol):
+    """Says whether Triton is up, and which models went with its last exit."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the adapter takes operations: it has started, and does not stop."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether Triton answers, and the table of models matches it."""
+
+    @property
+    def on_restart(self) -> tuple[str, str]:
+        """Return what happens to the models when Triton restarts, and the reason."""
+
+    def has_lost(self, record: ModelRecord) -> bool:
+        """Return whether Triton has exited with this model, which comes back by a call alone."""
+
+    def refuse_lost(self, model_id: ModelId) -> None:
+        """Raise ModelNotFound while a platform has to load its models anew."""
+
+    async def is_exit_behind(self, error: BackendUnavailable) -> bool:
+        """Return whether a call failed because Triton has exited, and a platform loads its models.
+
+        Wait until that shows: a process closes its connections before it has ended.
+        """
+
+    async def wait_until_up(self, deadline: float) -> None:
+        """Wait until the adapter is open and Triton is up. Raises BackendUnavailable at `deadline`,
+        by time.monotonic.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Counts the inferences of all models."""
+
+    begun: int  # ever
+    in_flight: int
+    abandoned: int  # Triton still works on them, and nobody waits for the answer
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """Shows the memory of one device."""
+
+    limit_bytes: int
+    used_bytes: int | None  # None while nothing is read
+    free_bytes: int
+    baseline_bytes: int
+    reserved_bytes: int
+    held_bytes: int
+    headroom_bytes: int
+    unaccounted_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeState:
+    """Shows what one model takes, and how that is known."""
+
+    held: Bytes
+    is_learned: bool  # its package was measured, now or in an earlier run
+    is_measured: bool  # no measurement of this load is still to come
+    is_reported: bool  # by Triton, not by readings
+
+
+@dataclass(frozen=True, slots=True)
+class WantedModel:
+    """Shows one model that is wanted from the start on."""
+
+    model_id: ModelId
+    url: str
+    state: Want
+    reason: str  # the error of its last load
+
+
+class StoreState(Protocol):
+    """Says what is known of the models of stores."""
+
+    @property
+    def waiting(self) -> int:
+        """Count the callers that have no lease yet."""
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """Count the models that were evicted, by reason."""
+
+    def waiting_for(self, model_id: ModelId) -> int:
+        """Return how many callers wait for the model."""
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        """Return whether the model is never evicted."""
+
+    def models(self) -> Sequence[ModelRecord]:
+        """Return the models that calls have had fetched."""
+
+    def disk(self) -> DiskUse:
+        """Return how full the disk cache is."""
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many models are on disk alone, and their bytes."""
+
+
+class ControlState(Protocol):
+    """Holds what control knows, for probes, pages and contracts. Nobody outside changes it."""
+
+    @property
+    def triton(self) -> TritonState:
+        """Return what is known of Triton."""
+
+    @property
+    def stores(self) -> StoreState | None:
+        """Return what is known of the models of stores; None without a store."""
+
+    @property
+    def pending_operations(self) -> int:
+        """Count the loads, unloads and the like that are in progress."""
+
+    @property
+    def requests(self) -> RequestCounts:
+        """Count the inferences of all models."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return what packages are known to take, to be read."""
+
+    def wanted(self) -> Sequence[WantedModel]:
+        """Return the models that are wanted from the start on."""
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when the load of the model has made no progress, by time.monotonic."""
+
+    # -- memory -----------------------------------------------------------------------------
+
+    async def read_memory(self, max_age_seconds: float = 0.0) -> MemoryReading | None:
+        """Read memory, unless the last reading is younger than that. Return the last reading."""
+
+    def devices(self, reading: MemoryReading | None = None) -> Mapping[Device, DeviceState]:
+        """Return the memory of each device that is known."""
+
+    def held(self, record: ModelRecord) -> Bytes:
+        """Return what is booked for the model on each device."""
+
+    def size_of(self, record: ModelRecord) -> SizeState:
+        """Return what the model takes, and how that is known."""
