@@ -13,8 +13,8 @@ from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.models import ModelControl
+from adapter.control.ports import NoProcesses, Ports, TimeLimits
 from adapter.control.ports import Options as ControlOptions
-from adapter.control.ports import Ports, TimeLimits
 from adapter.control.residency import Options, Residency
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.faults import Faults
@@ -202,7 +202,14 @@ def _build_control(
     mps = mps_limits(os.environ.get(MPS_VARIABLE, ""))
     ledger = Ledger(settings.memory_limit, settings.memory_reserve.of, mps)
     return ModelControl(
-        Ports(triton, packages, memory, embedded, file),
+        Ports(
+            triton,
+            packages,
+            memory,
+            server=embedded,
+            sizes=file,
+            processes=embedded.processes if embedded else NoProcesses(),
+        ),
         ledger,
         sizes,
         metrics,

@@ -8,16 +8,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from adapter.backend import cleanup, processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
-from adapter.backend.processes import ModelProcesses, Stub
+from adapter.backend.processes import ModelProcesses
+from adapter.backend.triton_processes import TritonProcesses
 from adapter.backend.tritonserver import RunFolder, accepted, prepare, take_port
-from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
 from adapter.runtime import background, clock
 from adapter.runtime.threads import PROCESSES, REPOSITORY
@@ -34,11 +33,6 @@ _TRACKER = "triton-backend-memory-tracker"
 _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
-
-# What a stub imports first when Triton asks it to initialize its model.
-_NUMPY = b"_multiarray_umath"
-
-_Seen = TypeVar("_Seen", ProcessId, str)
 
 
 class EmbeddedTriton:
@@ -76,12 +70,17 @@ class EmbeddedTriton:
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
         self.restarts = 0  # servers that have replaced a dead one
+        self.processes = TritonProcesses(
+            lambda: self._running,
+            self.repository,
+            region_prefix=self._folder.path.name,
+        )
         self._ports = ExitStack()
         self._command: tuple[str, ...] = ()
         self._environment: Mapping[str, str] = {}
         self._server: ServerProcess | None = None
         self._launched: ServerProcess | None = None
-        self._processes: ModelProcesses | None = None
+        self._model_processes: ModelProcesses | None = None
         self._delay = _BACKOFF_SECONDS[0]  # before the next server
         self._supervisor: asyncio.Task[NoReturn] | None = None
 
@@ -97,7 +96,7 @@ class EmbeddedTriton:
     @property
     def _running(self) -> ModelProcesses | None:
         """Return the processes, while the server runs."""
-        return self._processes if self.pid is not None else None
+        return self._model_processes if self.pid is not None else None
 
     @property
     def load_threads(self) -> int:
@@ -154,120 +153,6 @@ class EmbeddedTriton:
         """
         return {} if (running := self._running) is None else running.owners()
 
-    def has_live_stub(self, triton_name: str) -> bool | None:
-        """Return whether the Python process of this model lives; None for a model that has none,
-        while the server is down, or if that is unknown.
-
-        Triton does not start a new one when it dies, and still calls the model ready.
-        """
-        living = self._stubs(triton_name)
-        if living is None:
-            return None
-        if living:
-            return True
-        with suppress(OSError):
-            return False if any((self.repository / triton_name).glob("*/model.py")) else None
-        return None
-
-    def live_instances(self, triton_name: str) -> frozenset[str] | None:
-        """Return the names of the model's instances whose Python processes live; None as above."""
-        living = self._stubs(triton_name)
-        if living is None:
-            return None
-        return frozenset(stub.instance for stub in living if stub.instance is not None)
-
-    def end_stubs(self, triton_name: str) -> None:
-        """Kill the Python processes of this model; its load or its requests then fail."""
-        if (running := self._running) is not None:
-            with suppress(OSError):
-                processes.kill(running.of_unloaded([TritonName(triton_name)]))
-
-    def end_instances(self, triton_name: str) -> bool:
-        """Kill the Python processes in which this model's instances are initialized, so that its
-        load fails within some seconds; return whether that was done. While one completes the
-        configuration, or starts up, all are left alone: Triton would never answer that load
-        (docs/design/triton.md).
-        """
-        living = self._stubs(triton_name)
-        if not living or not all(
-            stub.instance and processes.maps(stub.pid, _NUMPY) for stub in living
-        ):
-            return False
-        self.end_stubs(triton_name)
-        return True
-
-    def _stubs(self, triton_name: str) -> list[Stub] | None:
-        if (running := self._running) is None:
-            return None
-        try:
-            return running.stubs(triton_name)
-        except OSError:
-            return None
-
-    async def running_models(self) -> frozenset[TritonName]:
-        """Return the models with a Python process, loaded or not. OSError if unknown."""
-        found = await PROCESSES.run(self.owners)
-        return frozenset(TritonName(name) for name in found.values() if name is not None)
-
-    async def resident_bytes(self) -> Mapping[str, int]:
-        """Return the host memory of all processes by their only model, and under "" that of the
-        others; nothing while the server is down, or if they cannot be listed.
-        """
-        return await PROCESSES.run(self._resident_bytes)
-
-    def _resident_bytes(self) -> Mapping[str, int]:
-        found: dict[str, int] = {}
-        with suppress(OSError):
-            for pid, model in self.owners().items():
-                count = processes.resident_bytes(Path("/proc", str(pid)))
-                found[model or ""] = found.get(model or "", 0) + count
-        return found
-
-    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """Return the Python processes of these models, which are being unloaded, and what they
-        started; none while the server is down. BackendUnavailable if they cannot be listed.
-        """
-        return await self._see(lambda running: running.of_unloaded(names))
-
-    async def abandoned(self) -> frozenset[ProcessId]:
-        """Return what models started that have no Python process any more; otherwise as above."""
-        return await self._see(ModelProcesses.abandoned)
-
-    async def _see(self, act: Callable[[ModelProcesses], frozenset[_Seen]]) -> frozenset[_Seen]:
-        if (running := self._running) is None:
-            return frozenset()
-        try:
-            return await PROCESSES.run(act, running)
-        except OSError as error:
-            raise BackendUnavailable(
-                f"the processes of Triton cannot be seen: {error}", delivered=False
-            ) from error
-
-    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        """Return those that live, and what they started since; all if none can be listed."""
-        return await PROCESSES.run(processes.living, known)
-
-    async def kill(self, known: Collection[ProcessId]) -> None:
-        """Kill the processes, and what they started."""
-        await PROCESSES.run(processes.kill, known)
-
-    async def free_regions(self, names: Collection[TritonName]) -> int:
-        """Free the shared memory of these models, which Triton has let go of, whose processes have
-        died; return the bytes. Triton keeps it until it ends (docs/design/triton.md).
-        """
-        left = await self._see(lambda running: running.take_regions(names))
-        own = [cleanup.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
-        freed = 0
-        for region in own:
-            try:
-                freed += await PROCESSES.run(cleanup.free_region, region)
-            except OSError as error:
-                _log.warning("triton.region_left", extra={"reason": str(error)})
-        return freed
-
-    def _is_own_region(self, name: str) -> bool:
-        return name.startswith(self._folder.path.name) and "/" not in name
-
     async def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)
         self.repository.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -312,7 +197,7 @@ class EmbeddedTriton:
         self._server = server = await ServerProcess.spawn(
             self._command, self._environment, self._folder.path.name, self._on_dropped
         )
-        self._processes = ModelProcesses(
+        self._model_processes = ModelProcesses(
             server.keeper, server.server, self.repository, self._note_environment
         )
         try:

@@ -96,11 +96,13 @@ def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
     return frozenset([*alive, *(member.id for member in below)])
 
 
-def kill(known: Collection[ProcessId]) -> None:
-    """Kill those that live, and their descendants."""
-    for process in living(known):
+def kill(known: Collection[ProcessId]) -> frozenset[ProcessId]:
+    """Kill those that live, and their descendants; return them."""
+    found = living(known)
+    for process in found:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
+    return found
 
 
 def arguments_of(pid: int) -> list[bytes]:

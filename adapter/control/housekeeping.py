@@ -37,7 +37,7 @@ class Housekeeping:
         operations: Operations,
     ) -> None:
         self._registry, self._memory, self._orphans = registry, memory, orphans
-        self._packages, self._store = ports.packages, ports.store
+        self._packages, self._store = ports.packages, ports.sizes
         self._reconciler = reconciler
         self._operations = operations
         self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()

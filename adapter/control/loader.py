@@ -4,11 +4,12 @@ free.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
-from adapter.control.ports import Ports, Server, TimeLimits
+from adapter.control.ports import Ports, TimeLimits
 from adapter.control.progress import step
 from adapter.control.unloader import ENDED, Unloader
 from adapter.core import versions
@@ -34,7 +35,6 @@ from adapter.errors import (
     UnloadedMeanwhile,
 )
 from adapter.runtime import clock
-from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class Loader:
         *,
         threads: LoadThreads,
     ) -> None:
-        self._triton, self._server = ports.triton, ports.server
+        self._triton = ports.triton
+        self._server = ports.server
+        self._processes = ports.processes
         self._unloader = unloader
         self._memory, self._readings = memory, memory.readings
         self._metrics = metrics
@@ -163,12 +165,10 @@ class Loader:
             return []
 
     async def _instances(self, record: ModelRecord) -> frozenset[str]:
-        if (server := self._server) is None:
-            return frozenset()
-        found = await PROCESSES.run(
-            lambda: [server.live_instances(name) for name in record.placement.names]
-        )
-        return frozenset().union(*(each or () for each in found))
+        with suppress(BackendUnavailable):  # processes cannot be seen
+            found = await self._processes.instances([*map(TritonName, record.placement.names)])
+            return frozenset(each for living in found.values() for each in living if each)
+        return frozenset()
 
     async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
         """Load once; return None, or the failure as its text and the readings of memory show it."""
@@ -232,9 +232,9 @@ class Loader:
         begun, refusal = clock.monotonic(), None
         try:
             while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
-                if self._server is None:
+                if not self._processes.are_seen:
                     continue
-                refusal = refusal or await self._end_overrun(record, self._server)
+                refusal = refusal or await self._end_overrun(record)
                 if (lost := await self._lost_stub(monitor)) is None:
                     continue
                 self._unloader.give_up(record)
@@ -287,8 +287,8 @@ class Loader:
         begun, refusal = clock.monotonic(), None
         try:
             while not (await asyncio.wait({call}, timeout=_pause(begun)))[0]:
-                if self._server is not None:
-                    refusal = refusal or await self._end_overrun(record, self._server)
+                if self._processes.are_seen:
+                    refusal = refusal or await self._end_overrun(record)
             if refusal is not None:
                 call.exception()  # of processes that were killed
                 raise refusal
@@ -296,7 +296,7 @@ class Loader:
         finally:
             call.cancel()
 
-    async def _end_overrun(self, record: ModelRecord, server: Server) -> AdapterError | None:
+    async def _end_overrun(self, record: ModelRecord) -> AdapterError | None:
         """End a load that exceeds the limit by more than the reserve: if it took still more, the
         kernel might kill other processes for it.
         """
@@ -309,16 +309,17 @@ class Loader:
         if refusal is None:
             return None
         log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})
-        for name in record.placement.names:
-            await PROCESSES.run(server.end_stubs, name)
+        await self._processes.kill_models([*map(TritonName, record.placement.names)])
         return self._exceeded(record, refusal)
 
     async def _lost_stub(self, monitor: "_StubMonitor") -> str | None:
-        server = self._server
-        assert server is not None  # noqa: S101 - asked only where there is one
-        lives = await PROCESSES.run(
-            lambda: {name: server.has_live_stub(TritonName(name)) for name in monitor.names}
-        )
+        living: Mapping[TritonName, Sequence[str | None]] = {}
+        with suppress(BackendUnavailable):  # processes cannot be seen
+            living = await self._processes.instances([*map(TritonName, monitor.names)])
+        lives = {
+            name: bool(living[TritonName(name)]) if name in living else None
+            for name in monitor.names
+        }
         return monitor.lost(lives, clock.monotonic())
 
 

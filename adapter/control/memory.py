@@ -92,8 +92,12 @@ class Memory:
         self.ledger, self.sizes, self.accounts = ledger, sizes, Accounts()
         self._metrics, self._limits = metrics, options.limits
         books = (ledger, self.accounts, metrics, options.limits)
-        reader, server = ports.memory, ports.server
-        self.readings = Readings(reader, *books, is_shared=is_shared, server=server)
+        self.readings = Readings(
+            ports.memory,
+            *books,
+            is_shared=is_shared,
+            processes=ports.processes,
+        )
         # failed loads that Triton still has: a few, whatever the number of models
         self._undone: set[ModelRecord] = set()
         self.relearned: set[ModelRecord] = set()

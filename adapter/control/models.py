@@ -72,7 +72,7 @@ class ModelControl:
         self.registry, self.history = (registry := Registry(clock.now)), metrics.history
         self.operations = operations = Operations(metrics)
         self.leases = leases = Leases(metrics.history)
-        orphans = OrphanProcesses(registry, ports.server, metrics)
+        orphans = OrphanProcesses(registry, ports.processes, metrics)
         books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
         self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)
         self.loads = LoadLimit(self._limits.load)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from adapter.control.ports import Server
+from adapter.control.ports import Processes
 from adapter.core.model import ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.errors import AdapterError
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class OrphanProcesses:
-    """Without an embedded server its processes cannot be seen, and no orphans are reported."""
+    """Finds and kills processes whose model is gone."""
 
-    def __init__(self, registry: Registry, server: Server | None, metrics: Metrics) -> None:
+    def __init__(self, registry: Registry, processes: Processes, metrics: Metrics) -> None:
         self._registry = registry
-        self._server = server
+        self._processes = processes
         self._metrics = metrics
         self._unended = 0  # unloads that wait for processes to end
         self._ownerless: frozenset[TritonName] = frozenset()  # no record has these names
@@ -29,12 +29,10 @@ class OrphanProcesses:
 
     async def are_there(self) -> bool:
         """Return whether an ownerless process runs below Triton; True if that cannot be seen."""
-        if self._server is None:
-            return self._unended > 0
         with self._registry.disowned() as unloaded:
             try:
-                found = await self._server.running_models()
-            except (OSError, AdapterError):
+                found = await self._processes.models()
+            except AdapterError:
                 return True
         # a model that was loaded or unloaded meanwhile owns its processes
         left = (name for name in found - unloaded if not self._registry.is_owned(name))
@@ -47,19 +45,20 @@ class OrphanProcesses:
         A daemon is ended by the second call that finds it, as a load may be between two processes.
         Raises BackendUnavailable when processes cannot be seen.
         """
-        if self._server is None:
-            return
-        found = await self._server.abandoned()
+        found = await self._processes.abandoned()
         again, self._abandoned = found & self._abandoned, found
         if again:
             await self.kill(again)
 
-    async def kill(self, processes: Collection[ProcessId], **log_fields: str) -> None:
-        pids = sorted(process.pid for process in processes)
+    async def kill(self, processes: Collection[ProcessId], **log_fields: str) -> bool:
+        """Kill processes that live, and all that they started; return whether there were any."""
+        killed = await self._processes.kill(processes) if processes else ()
+        if not killed:
+            return False
+        pids = sorted(process.pid for process in killed)
         log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
         self._metrics.processes_killed.inc(len(pids))
-        if self._server is not None:
-            await self._server.kill(processes)
+        return True
 
     @contextmanager
     def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from adapter.control.ports import MemoryReader, Server, TimeLimits
+from adapter.control.ports import MemoryReader, Processes, TimeLimits
 from adapter.core.account import Unloaded
 from adapter.core.accounts import Accounts, MemorySplit
 from adapter.core.evidence import (
@@ -65,11 +65,12 @@ class Readings:
         limits: TimeLimits,
         *,
         is_shared: Callable[[], Awaitable[bool]],
-        server: Server | None,
+        processes: Processes,
     ) -> None:
         self.samples: deque[tuple[float, MemorySample]] = deque(maxlen=_SAMPLES)
         self.changed_at = -math.inf
-        self._reader, self._server = reader, server
+        self._reader = reader
+        self._processes = processes
         self._ledger, self._accounts = ledger, accounts
         self._metrics, self._limits = metrics, limits
         self._ask_shared, self._is_shared = is_shared, False
@@ -95,7 +96,7 @@ class Readings:
         """
         shared, seconds = total(reading.shared.used), _STILL_SECONDS
         if (of_models := reading.of_models) is None:
-            resident = await self._server.resident_bytes() if self._server else {}
+            resident = await self._processes.resident_bytes()
             shared, of_models = shared + resident.get("", 0), resident
             seconds = max(seconds, self._limits.alone * _STILL_SHARE_OF_ALONE)
         self._accounts.watch(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from adapter.control.desired import DesiredModels
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
-from adapter.control.ports import Ports, Server
+from adapter.control.ports import Ports
 from adapter.control.triton_status import TritonStatus
 from adapter.control.unloader import Unloader
 from adapter.core.model import (
@@ -30,7 +30,6 @@ from adapter.errors import (
     StubDied,
 )
 from adapter.runtime import clock
-from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,10 @@ class Reconciler:
         load_threads: int,
     ) -> None:
         self._registry, self._memory = registry, memory
-        self._triton, self._server, self._packages = ports.triton, ports.server, ports.packages
+        self._triton = ports.triton
+        self._server = ports.server
+        self._processes = ports.processes
+        self._packages = ports.packages
         self._unloader = unloader
         self._operations, self._start = operations, operations.start
         self._desired, self._trials = desired, desired.trials
@@ -192,9 +194,13 @@ class Reconciler:
 
     async def _has_died(self, record: ModelRecord) -> bool:
         """Return whether a process is gone: Triton's own unload of such a model never ends."""
-        if self._server is None:
+        try:
+            found = await self._processes.instances([*map(TritonName, record.placement.names)])
+        except BackendUnavailable:  # processes cannot be seen
             return False
-        return await PROCESSES.run(_has_lost_a_process, record, self._server)
+        living = {each for instances in found.values() for each in instances}
+        # even one of several that is gone fails each request that it is given
+        return bool(record.instances - living) or any(not each for each in found.values())
 
     async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:
         """Return the error to send for an inference that failed with `error`."""
@@ -256,15 +262,15 @@ class Reconciler:
         """Handle an error text that says that a python process of the model has died. With an
         embedded server that is checked: a model may repeat any text that its caller sent.
         """
-        if self._server is None:
+        if not self._processes.are_seen:
             self._registry.died(record)
         elif record not in self._checks and record.state is ModelState.READY:
-            check = self._check_processes(record, self._server)
+            check = self._check_processes(record)
             self._checks[record] = self._start("look for death", record.id, check)
 
-    async def _check_processes(self, record: ModelRecord, server: Server) -> None:
+    async def _check_processes(self, record: ModelRecord) -> None:
         try:
-            if await PROCESSES.run(_has_lost_a_process, record, server):
+            if await self._has_died(record):
                 self._registry.died(record)
         finally:
             del self._checks[record]
@@ -327,15 +333,6 @@ class Reconciler:
             await self._packages.remove(record.name)
         except AdapterError as error:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
-
-
-def _has_lost_a_process(record: ModelRecord, server: Server) -> bool:
-    """Return whether a process is gone: even one of several fails each request it is given."""
-    names = record.placement.names
-    found = [server.live_instances(name) for name in names]
-    if None not in found and record.instances - frozenset().union(*(each or () for each in found)):
-        return True
-    return any(server.has_live_stub(name) is False for name in names)
 
 
 def _what_becomes_of(gone: Sequence[ModelRecord], given_up: ModelId | None) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +15,6 @@ from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.runtime import clock
-from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,8 @@ class Unloader:
     ) -> None:
         """`lose_requests` ends the leases of a model whose requests can never be answered."""
         self._registry = registry
-        self._triton, self._server = ports.triton, ports.server
+        self._triton = ports.triton
+        self._processes = ports.processes
         self._limits = limits
         self._orphans = orphans
         self._lose_requests = lose_requests
@@ -93,7 +93,7 @@ class Unloader:
             return
         names = frozenset(record.placement.names)
         # taken now: `_unload_again` starts others under the same names
-        processes = await self._processes_of(names)
+        processes = await self._processes.claim([*map(TritonName, names)])
         try:
             if load is not None:
                 # an unload sent before may overtake the load, and one that waits may end Triton
@@ -154,23 +154,21 @@ class Unloader:
         whether there were any. A model that is loaded, or being unloaded, is left alone: its unload
         would never end.
         """
-        if (server := self._server) is None:
+        if not self._processes.are_seen:
             return False
         loading = await self._triton.being_loaded()
         names = [TritonName(n) for n in record.placement.names if n in loading]
-        return any([await PROCESSES.run(server.end_instances, name) for name in names])
+        return await self._processes.end_loads(names)
 
     async def may_hold_memory(self, record: ModelRecord) -> bool:
         """Return whether Triton may still hold memory for a stuck model."""
-        names = record.placement.names
-        return not all([await self._has_lost_its_process(name) for name in names])
+        names = frozenset(record.placement.names)
+        return not names <= await self._lost_processes(names)
 
     async def _free_regions(self, record: ModelRecord) -> None:
         """Give back what Triton never does: the shared memory of processes that have died."""
-        if self._server is None:
-            return
         with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be ending
-            freed = await self._server.free_regions(record.placement.names)
+            freed = await self._processes.free_regions([*map(TritonName, record.placement.names)])
             if freed:
                 log.info("model.regions_freed", extra={"model_id": record.id, "bytes": freed})
 
@@ -183,7 +181,7 @@ class Unloader:
         is_dead: bool,
     ) -> set[str]:
         """Hasten the unload of `left`. Returns those for which `_unload_again` was needed."""
-        is_dead = is_dead or any([await self._has_lost_its_process(name) for name in left])
+        is_dead = is_dead or bool(await self._lost_processes(left))
         # a model that seems dead gets a second too: its process may just have ended normally; one
         # that still computes had its time during the drain
         is_hopeless = is_dead or record.usage.in_flight > 0
@@ -269,18 +267,17 @@ class Unloader:
         """Return the processes that live after `seconds`; None as soon as nothing is left to wait
         for. An empty set: requests that may still be answered.
         """
-
-        async def is_left() -> bool:
-            nonlocal processes
-            processes = await self._left(record, processes)
-            return bool(processes) or (bool(reloaded) and record.usage.in_flight > 0)
-
-        if not await _outlasts(is_left, seconds):
+        end = clock.monotonic() + seconds
+        names = [*map(TritonName, record.placement.names)]
+        living = await self._processes.wait(names, processes, seconds)
+        if living or not reloaded:
+            return living or None
+        if not await _outlasts(lambda: record.usage.in_flight > 0, end - clock.monotonic()):
             return None
-        if not processes and await self._never_answers(record, reloaded):
+        if await self._never_answers(record, reloaded):
             self._lose_requests(record)
             return None
-        return processes
+        return living
 
     async def _never_answers(self, record: ModelRecord, reloaded: set[str]) -> bool:
         """Return whether all `reloaded` models have lost the processes that they computed in. An
@@ -288,43 +285,25 @@ class Unloader:
         """
         placement = record.placement
         ensembles = {*placement.load[-1:]} if placement.along else set()
-        return all([await self._has_lost_its_process(name) for name in reloaded - ensembles])
-
-    async def _left(self, record: ModelRecord, processes: _Processes) -> _Processes:
-        """Return the processes that live, and daemons that the model has started since."""
-        try:
-            others = await self._processes_of(record.placement.names)
-        except BackendUnavailable:  # processes cannot be seen
-            return processes
-        return others | await self._living(processes)
+        computing = reloaded - ensembles
+        return computing <= await self._lost_processes(computing)
 
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Kill the processes that live; return whether there were any."""
-        if self._server is None or not (living := await self._living(processes)):
-            return False
-        await self._orphans.kill(living, model_id=record.id)
-        return True
+        return await self._orphans.kill(processes, model_id=record.id)
 
-    async def _processes_of(self, names: Collection[str]) -> _Processes:
-        if self._server is None:
-            return frozenset()
-        return await self._server.processes_of([*map(TritonName, names)])
-
-    async def _living(self, processes: _Processes) -> _Processes:
-        if self._server is None or not processes:
-            return frozenset()
-        return await self._server.living(processes)
-
-    async def _has_lost_its_process(self, name: str) -> bool:
-        if self._server is None:
-            return False
-        return await PROCESSES.run(self._server.has_live_stub, TritonName(name)) is False
+    async def _lost_processes(self, names: Collection[str]) -> frozenset[str]:
+        """Return which of these models have lost their python processes, as far as that is seen."""
+        with suppress(BackendUnavailable):
+            found = await self._processes.instances([*map(TritonName, names)])
+            return frozenset(name for name, instances in found.items() if not instances)
+        return frozenset()
 
 
-async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> bool:
+async def _outlasts(is_left: Callable[[], bool], seconds: float) -> bool:
     """Poll until nothing is left, for `seconds` at most; return whether something is."""
     end, pause = clock.monotonic() + seconds, _POLL_FIRST_SECONDS
-    while await is_left():
+    while is_left():
         if clock.monotonic() + pause > end:
             return True
         await asyncio.sleep(pause)

@@ -13,11 +13,15 @@ import pytest
 import pytest_asyncio
 
 from adapter.backend.sizes_file import LearnedFile
+from adapter.control.door import Lease
 from adapter.control.ports import MemoryReader, Packages, SizeStore
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
-from adapter.errors import BackendError
+from adapter.core.registry import ModelRecord
+from adapter.errors import BackendError, InferenceFailed
 from adapter.packages.staging import Packages as RealPackages
+from tests.fakes.house import House
+from tests.fakes.lease import FakeLease
 from tests.fakes.memory import FakeMemory
 from tests.fakes.memory_place import Place
 from tests.fakes.packages import FakePackages, FakeStore
@@ -255,3 +259,41 @@ async def test_a_change_puts_what_never_lags_in_no_doubt(seen: Seen) -> None:
     await seen.reader.read()
     seen.reader.changed(asyncio.get_running_loop().time())
     assert not seen.reader.is_in_doubt
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def lease(kind: str) -> AsyncIterator[Lease]:
+    if kind == "fake":
+        yield FakeLease(ModelRecord(ID, NAME, ModelSource("/m")))
+        return
+    house = await House().open()
+    await house.load("m")
+    yield house.control.lease(ModelId("m"))
+    await house.close()
+
+
+@both
+async def test_a_lease_counts_from_begin_to_end(lease: Lease) -> None:
+    usage = lease.record.usage
+    lease.begin()
+    assert (lease.is_held(), lease.is_lost(), usage.in_flight) == (True, False, 1)
+    lease.abandon()
+    assert (lease.is_held(), usage.in_flight, usage.abandoned) == (False, 1, 1)
+    assert lease.end() is None
+    assert (usage.in_flight, usage.abandoned) == (0, 0)
+    assert lease.end() is None
+    assert usage.in_flight == 0
+
+
+@both
+async def test_a_lease_returns_the_error_to_send(lease: Lease) -> None:
+    error = InferenceFailed("no")
+    with pytest.raises(InferenceFailed), lease:
+        raise error
+    assert lease.record.usage.in_flight == 0
+    assert lease.end(error) is error
+    assert lease.note_failure(error) is error
+    assert await lease.judge(error) is error

@@ -58,7 +58,7 @@ async def main():
     await triton.start()
     client = InferenceServerClient(triton.grpc_address)
     load = asyncio.create_task(client.load_model("stuck"))
-    while not triton.has_live_stub("stuck"):
+    while not (await triton.processes.instances(["stuck"])).get("stuck"):
         await asyncio.sleep(0.02)
     print(json.dumps([*triton.owners()]), flush=True)
     await load
@@ -165,27 +165,29 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         await load(triton, "identity")
         server, stub = [*triton.owners()]
         assert server == triton.pid
-        assert triton.has_live_stub("identity") is True
-        assert triton.has_live_stub("identity_2") is False
-        assert triton.has_live_stub("unknown") is None
-        assert triton.has_live_stub("x" * 300) is None  # the system refuses to look
+        names = ["identity", "identity_2", "unknown", "x" * 300]  # the system refuses the last one
+        seen = await triton.processes.instances(names)
+        assert seen == {"identity": ["identity_0_0"], "identity_2": []}
 
         os.kill(stub, signal.SIGKILL)
-        assert await until(lambda: triton.has_live_stub("identity") is False)
+        async with asyncio.timeout(60):
+            while (await triton.processes.instances(["identity"]))["identity"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         assert await until(lambda: [*triton.owners()] == [server])  # it ends a little later
 
         # Triton would wait for the dead stub at its end; this is quicker
         os.kill(server, signal.SIGKILL)
         assert await until(lambda: triton.pid is None)
         assert [*triton.owners()] == []
-        assert triton.has_live_stub("identity") is None
+        with pytest.raises(BackendUnavailable):
+            await triton.processes.instances(["identity"])
 
 
 @real
 async def test_the_host_memory_of_a_model_that_is_being_loaded_is_seen_apart():
     """So a load that imports and reads before it takes memory of a GPU does not seem to hang."""
     async with running() as triton:
-        before = await triton.resident_bytes()
+        before = await triton.processes.resident_bytes()
         add_model(
             triton.repository, "slow", 'self.held = b"x" * 2**26; __import__("time").sleep(3)'
         )
@@ -194,11 +196,11 @@ async def test_the_host_memory_of_a_model_that_is_being_loaded_is_seen_apart():
         while seen.get("slow", 0) < 2**26:
             assert not loading.done()
             await asyncio.sleep(0.05)
-            seen = await triton.resident_bytes()
+            seen = await triton.processes.resident_bytes()
         assert seen.keys() == {"", "slow"}
         assert before.keys() == {""}
         await loading
-    assert await triton.resident_bytes() == {}
+    assert await triton.processes.resident_bytes() == {}
 
 
 @real

@@ -11,7 +11,7 @@ from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.state import ModelState
-from adapter.errors import BackendTimeout, LoadFailed, ModelNotFound
+from adapter.errors import BackendTimeout, BackendUnavailable, LoadFailed, ModelNotFound
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -241,21 +241,21 @@ async def test_the_process_of_a_model_that_is_unloaded_while_processes_are_liste
     orphans = OrphanProcesses(house.control.registry, house.server, house.metrics)
 
     async def listed() -> frozenset[TritonName]:
-        house.server.running_models = running_models
+        house.server.models = models
         house.server.processes.clear()
         await house.unload("m")
         return frozenset({TritonName("m")})
 
-    running_models, house.server.running_models = house.server.running_models, listed
+    models, house.server.models = house.server.models, listed
     assert not await orphans.are_there()
     assert house.listed() == []
 
 
 async def test_nothing_is_learned_while_no_process_can_be_seen(house):
     async def unseen() -> frozenset[str]:
-        raise OSError("too many open files")
+        raise BackendUnavailable("too many open files", delivered=False)
 
-    house.server.running_models = unseen
+    house.server.models = unseen
     await house.load("m")
     assert house.control.memory.sizes.as_dict()["packages"] == []
     await asyncio.sleep(0)
@@ -291,9 +291,10 @@ async def test_a_process_that_comes_up_while_the_others_are_ended_is_ended_too(h
     killed = house.server.kill
 
     async def kill(known):
-        await killed(known)
+        found = await killed(known)
         if SECOND not in known:
             house.server.processes["m"].add(SECOND)
+        return found
 
     house.server.kill = kill
     await house.unload("m")

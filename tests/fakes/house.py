@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from adapter.control.models import ModelControl
-from adapter.control.ports import Options, Ports, TimeLimits
+from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
 from adapter.control.state import State
 from adapter.control.triton_status import Phase
 from adapter.core.ledger import Ledger
@@ -62,8 +62,9 @@ class House:
                 self.triton,
                 self.packages,
                 self.memory,
-                self.server if embedded else None,
-                self.store,
+                server=self.server if embedded else None,
+                sizes=self.store,
+                processes=self.server if embedded else NoProcesses(),
             ),
             Ledger(memory_limit, lambda _: headroom),
             Sizes(),

@@ -1,12 +1,16 @@
 """Triton's control plane in this process."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.triton_input import Unclassified
 from adapter.errors import BackendUnavailable, OutOfMemory
+from adapter.runtime import clock
+from adapter.runtime.threads import PROCESSES
 from tests.fakes.steps import Steps
+
+_POLL_SECONDS = 0.01
 
 
 class FakeControlTriton:
@@ -92,13 +96,17 @@ class FakeControlTriton:
 
 
 class FakeServer:
-    """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
-    it is in `dies`. `endable` are those whose load ends with their processes. `instances["m"]` are
-    the names of those that run. `ended` are the models whose processes were killed. `processes` are
-    those of each model, loaded or not; those in `unkillable` stay when they are killed; `orphans`
-    are those whose model has no python process. `resident` is their host memory. `restarts` are the
-    reasons given, `looks` counts how often a process was looked for.
+    """The server and the processes below it: Server and Processes of control.
+
+    It knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
+    it is in `dies`. `endable` are those whose load ends with their processes. `stubs["m"]` are the
+    names of the instances that run. `ended` are the models whose processes were killed. `processes`
+    are those of each model, loaded or not; those in `unkillable` stay when they are killed;
+    `orphans` are those whose model has no python process. `resident` is their host memory.
+    `restarts` are the reasons given, `looks` counts how often a process was looked for.
     """
+
+    are_seen = True
 
     def __init__(self) -> None:
         self.pid: int | None = 1
@@ -108,8 +116,7 @@ class FakeServer:
         self.unkillable: set[ProcessId] = set()
         self.orphans: set[ProcessId] = set()
         self.killed: list[ProcessId] = []
-        self.load_threads = 2
-        self.instances: dict[str, set[str]] = {}
+        self.stubs: dict[str, set[str]] = {}
         self.ended: list[str] = []
         self.endable: set[str] = set()
         self.restarts: list[str] = []
@@ -121,45 +128,78 @@ class FakeServer:
         self.restarts.append(reason)
         self.restarted.set()
 
-    def has_live_stub(self, name: TritonName) -> bool | None:
-        self.looks += 1
-        alive = self.live.get(name)
-        if name in self.dies:
-            self.live[name] = False
-        return alive
-
-    def live_instances(self, name: TritonName) -> frozenset[str] | None:
-        return frozenset(self.instances.get(name, ()))
-
-    def end_stubs(self, name: TritonName) -> None:
-        self.ended.append(name)
-
-    def end_instances(self, name: TritonName) -> bool:
-        """The load of a name in `endable` fails, as it does when its processes are killed."""
-        if name not in self.endable or name in self.ended:
-            return False
-        self.ended.append(name)
-        return True
-
-    async def resident_bytes(self) -> dict[str, int]:
-        return dict(self.resident)
-
-    async def running_models(self) -> frozenset[TritonName]:
+    async def models(self) -> frozenset[TritonName]:
+        if self.pid is None:
+            return frozenset()
         return frozenset(name for name, processes in self.processes.items() if processes)
 
-    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+    async def instances(
+        self, names: Collection[TritonName]
+    ) -> Mapping[TritonName, Sequence[str | None]]:
+        self.looks += 1
+        await PROCESSES.run(bool)  # a look takes a thread, and some time
+        if self.pid is None:
+            raise BackendUnavailable("there is no tritonserver", delivered=False)
+        found = {name: instances for name in names if (instances := self._living(name)) is not None}
+        self.live |= dict.fromkeys(self.dies.intersection(names), False)
+        return found
+
+    def _living(self, name: TritonName) -> list[str | None] | None:
+        if name in self.stubs:
+            return [*self.stubs[name]]
+        alive = self.live.get(name)
+        return None if alive is None else [None] * alive
+
+    async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        if self.pid is None:
+            return frozenset()
         return frozenset().union(*(self.processes.get(name, ()) for name in names))
 
     async def abandoned(self) -> frozenset[ProcessId]:
         return frozenset(self.orphans) & frozenset().union(*self.processes.values())
 
-    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        return frozenset().union(*self.processes.values()) & frozenset(known)
+    async def resident_bytes(self) -> dict[str, int]:
+        return dict(self.resident)
+
+    async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
+        killed = frozenset().union(*self.processes.values()) & frozenset(processes)
+        self.killed += killed
+        for name in self.processes:
+            self.processes[name] -= killed - self.unkillable
+            if not self.processes[name] and name in self.stubs:
+                self.stubs[name].clear()
+        return killed
+
+    async def kill_models(self, names: Collection[TritonName]) -> None:
+        self.ended += names
+        await self.kill(await self.claim(names))
+
+    async def end_loads(self, names: Collection[TritonName]) -> bool:
+        """The load of a name in `endable` fails, as it does when its processes are killed."""
+        ended = [name for name in names if name in self.endable and name not in self.ended]
+        self.ended += ended
+        return bool(ended)
 
     async def free_regions(self, names: Collection[TritonName]) -> int:
         return 0
 
-    async def kill(self, known: Collection[ProcessId]) -> None:
-        self.killed += known
-        for name in self.processes:
-            self.processes[name] -= set(known) - self.unkillable
+    async def wait(
+        self,
+        names: Collection[TritonName],
+        processes: Collection[ProcessId],
+        limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        end = clock.monotonic() + limit_seconds
+        if self.pid is None:
+            return frozenset()
+        while living := await self._left(names, processes):
+            if clock.monotonic() > end:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        return living
+
+    async def _left(
+        self, names: Collection[TritonName], processes: Collection[ProcessId]
+    ) -> frozenset[ProcessId]:
+        everything = frozenset().union(*self.processes.values())
+        return await self.claim(names) | (everything & frozenset(processes))

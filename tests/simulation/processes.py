@@ -11,6 +11,8 @@ from tests.simulation.loop import Draws, turns
 from tests.simulation.memory import Truth
 from tests.simulation.models import Spec
 
+_POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
+
 
 @dataclass(slots=True, eq=False)
 class Process:
@@ -71,17 +73,16 @@ class Processes:
 
 
 class SimServer:
-    """The embedded tritonserver: the Server of adapter/control/ports.py. `triton` has its models,
-    `restart` ends it and starts another.
+    """The embedded tritonserver, and its processes: two ports of adapter/control/ports.py.
+    `triton` has its models, `restart` ends it and starts another.
     """
 
-    def __init__(
-        self, triton: object, draws: Draws, restart: Callable[[str], None], load_threads: int
-    ) -> None:
+    are_seen = True
+
+    def __init__(self, triton: object, draws: Draws, restart: Callable[[str], None]) -> None:
         self._triton = triton
         self._random = draws.of("server")
         self._restart = restart
-        self.load_threads = load_threads
 
     @property
     def _processes(self) -> Processes:
@@ -91,54 +92,82 @@ class SimServer:
     def pid(self) -> int | None:
         return self._triton.life.number if self._triton.life else None
 
-    def has_live_stub(self, name: str) -> bool | None:
-        held = self._triton.held(name)
-        if held is None or not held.spec.is_python:
-            return None
-        return bool(self._processes.of(name))
+    async def restart(self, reason: str) -> None:
+        self._restart(reason)
 
-    def live_instances(self, name: str) -> frozenset[str] | None:
-        return frozenset(f"{each.name}_0_0" for each in self._processes.of(name))
-
-    def end_stubs(self, name: str) -> None:
-        for each in self._processes.of(name):
-            self._processes.end(each)
-
-    def end_instances(self, name: str) -> bool:
-        found = self._processes.of(name)
-        self.end_stubs(name)
-        return bool(found)
-
-    async def running_models(self) -> frozenset[str]:
+    async def models(self) -> frozenset[str]:
         await self._look()
         return frozenset(each.name for each in self._processes.all if each.is_real)
 
-    async def resident_bytes(self) -> dict[str, int]:
-        return self._processes.bytes_apart()
+    async def instances(self, names: Collection[str]) -> dict[str, list[str | None]]:
+        self._check_life()
+        found = {}
+        for name in names:
+            held = self._triton.held(name)
+            if held is not None and held.spec.is_python:
+                found[name] = [f"{each.name}_0_0" for each in self._processes.of(name)]
+        return found
 
-    async def processes_of(self, names: Collection[str]) -> frozenset[ProcessId]:
+    async def claim(self, names: Collection[str]) -> frozenset[ProcessId]:
         await self._look()
         return frozenset(each.id for each in self._processes.of(*names))
 
     async def abandoned(self) -> frozenset[ProcessId]:
         return frozenset()
 
-    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        await turns(self._random)
-        return frozenset(each.id for each in self._processes.all if each.id in known)
+    async def resident_bytes(self) -> dict[str, int]:
+        return self._processes.bytes_apart()
 
-    async def kill(self, known: Collection[ProcessId]) -> None:
+    async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         await turns(self._random)
-        for each in [each for each in self._processes.all if each.id in known]:
+        killed = [each for each in self._processes.all if each.id in processes]
+        for each in killed:
             self._processes.end(each)
+        return frozenset(each.id for each in killed)
+
+    async def kill_models(self, names: Collection[str]) -> None:
+        for each in self._processes.of(*names):
+            self._processes.end(each)
+
+    async def end_loads(self, names: Collection[str]) -> bool:
+        found = self._processes.of(*names)
+        await self.kill_models(names)
+        return bool(found)
 
     async def free_regions(self, names: Collection[str]) -> int:
         return 0
 
-    async def restart(self, reason: str) -> None:
-        self._restart(reason)
+    async def wait(
+        self,
+        names: Collection[str],
+        processes: Collection[ProcessId],
+        limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        loop = asyncio.get_running_loop()
+        end, pause = loop.time() + limit_seconds, _POLL_FIRST_SECONDS
+        living = frozenset(processes)
+        while living := await self._living(names, living):
+            if loop.time() + pause > end:
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _POLL_LAST_SECONDS)
+        return living
+
+    async def _living(
+        self, names: Collection[str], known: frozenset[ProcessId]
+    ) -> frozenset[ProcessId]:
+        try:
+            claimed = await self.claim(names)
+        except BackendUnavailable:
+            return known
+        if known:
+            await turns(self._random)
+        return claimed | {each.id for each in self._processes.all if each.id in known}
 
     async def _look(self) -> None:
         await turns(self._random)
+        self._check_life()
+
+    def _check_life(self) -> None:
         if self._triton.life is None:
             raise BackendUnavailable("there is no tritonserver", delivered=False)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapter.control.models import ModelControl
-from adapter.control.ports import Options, Ports, TimeLimits
+from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
 from adapter.core.ledger import Ledger
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.sizing import Sizes
@@ -255,7 +255,7 @@ class World(Outages):
         sizes.restore(self.disk.sizes)
         server = None
         if self.is_embedded:
-            server = SimServer(self.triton, self.draws, self._restart, LOAD_THREADS)
+            server = SimServer(self.triton, self.draws, self._restart)
         metrics = Metrics()
         guarded = [
             Guarded(each, adapter) if each is not None else None
@@ -263,7 +263,7 @@ class World(Outages):
         ]
         control = self._adapters.run(
             ModelControl,
-            Ports(*guarded, store=guarded[1]),
+            Ports(*guarded, sizes=guarded[1], processes=guarded[3] or NoProcesses()),
             Ledger(settings.memory_limit, lambda _: settings.reserve),
             sizes,
             metrics,

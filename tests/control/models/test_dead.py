@@ -57,11 +57,11 @@ async def test_a_model_whose_process_lives_is_not_dead_by_a_text(house, alive):
 
 async def test_a_model_that_has_lost_one_of_its_processes_is_dead(house):
     house.server.live["m"] = True
-    house.server.instances["m"] = {"m_0_0", "m_0_1"}
+    house.server.stubs["m"] = {"m_0_0", "m_0_1"}
     await house.load("m")
     await say_dead(house, "m")
     house.check("m")
-    house.server.instances["m"] = {"m_0_0"}
+    house.server.stubs["m"] = {"m_0_0"}
     await say_dead(house, "m")
     assert house.state("m") is ModelState.DEAD
 
