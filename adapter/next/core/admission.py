@@ -238,7 +238,7 @@ def _decide_on_others(
     ledger: Ledger, need: Need, request: LoadRequest, now: float, lacking: Collection[Device]
 ) -> Decision:
     """Evict others for a load, wait for them, or refuse it for now."""
-    may_wait = _should_wait(ledger, request, now)
+    may_wait = _should_wait(ledger, need, request, now)
     is_futile = _is_futile(ledger, need, now)
     eviction = None if is_futile else _decide_eviction(ledger, need, request)
     if eviction is not None and (may_wait or eviction.answer is Answer.EVICT):
@@ -265,16 +265,17 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
     return now - request.started_at >= times.MEMORY_SECONDS
 
 
-def _should_wait(ledger: Ledger, request: LoadRequest, now: float) -> bool:
+def _should_wait(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
     """Return whether a load may wait for memory.
 
-    An explicit load waits for 5 s after the last unload. An on-demand load waits as long as its
-    call does, and a planned one as long as its deadline says.
+    An explicit load waits for 5 s after its turn and after the last unload. An on-demand load waits
+    as long as its call does, and a planned one as long as its deadline says.
     """
     if request.purpose is not Purpose.EXPLICIT:
         return now < request.deadline
+    turn_at = request.started_at + (0.0 if need.is_known else times.MEMORY_SECONDS)
     is_unloading = bool(ledger.unloads or ledger.returning)
-    return is_unloading or now - max(request.started_at, ledger.returned_at) < times.MEMORY_SECONDS
+    return is_unloading or now - max(turn_at, ledger.returned_at) < times.MEMORY_SECONDS
 
 
 def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decision | None:

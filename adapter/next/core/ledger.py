@@ -34,6 +34,9 @@ far as the reading allows:
 is measured. Otherwise `before` is `settled`. `kept` is the memory of earlier models that allocators
 may have kept, and that the load may have used again.
 
+The formula takes it that an unload has given its memory back before the loads beside it have taken
+all of theirs. Loads last longer than unloads; one that is faster costs a failed load.
+
 Memory that belongs to no model (`not_attributed`) is shown to operators. No decision depends on it.
 """
 
@@ -144,6 +147,7 @@ class Ledger:
     )  # free for a package that ran out of memory alone
     futile_evictions: dict[str, float] = field(default_factory=dict)  # when, by package
     shown_at: float = -math.inf  # the time that the newest reading shows
+    booked_until: float = -math.inf  # the last end of a load or an unload that is booked
     returned_at: float = -math.inf  # when memory was last seen back
 
     # -- the formula ----------------------------------------------------------------------------
@@ -223,7 +227,12 @@ class Ledger:
         lag_seconds: float = 0.0,
         available: Bytes = NO_BYTES,  # free in the machine and cgroup; host memory only
     ) -> None:
-        """Correct the books by a reading. A device that it lacks has no reading from now on."""
+        """Correct the books by a reading. A device that it lacks has no reading from now on.
+
+        A reading from before an end that is booked already is ignored: the books know more.
+        """
+        if now - lag_seconds <= self.booked_until:
+            return
         self.shown_at = now - lag_seconds
         for device, book in self.devices.items():
             book.used_bytes = used.get(device)
@@ -237,28 +246,31 @@ class Ledger:
                 book.empty_bytes = min(known_bytes, book.used_bytes)
 
     def advance(self, now: float) -> None:
-        """Use the books alone if a load or an unload has waited 5 s for a newer reading."""
+        """Use the books alone if a load or an unload has waited 5 s for a newer reading.
+
+        A caller that polls memory calls this each time, whether a reading has come or not.
+        """
         ends = [leaving.ended_at for leaving in self.returning]
         ends += [load.ended_at for load in self.loads.values() if load.ended_at is not None]
-        if any(self.shown_at < end <= now - times.MEMORY_SECONDS for end in ends):
+        if any(self.shown_at <= end <= now - times.MEMORY_SECONDS for end in ends):
             for book in self.devices.values():
                 book.used_bytes = None
                 book.available_bytes = None
         self._forget_returned(now)
 
-    def _is_shown(self, ended_at: float, now: float) -> bool:
-        """Return whether a reading is newer than an end, or is not waited for any longer."""
+    def _is_shown(self, ended_at: float) -> bool:
+        """Return whether a reading is newer than an end. Without readings none is waited for."""
         has_readings = any(book.used_bytes is not None for book in self.devices.values())
-        is_overdue = now - ended_at >= times.MEMORY_SECONDS
-        return ended_at <= self.shown_at or not has_readings or is_overdue
+        return ended_at < self.shown_at or not has_readings
 
     def _forget_returned(self, now: float) -> None:
-        returning = [
-            leaving for leaving in self.returning if not self._is_shown(leaving.ended_at, now)
-        ]
-        if len(returning) == len(self.returning):
+        ends = [leaving.ended_at for leaving in self.returning if self._is_shown(leaving.ended_at)]
+        if not ends:
             return
-        self.returning = returning
+        self.returning = [
+            leaving for leaving in self.returning if not self._is_shown(leaving.ended_at)
+        ]
+        self.booked_until = max(self.booked_until, *ends)
         self.returned_at = now
         for device in self.devices:
             self._correct(device)
@@ -299,10 +311,10 @@ class Ledger:
         """Record that Triton has loaded the model. It is booked once `can_settle`."""
         self.loads[name].ended_at = now
 
-    def can_settle(self, name: TritonName, now: float) -> bool:
+    def can_settle(self, name: TritonName) -> bool:
         """Return whether a reading shows all that the load took, or none is waited for."""
         ended_at = self.loads[name].ended_at
-        return ended_at is not None and self._is_shown(ended_at, now)
+        return ended_at is not None and self._is_shown(ended_at)
 
     def settle(self, name: TritonName, reported: Bytes = NO_BYTES) -> Settlement:
         """Book a load that has ended well, and learn the size of its package. `reported` is what
@@ -310,6 +322,8 @@ class Ledger:
         """
         overrun = self._overrun_of(name)
         load = self.loads.pop(name)
+        if load.ended_at is not None:
+            self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
         booked: dict[Device, int] = {}
         is_measured = True

@@ -118,7 +118,8 @@ class Sizes:
             needed = _limit_guess(dict.fromkeys(places, files_bytes), guess_limit_bytes)
             basis = Basis.FILES
         shortage = self._shortages.get(self._version_of(package.content_key), NO_BYTES)
-        raised = most_of(needed, _move(shortage, rooms, places, device))
+        guess = _limit_guess(_move(shortage, rooms, places, device), guess_limit_bytes)
+        raised = most_of(needed, guess)
         return Need(
             package.content_key,
             {place: _fit(count, rooms.get(place)) for place, count in raised.items()},
