@@ -1,6 +1,7 @@
 """Plays sequences on a ledger with figures in MiB that a reader can check by head.
 
-The clock goes on by a second at each reading, and a reading shows its own second unless it lags.
+The clock goes on by a second at each reading. Where a sequence does not say otherwise, loads and
+unloads have ended half a second before the last reading, which shows that.
 """
 
 import math
@@ -76,6 +77,11 @@ class Books:
         )
         self.now = 0.0
 
+    @property
+    def before_reading(self):
+        """Return a time shortly before the last reading."""
+        return self.now - 0.5
+
     # -- what is known ----------------------------------------------------------------------
 
     def free(self, device=GPU):
@@ -118,6 +124,7 @@ class Books:
         size = to_bytes({GPU: used} if used is not None else figures)
         has_available = {} if available is None else {HOST: available * MIB}
         self.ledger.observe(size, self.now, lag, has_available)
+        self.ledger.advance(self.now)
 
     def wait(self, seconds):
         """Let time pass without a reading."""
@@ -138,18 +145,18 @@ class Books:
 
     def settle(self, name, **reported) -> Settlement:
         """End a load well; the last reading shows it."""
-        self.ledger.end_load(name, self.now)
-        assert self.ledger.can_settle(name, self.now)
+        self.ledger.end_load(name, self.before_reading)
+        assert self.ledger.can_settle(name)
         return self.ledger.settle(name, to_bytes(reported))
 
     def fail(self, name, *, is_memory=True):
-        self.ledger.fail_load(name, self.now, is_memory=is_memory)
+        self.ledger.fail_load(name, self.before_reading, is_memory=is_memory)
 
     def unload(self, name, used=None, **figures):
         """Unload a model, after which a reading shows that so much is used."""
         self.ledger.begin_unload(name)
         self.read(used, **figures)
-        self.ledger.end_unload(name, self.now)
+        self.ledger.end_unload(name, self.before_reading)
 
     # -- what is decided --------------------------------------------------------------------
 

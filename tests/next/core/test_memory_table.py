@@ -208,17 +208,17 @@ def test_unload_is_answered_when_most_is_back():
 def test_lagging_reading_ends_no_load_early():
     books = gpu(1000)
     books.load("a", known(400, key="a"))
-    books.ledger.end_load("a", books.now)
+    books.ledger.end_load("a", books.before_reading)
     books.read(200, lag=3)  # 1 s after the end: shows 2 s before it
-    assert not books.ledger.can_settle("a", books.now)
+    assert not books.ledger.can_settle("a")
     assert books.free() == 600
     books.read(400, lag=3, after=2)  # 3 s after the end
-    assert books.ledger.can_settle("a", books.now)
+    assert books.ledger.can_settle("a")
     books.ledger.settle("a")
     assert books.free() == 600
     assert books.size("a") == ({GPU: 400}, True)
     books.ledger.begin_unload("a")
-    books.ledger.end_unload("a", books.now)
+    books.ledger.end_unload("a", books.before_reading)
     books.read(400, lag=3)  # still shows a
     assert books.answer(known(900)) is Answer.WAIT
     books.read(0, lag=3, after=2)
@@ -231,15 +231,15 @@ def test_books_alone_count_when_readings_stop():
     books.load("b", guess(200, key="b"))
     books.ledger.end_load("b", books.now + 1)
     books.wait(5)
-    assert not books.ledger.can_settle("b", books.now)  # 4 s after its end
+    assert not books.ledger.can_settle("b")  # 4 s after its end
     books.wait(1)
-    assert books.ledger.can_settle("b", books.now)
+    assert books.ledger.can_settle("b")
     books.ledger.settle("b")
     assert books.booked("b") == 200
     assert books.size("b") == ({GPU: 200}, False)
     books.ledger.begin_unload("a")
     assert books.free() == 450  # not before Triton has unloaded it
-    books.ledger.end_unload("a", books.now)
+    books.ledger.end_unload("a", books.before_reading)
     assert books.free() == 750
     books.read(350)  # readings come again: b has taken 300
     assert books.free() == 650
@@ -333,7 +333,7 @@ def test_unload_beside_a_load_measures_nothing():
     assert books.settled() == 0
     assert books.reserved("u") == 200
     books.read(200)
-    books.ledger.end_unload("a", books.now)
+    books.ledger.end_unload("a", books.before_reading)
     books.settle("u")  # the reading before it was 300: the difference says nothing
     assert books.size("u") == ({GPU: 200}, False)
 
@@ -349,7 +349,7 @@ def test_leaving_memory_is_not_evicted_for_twice():
     assert books.answer(known(350), **on_demand, deadline=books.now) is Answer.INSUFFICIENT
     assert books.answer(known(350)) is Answer.WAIT
     books.read(600)
-    books.ledger.end_unload("a", books.now)
+    books.ledger.end_unload("a", books.before_reading)
     assert books.answer(known(350)) is Answer.ADMIT
 
 
@@ -478,7 +478,7 @@ def test_stuck_load_keeps_its_bytes():
     books.settle("a")
     assert books.size("a") == ({GPU: 400}, True)
     assert books.free() == 300
-    books.ledger.free_stuck("s", books.now)
+    books.ledger.free_stuck("s", books.before_reading)
     books.read(400)
     assert books.free() == 600
 
