@@ -31,6 +31,7 @@ SHARES = {
     "neighbours": ("tests/nightly/test_neighbours.py", 4.0),
     "held": ("tests/nightly/test_held.py", 1.0),
     "cancelled_callers": ("tests/nightly/test_cancelled_callers.py", 3.0),
+    "memory_world": ("tests/nightly/test_memory_world.py", 3.0),
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "cuts": ("tests/nightly/test_cuts.py", 10.0),
     "blame": ("tests/nightly/test_blame.py", 3.0),
