@@ -69,7 +69,7 @@ class ModelControl:
         options: Options,
     ) -> None:
         self._limits, self._packages, threads = options.limits, ports.packages, options.load_threads
-        self.registry, self.history = (registry := Registry(clock.now)), metrics.history
+        self.registry = registry = Registry(clock.now)
         self.operations = operations = Operations(metrics)
         self.leases = leases = Leases(metrics.history)
         orphans = OrphanProcesses(registry, ports.processes, metrics)
