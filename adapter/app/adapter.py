@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +13,6 @@ from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.state import State
-from adapter.control.triton_status import MODELS_LOOKED_FOR
 from adapter.core import versions
 from adapter.core.faults import Faults
 from adapter.core.ledger import NOT_MEASURED
@@ -63,9 +62,9 @@ _STORE_LACKS_IT = ", and the store has no such key"
 class Readiness:
     """Says whether the adapter has started and whether it is ready, and why not."""
 
-    # each reason returns None when it has no objection; the first one is reported
-    def __init__(self, reasons: Sequence[Callable[[], str | None]]) -> None:
-        self._reasons = reasons
+    # `find_reasons` returns why a started adapter is not ready; the first one is reported
+    def __init__(self, find_reasons: Callable[[], list[str]]) -> None:
+        self._find_reasons = find_reasons
         self._phase = "starting: waiting for Triton"
 
     def starting(self, reason: str) -> None:
@@ -85,7 +84,7 @@ class Readiness:
         """Return why the adapter is not ready; nothing when it is."""
         if self._phase:
             return [self._phase]
-        return [why for reason in self._reasons if (why := reason())]
+        return self._find_reasons()
 
     def why_not_ready(self) -> str | None:
         return next(iter(self.reasons()), None)
@@ -114,7 +113,7 @@ class Adapter:
         self._repository = backend.repository
         self._triton, self._reader, self._control = backend.triton, backend.memory, backend.control
         self._registry, self._memory = self._control.registry, self._control.memory
-        self._ledger, self._status = self._memory.ledger, self._control.triton_status
+        self._ledger = self._memory.ledger
         self._triton_grpc: str | None = None
         self._on_demand, self._residency = None, None
         if cache is not None:
@@ -124,7 +123,8 @@ class Adapter:
         self._state = State(self._control, self._residency)
         traffic, min_seconds = self._metrics.traffic, settings.drain_min_seconds
         self._drain = Drain(self._control, self._state, traffic, min_seconds)
-        self._readiness = self._build_readiness()
+        self._needs_wanted = settings.ready_when == "models"
+        self._readiness = Readiness(self._find_reasons)
         self._budget, self._turns = (budget := self._build_budget()), Turns()
         self._unread = Unread(
             budget, min(budget.share, _UNREAD_BYTES), self._metrics.streams_cut.inc
@@ -184,22 +184,17 @@ class Adapter:
         grace_seconds += _ANSWER_SECONDS
         return Listeners(grace_seconds, self._limits.stream, interceptors)
 
-    def _build_readiness(self) -> Readiness:
-        def why_triton() -> str | None:
-            if not self._triton.live:
-                return "Triton does not answer"
-            if self._status.has_ended:
-                return MODELS_LOOKED_FOR
-            return self._triton.why_not_explicit
+    def _find_reasons(self) -> list[str]:
+        """Return why a started adapter is not ready."""
+        found = [self._why_triton(), "draining" if self._drain.is_on else None]
+        found.append(background.why_ended())
+        found += self._state.reasons(needs_wanted=self._needs_wanted)
+        if self._on_demand is not None:
+            found.append(self._on_demand.why_not_ready())
+        return [reason for reason in found if reason is not None]
 
-        def why_drained() -> str | None:
-            return "draining" if self._drain.is_on else None
-
-        ended, stuck = background.why_ended, self._control.why_stuck
-        reasons = [why_triton, why_drained, ended, stuck]
-        if self._settings.ready_when == "models":
-            reasons.append(self._desired.why_missing)
-        return Readiness(reasons + ([self._on_demand.why_not_ready] if self._on_demand else []))
+    def _why_triton(self) -> str | None:
+        return self._triton.why_not_explicit if self._triton.live else "Triton does not answer"
 
     def _max_connections(self) -> int:
         """Return how many connections of callers each listener may have."""
@@ -278,9 +273,7 @@ class Adapter:
     def _notes(self) -> list[str]:
         """Return what is amiss while the adapter is ready all the same."""
         on_demand = self._on_demand.notes() if self._on_demand else []
-        memory = [] if self._ledger.has_devices else [NOT_MEASURED]
-        threads = self._control.load_threads
-        return [*memory, *threads.notes(), *self._desired.refused(), *on_demand]
+        return [*self._state.notes(), *on_demand]
 
     def _build_admin(self) -> Admin:
         state = DebugState(

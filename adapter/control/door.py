@@ -323,6 +323,15 @@ class ControlState(Protocol):
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when the load of the model has made no progress, by time.monotonic."""
 
+    def reasons(self, *, needs_wanted: bool) -> Sequence[str]:
+        """Return why calls cannot be answered as they should; nothing if they can.
+
+        `needs_wanted` names models that are wanted from the start on and are not loaded.
+        """
+
+    def notes(self) -> Sequence[str]:
+        """Return what is amiss although calls can be answered."""
+
     # -- memory -----------------------------------------------------------------------------
 
     async def read_memory(self, max_age_seconds: float = 0.0) -> MemoryReading | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from adapter.control.door import DeviceState, RequestCounts, SizeState, WantedModel
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
+from adapter.core.ledger import NOT_MEASURED
 from adapter.core.memory import Bytes, Device, MemoryReading
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Sizes
@@ -50,6 +51,18 @@ class State:
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when the load of the model has made no progress."""
         return self._control.load_threads.hangs_since(record)
+
+    def reasons(self, *, needs_wanted: bool) -> Sequence[str]:
+        """Return why calls cannot be answered as they should; nothing if they can."""
+        found = [self.triton.explain_mismatch(), self._control.why_stuck()]
+        if needs_wanted:
+            found.append(self._control.desired.why_missing())
+        return [reason for reason in found if reason is not None]
+
+    def notes(self) -> Sequence[str]:
+        """Return what is amiss although calls can be answered."""
+        memory = [] if self._memory.ledger.has_devices else [NOT_MEASURED]
+        return [*memory, *self._control.load_threads.notes(), *self._control.desired.refused()]
 
     # -- memory -----------------------------------------------------------------------------
 

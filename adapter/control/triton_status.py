@@ -117,6 +117,10 @@ class TritonStatus:
             return False
         return self._server.pid != self._confirmed.process
 
+    def explain_mismatch(self) -> str | None:
+        """Return why the models of a Triton that answers are not known; None if they are."""
+        return MODELS_LOOKED_FOR if self._triton.live and self.has_ended else None
+
     @property
     def has_lost_all(self) -> bool:
         """Whether the server has ended, and the adapter does not load its models again."""

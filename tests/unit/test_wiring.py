@@ -161,9 +161,7 @@ SEEN = {
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
     "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
-    "ready_when": Look(
-        "started", lambda a: str(a._desired.why_missing in a._readiness._reasons), "False"
-    ),
+    "ready_when": Look("started", lambda a: str(a._needs_wanted), "False"),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "gpu_placement": Look(
         "most_free", lambda a: a._control.memory.placer.placing, PLACINGS["most_free"]
