@@ -1,4 +1,4 @@
-"""Refuses configurations that Triton is certain to refuse, whatever the model file says.
+"""Refuses configurations that Triton refuses or that end it, whatever the model file says.
 
 Only values that are wrong in themselves: what is missing, a backend may complete from the model.
 To many of these, and to all faults of an ensemble's tensors, Triton only answers "failed to poll
@@ -7,6 +7,7 @@ from model repository" (docs/design/triton.md).
 
 import graphlib
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from adapter.errors import InvalidModel
 from adapter.packages.faults import cut, listed, quoted_list, shown
+
+# Triton 2.51 makes the label `_KEY` of it, and ends if that is no name of a label.
+_TAG = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_]*)?")
 
 
 def refuse_impossible(config: ModelConfig, path: Path) -> None:
@@ -62,7 +66,14 @@ def _faults(config: ModelConfig) -> Iterator[str]:
     for group in config.instance_group:
         if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:
             yield f"an instance_group of KIND_CPU names GPUs: {listed(group.gpus)}"
+    yield from _tag_faults(config)
     yield from wiring_faults(config)
+
+
+def _tag_faults(config: ModelConfig) -> Iterator[str]:
+    for tag in config.metric_tags:
+        if _TAG.fullmatch(tag) is None:
+            yield f"metric_tags {cut(tag)!r}: a key is letters, digits and, not at its start, _"
 
 
 def _tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:

@@ -62,6 +62,7 @@ def _faults(config: ModelConfig) -> Iterator[str]:
         yield from _slot_faults(config, max(1, instances))
         yield from _state_faults(config.sequence_batching)
     yield from _warmup_faults(config)
+    yield from _warmup_batch_faults(config)
 
 
 def _slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
@@ -110,6 +111,15 @@ def _warmup_faults(config: ModelConfig) -> Iterator[str]:
     if requests > MAX_WARMUP_REQUESTS:
         most = f"at most {MAX_WARMUP_REQUESTS}"
         yield f"model_warmup: {requests} requests by batch_size and count; {most}"
+
+
+def _warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield samples of more than a batch. Their requests fail, and that may end Triton 2.51."""
+    for sample in config.model_warmup:
+        if sample.batch_size > max(1, config.max_batch_size):
+            name = f"model_warmup {cut(sample.name)!r}"
+            limit = f"max_batch_size, which is {config.max_batch_size}"
+            yield f"{name}: batch_size {sample.batch_size} is above {limit}"
 
 
 def _byte_size(dims: Iterable[int], kind: DataType) -> int:

@@ -29,10 +29,29 @@ FAULTS = {
         {"instance_group": [{"kind": "KIND_CPU", "count": 100_000}]},
         "instance_group: 100000 instances; at most 256",
     ),
+    "tag": ({"metric_tags": {"a b": "x"}}, "metric_tags 'a b': a key is letters"),
+    "warmup": (
+        {
+            "max_batch_size": 4,
+            "model_warmup": [
+                {
+                    "name": "w",
+                    "batch_size": 5,
+                    "inputs": {"IN": {"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}},
+                }
+            ],
+        },
+        "model_warmup 'w': batch_size 5 is above max_batch_size, which is 4",
+    ),
 }
 TEXTS = {
     "label": TEXT.replace('name: "OUT"', 'name: "OUT" label_filename: "../../etc/passwd"'),
     "instances": TEXT + "instance_group { kind: KIND_CPU count: 100000 }\n",
+    "tag": TEXT + 'metric_tags { key: "a b" value: "x" }\n',
+    "warmup": TEXT.replace("max_batch_size: 0", "max_batch_size: 4")
+    + """model_warmup { name: "w" batch_size: 5
+  inputs { key: "IN" value { data_type: TYPE_FP32 dims: [1] zero_data: true } } }
+""",
 }
 
 

@@ -29,6 +29,11 @@ def config(text: str) -> ModelConfig:
         ("dynamic_batching { preferred_batch_size: 2 }", "preferred_batch_size 2 is not between"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }", "size 0 is not between"),
         ("instance_group { kind: KIND_CPU gpus: [0, 1] }", "KIND_CPU names GPUs: 0, 1"),
+        ('metric_tags { key: "a b" value: "x" }', "metric_tags 'a b': a key is letters"),
+        ('metric_tags { key: "a-b" value: "x" }', "metric_tags 'a-b': a key is letters"),
+        ('metric_tags { key: "_a" value: "x" }', "metric_tags '_a': a key is letters"),
+        (r'metric_tags { key: "\303\251" value: "x" }', "metric_tags 'é': a key is letters"),
+        (r'metric_tags { key: "a\n" value: "x" }', "a key is letters"),
         (f'input {{ name: "a" dims: [{", ".join(["0"] * 50)}] }}', "0, 0 and 40 more]: each must"),
     ],
 )
@@ -49,6 +54,8 @@ def test_an_impossible_value_is_refused_by_its_field(text, fault):
         "max_batch_size: 4 dynamic_batching { preferred_batch_size: [1, 4] }",
         "instance_group { kind: KIND_GPU gpus: [7] }",
         "instance_group { gpus: [7] }",
+        'metric_tags { key: "a_1_" value: "a b\\n" } metric_tags { key: "1" value: "" }',
+        'metric_tags { key: "" value: "x" }',
     ],
 )
 def test_what_some_triton_may_take_is_let_through(text):

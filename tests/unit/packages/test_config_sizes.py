@@ -79,6 +79,14 @@ def refuse(text: str) -> None:
         (warmup("0", batch=2**32 - 1), "model_warmup: 4294967295 requests by batch_size and count"),
         (warmup("1", count=2**32 - 1), "model_warmup: 4294967295 requests"),
         (warmup("1", count=2**31), "model_warmup: 2147483648 requests"),
+        (
+            warmup("1", batch=2),
+            "model_warmup 'w': batch_size 2 is above max_batch_size, which is 0",
+        ),
+        (
+            "max_batch_size: 4 " + warmup("1", batch=5),
+            "batch_size 5 is above max_batch_size, which",
+        ),
         (warmup("-5"), "model_warmup 'w': input 'IN': dims [-5]: each must be 0 or more"),
     ],
 )
@@ -106,9 +114,10 @@ def test_excessive_size_is_refused_with_field_and_number(text, fault):
         state("2, 32, 4096, 128", "FP16", initial="2, 32, 4096, 128"),
         state(str(MAX_STATE_BYTES), "UINT8"),
         state("0"),
-        warmup("3, 1024, 1024", batch=64),
+        "max_batch_size: 64 " + warmup("3, 1024, 1024", batch=64),
         warmup("1, 512, 512, 512"),
-        warmup("0", batch=128, count=100),
+        "max_batch_size: 128 " + warmup("0", batch=128, count=100),
+        "max_batch_size: 1 " + warmup("1", batch=1),
         warmup(str(MAX_WARMUP_BYTES), kind="BOOL"),
         warmup("1", batch=1, count=MAX_WARMUP_REQUESTS),
         warmup("4", batch=0, count=2**31),  # Triton passes a sample of no requests over
