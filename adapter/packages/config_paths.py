@@ -1,4 +1,4 @@
-"""Refuses configurations that name files outside the model's own folder.
+"""Refuses configurations that name files outside the model's own folder, or text for a shell.
 
 Triton joins such a name to the model's folder and reads what is there: with `label_filename`
 `../../etc/passwd` a classification returns the lines of that file. Every string field of a
@@ -10,6 +10,7 @@ lie within the model roots.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ NAMES = frozenset(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",
     }
 )
+# Names that the python backend puts into a command of a shell, as part of an instance's name.
+SHELL_WORDS = frozenset({"instance_group.name"})
 # Paths of libraries, which are opened as they are: relative to the folder that Triton runs in.
 LIBRARIES = frozenset({"model_operations.op_library_filename"})
 # The value of a parameter, which its key decides on.
@@ -54,7 +57,7 @@ VALUES = frozenset(
         "optimization.execution_accelerators.cpu_execution_accelerator.parameters.value",
     }
 )
-# Names of tensors, groups and metrics, and keys: no part of any path.
+# Names of tensors and metrics, and keys: no part of any path.
 NO_PATHS = frozenset(
     {
         "name",
@@ -78,7 +81,6 @@ NO_PATHS = frozenset(
         "ensemble_scheduling.step.input_map.value",
         "ensemble_scheduling.step.output_map.key",
         "ensemble_scheduling.step.output_map.value",
-        "instance_group.name",
         "instance_group.rate_limiter.resources.name",
         "instance_group.profile",
         "instance_group.host_policy",
@@ -93,6 +95,7 @@ NO_PATHS = frozenset(
     }
 )
 
+_SHELL_WORD = re.compile(r"[A-Za-z0-9._-]*")
 # The parameters that Triton and its python backend themselves take for paths.
 _BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -130,6 +133,9 @@ def _field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> It
         yield from _library_faults(place, text, call_roots)
     elif place in VALUES:
         yield from _value_faults(place, text, call_roots)
+    elif place in SHELL_WORDS:
+        if _SHELL_WORD.fullmatch(text) is None:
+            yield f"{place} {cut(text)!r} has characters other than letters, digits and . _ -"
     elif place in NAMES:
         if "/" in text or text in {".", ".."} or "\0" in text:
             yield f"{place} {cut(text)!r} is not a name: it is part of a path"

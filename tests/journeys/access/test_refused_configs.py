@@ -29,6 +29,10 @@ FAULTS = {
         {"instance_group": [{"kind": "KIND_CPU", "count": 100_000}]},
         "instance_group: 100000 instances; at most 256",
     ),
+    "group": (
+        {"instance_group": [{"kind": "KIND_CPU", "name": "$(touch here)"}]},
+        "instance_group.name '$(touch here)' has characters other than letters",
+    ),
     "tag": ({"metric_tags": {"a b": "x"}}, "metric_tags 'a b': a key is letters"),
     "warmup": (
         {
@@ -47,6 +51,7 @@ FAULTS = {
 TEXTS = {
     "label": TEXT.replace('name: "OUT"', 'name: "OUT" label_filename: "../../etc/passwd"'),
     "instances": TEXT + "instance_group { kind: KIND_CPU count: 100000 }\n",
+    "group": TEXT + 'instance_group { kind: KIND_CPU name: "$(touch here)" }\n',
     "tag": TEXT + 'metric_tags { key: "a b" value: "x" }\n',
     "warmup": TEXT.replace("max_batch_size: 0", "max_batch_size: 4")
     + """model_warmup { name: "w" batch_size: 5

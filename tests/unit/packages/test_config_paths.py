@@ -16,6 +16,7 @@ from adapter.packages.config_paths import (
     NAMES,
     NO_PATHS,
     PARAMETER,
+    SHELL_WORDS,
     VALUES,
     refuse_outside_paths,
 )
@@ -49,6 +50,10 @@ def accelerator(value: str, name: str = "tensorrt", kind: str = "gpu") -> str:
     given = f'name: "{name}" parameters {{ key: "cache" value: "{value}" }}'
     field = f"{kind}_execution_accelerator"
     return f"optimization {{ execution_accelerators {{ {field} {{ {given} }} }} }}"
+
+
+def group(name: str) -> str:
+    return f'instance_group {{ name: "{name}" kind: KIND_CPU }}'
 
 
 def agent(name: str, value: str = "x") -> str:
@@ -85,6 +90,11 @@ def refusal(text: str, call_roots: list[str] | None = None) -> str:
         ('runtime: "/opt/x.so"', "runtime '/opt/x.so' is not a name"),
         ('platform: "a/b"', "platform 'a/b' is not a name"),
         (agent("../x"), "model_repository_agents.agents.name '../x' is not a name"),
+        (group("$(touch x)"), "instance_group.name '$(touch x)' has characters other than letters"),
+        (group("a b"), "instance_group.name 'a b' has characters"),
+        (group("a;b"), "instance_group.name 'a;b' has characters"),
+        (group(r"a\nb"), "has characters"),
+        (group("../x"), "instance_group.name '../x' has characters"),
         (accelerator("", "/../../x"), "gpu_execution_accelerator.name '/../../x' is not a name"),
         (accelerator("", "a/b", "cpu"), "cpu_execution_accelerator.name 'a/b' is not a name"),
         (library("../x.so"), "model_operations.op_library_filename '../x.so' has a part '..'"),
@@ -127,6 +137,8 @@ def test_path_is_refused_whatever_the_source(text, fault):
         'backend: "python"' + parameter("tokenizer", "/opt/tokenizer"),
         'metric_tags { key: "a" value: "/b/../c" }',
         'input { name: "a/../b" }',
+        group("cpu-0_a.b"),
+        group(""),
         'instance_group { host_policy: "numa/0" }',
     ],
 )
@@ -188,7 +200,7 @@ def string_fields(message: Any, above: str, parents: tuple[Any, ...]) -> Iterato
 
 def test_every_string_field_is_in_one_table():
     """Decide of a new field whether Triton makes a path of it, and add it to its table."""
-    tables = [*FILES, *NAMES, *LIBRARIES, *VALUES, PARAMETER, *NO_PATHS]
+    tables = [*FILES, *NAMES, *SHELL_WORDS, *LIBRARIES, *VALUES, PARAMETER, *NO_PATHS]
 
     assert sorted(tables) == sorted(string_fields(ModelConfig.DESCRIPTOR, "", ()))
 
