@@ -7,7 +7,7 @@ first and the text second.
 
 import re
 
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId, TritonName, show_own_names
 from adapter.core.oom import Classifier, Phase, Strength, Verdict
 from adapter.errors import (
     AdapterError,
@@ -124,8 +124,10 @@ _NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 404, 500, 501, 503
 
 
 class Faults:
-    """`model_id` in the texts instead of Triton's name for it, where the two differ; and no path of
-    `repository`, Triton's, but what lies below it.
+    """Words what Triton said for callers.
+
+    A text has `model_id` instead of Triton's name for it, where the two differ, and the own name of
+    a part of the package. Of a path in `repository`, Triton's, it has what lies below it.
     """
 
     def __init__(self, classifier: Classifier, repository: str = "") -> None:
@@ -138,6 +140,7 @@ class Faults:
             return "the model gave no reason" if model_id else "Triton gave no reason"
         if self._repository:
             text = text.replace(self._repository, "")
+        text = show_own_names(text)
         if not name or model_id is None or str(name) == str(model_id):
             return text
         # as a whole word, as a model may be named "m" and Triton's texts say "model"; an instance

@@ -11,6 +11,7 @@ of safe characters alone:
     (name is stuck)    ta.r.<n>.<sha256 of the id>
     (inspected only)   ta.i.<sha256 of the id>
     (response cache)   ta.c.<random>.<sha256 of the id>
+    (part of package)  ta.p.<hash of the entry's name>.<own name, each other byte as _hh>
 """
 
 import hashlib
@@ -40,8 +41,16 @@ _REPLACED = "ta.r."
 _INSPECTED = "ta.i."
 _FRESH = "ta.c."
 _FRESH_BYTES = 8
+_PART = "ta.p."
 _MAX_NAME_BYTES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# The private name of a part. The number of an instance may stand behind it, as in `step_0_12`. That
+# is no escape: a `_` with one digit, or with the two of a control character.
+_PRIVATE_NAME = re.compile(
+    r"ta\.p\.[0-9a-f]{16}\.(?P<own>(?:[A-Za-z0-9-]|_[2-7][0-9a-f]|_[89a-f][0-9a-f])*)"
+    r"(?P<hashed>_h)?"
+)
+_ESCAPE = re.compile(rb"_([0-9a-f]{2})")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
 
 
@@ -82,7 +91,7 @@ def triton_name(model_id: ModelId) -> TritonName:
     if is_safe_name(model_id):
         return TritonName(model_id)
     raw = model_id.encode()
-    escaped = _ESCAPED + "".join(chr(b) if b in _PLAIN else f"_{b:02x}" for b in raw)
+    escaped = _ESCAPED + _escape(raw)
     if len(escaped) <= _MAX_NAME_BYTES:
         return TritonName(escaped)
     return TritonName(_HASHED + hashlib.sha256(raw).hexdigest())
@@ -107,6 +116,38 @@ def fresh_name(model_id: ModelId) -> TritonName:
     """Return a name that no model has had in any Triton."""
     token = secrets.token_hex(_FRESH_BYTES)
     return TritonName(f"{_FRESH}{token}.{hashlib.sha256(model_id.encode()).hexdigest()}")
+
+
+def private_name(entry: TritonName, own_name: str) -> TritonName:
+    """Return the name in Triton of a model that only others of its package call.
+
+    Two packages may use the same names within (server#5150), so each has its own prefix. `_h` in
+    front of a hash is no escape, so a name made to look like the hash of another does not meet it.
+    """
+    prefix = f"{_PART}{hashlib.sha256(entry.encode()).hexdigest()[:16]}."
+    raw = own_name.encode("utf-8", "surrogatepass")
+    escaped = _escape(raw)
+    if len(prefix + escaped) > _MAX_NAME_BYTES:
+        escaped = "_h" + hashlib.sha256(raw).hexdigest()
+    return TritonName(prefix + escaped)
+
+
+def show_own_names(text: str) -> str:
+    """Return a text with the models' names within their packages for their private names."""
+    return _PRIVATE_NAME.sub(_own_name, text)
+
+
+def _own_name(found: re.Match[str]) -> str:
+    """Undo the escapes; a name that was hashed stays as it is."""
+    if found["hashed"]:
+        return found[0]
+    raw = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), found["own"].encode())
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _escape(raw: bytes) -> str:
+    """Write each byte as `_hh` that is no letter, digit or dash."""
+    return "".join(chr(byte) if byte in _PLAIN else f"_{byte:02x}" for byte in raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ _OTHER_PACKINGS = {
     b"7z\xbc\xaf\x27\x1c": "7z",
     b"Rar!\x1a\x07": "rar",
 }
-# what the two libraries let through when an archive is broken
+# errors that the two libraries let through when an archive is broken
 _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,

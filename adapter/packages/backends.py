@@ -1,7 +1,7 @@
 """Checks the files that a model with a config needs, as far as its backend is known."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -122,13 +122,15 @@ def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
     return frozenset(parts for parts in paths if parts)
 
 
-def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
-    """Raise InvalidModel if files are missing that the backend certainly needs."""
+def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str, ...]:
+    """Return the versions that Triton would serve. InvalidModel if files are missing that the
+    backend certainly needs.
+    """
     versions = _versions(root, tree)
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
             raise InvalidModel(f"{shown(root)}: {CONFIG} is of an ensemble without steps")
-        return
+        versions = versions or [*missing_folders(tree, config)]
     if not versions:
         raise InvalidModel(
             f"{shown(root)}: no version folder such as 1; found {listed(sorted(tree))}"
@@ -137,7 +139,13 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
         served = served_versions(config, versions)
     except ValueError as error:
         raise InvalidModel(f"{shown(root / CONFIG)}: {error}") from error
-    _check_named_files(root, config)
+    if not is_ensemble(config):
+        _check_named_files(root, config)
+        _check_backend_files(root, config, served)
+    return tuple(served)
+
+
+def _check_backend_files(root: Path, config: ModelConfig, served: Sequence[str]) -> None:
     kind = config.platform or config.backend
     # with cc_model_filenames the file depends on the GPU; another runtime opens what it likes, as
     # the one in Python of the backend pytorch
@@ -148,7 +156,7 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
         _check_versions(root, served, kind, names)
 
 
-def _check_versions(root: Path, served: list[str], kind: str, names: tuple[str, ...]) -> None:
+def _check_versions(root: Path, served: Sequence[str], kind: str, names: tuple[str, ...]) -> None:
     """Raise InvalidModel if a version that Triton would serve has none of the files, or empty ones.
 
     Triton does not answer for a minute to the load of a python model without its model.py.

@@ -5,16 +5,13 @@ helpers have to be loaded one by one.
 """
 
 import graphlib
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from adapter.core.model import TritonName
 from adapter.errors import InvalidModel
 from adapter.packages.faults import cut, quoted_list
 
-_MAX_NAME_BYTES = 200
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
 # each character is read a fixed number of times.
 _QUOTED = re.compile(
@@ -65,24 +62,6 @@ def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
     others = by_name.keys() - {entry, *reached}
     within = {name: references[name] & others for name in others}
     return Plan(entry, tuple(reached), tuple(_referred_first(within)))
-
-
-def private_name(entry: TritonName, own_name: str) -> TritonName:
-    """Return the name in Triton of a model that only others of its package call.
-
-    Two packages may use the same names within (server#5150), so each has its own prefix. `_h` in
-    front of a hash is no escape, so a name made to look like the hash of another does not meet it.
-    """
-    prefix = f"ta.p.{hashlib.sha256(entry.encode()).hexdigest()[:16]}."
-    raw = own_name.encode("utf-8", "surrogatepass")
-    escaped = re.sub(rb"[^A-Za-z0-9-]", _escaped, raw).decode()
-    if len(prefix + escaped) > _MAX_NAME_BYTES:
-        escaped = "_h" + hashlib.sha256(raw).hexdigest()
-    return TritonName(prefix + escaped)
-
-
-def _escaped(found: re.Match[bytes]) -> bytes:
-    return f"_{found[0][0]:02x}".encode()
 
 
 def mentioned(source: str, names: Collection[str]) -> frozenset[str]:

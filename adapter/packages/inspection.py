@@ -5,7 +5,7 @@ are found here, each with file and reason. Nothing is written.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -68,6 +68,7 @@ class _Model:
     folder: Path
     part: ModelPart
     backend: str | None
+    versions: tuple[str, ...]  # the served ones
     has_own_backend: bool = False
     config: ModelConfig | None = None  # None without a config.pbtxt
     warnings: tuple[str, ...] = ()
@@ -246,6 +247,8 @@ def _several(
         models[name] = model or _laid_out(path / name, below, None, None, inside)
     members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
     order = plan(list(members.values()), source.entry, shown(path))
+    for name in folders:
+        _check_step_versions(path / name, models[name].config, models)
     roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
     roles[order.entry] = Role.ENTRY
     for name, role in roles.items():
@@ -256,6 +259,23 @@ def _several(
             warnings = (*warnings, f"{shown(path / name / CONFIG)}: {_NOT_CACHED}")
         models[name] = replace(model, part=part, warnings=warnings)
     return [models[name] for name in roles]
+
+
+def _check_step_versions(
+    folder: Path, config: ModelConfig | None, models: Mapping[str, _Model]
+) -> None:
+    """Raise InvalidModel if an ensemble asks for a version of a step that is not served."""
+    for step in config.ensemble_scheduling.step if config is not None else ():
+        served = models[step.model_name].versions
+        if step.model_version == -1 or str(step.model_version) in served:
+            continue
+        named = f"{shown(folder / CONFIG)}: step {cut(step.model_name)!r}"
+        if not step.model_version:
+            raise InvalidModel(f"{named} has no model_version; set it to -1, for the latest")
+        raise InvalidModel(
+            f"{named} asks for model_version {step.model_version}; set it to -1, for the latest, or"
+            f" to one that is served: {listed(served)}"
+        )
 
 
 def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside) -> Member:
@@ -327,7 +347,7 @@ def _native(
     written = text
     checked = _parse_safe(text, path, call_roots)
     config = checked.config
-    check_model_files(folder, tree, config)
+    served = check_model_files(folder, tree, config)
     if schema is not None:
         fitting = merge(schema, config.max_batch_size, shown(path))
         text = with_tensors(text, tensors_text(fitting.inputs), tensors_text(fitting.outputs))
@@ -346,7 +366,7 @@ def _native(
     if backend_of(config) == "python":
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
-    return _Model(folder, part, backend_of(config), has_own, config, warnings, types)
+    return _Model(folder, part, backend_of(config), served, has_own, config, warnings, types)
 
 
 def _links(
@@ -397,7 +417,8 @@ def _laid_out(
     warnings = [*_misspelt(path, tree)]
     if schema is None and not warnings:
         warnings += _without_tensors(path, found.backend, inside)
-    return _Model(path, part, found.backend, warnings=tuple(warnings))
+    versions = tuple({link.path.partition("/")[0] for link in links})
+    return _Model(path, part, found.backend, versions, warnings=tuple(warnings))
 
 
 def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:

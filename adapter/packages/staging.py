@@ -20,13 +20,13 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
     is_safe_name,
+    private_name,
 )
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
 from adapter.packages.archives import archive_at
 from adapter.packages.backends import UNPACKED, refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import is_within
-from adapter.packages.ensemble import private_name
 from adapter.packages.faults import shown
 from adapter.packages.folders import (
     Loaded,

@@ -431,6 +431,13 @@ def test_a_request_id_that_imitates_an_unknown_model_is_no_unknown_model():
 PRIVATE, PUBLIC = "ta.u.team_2fa_20b", "team/a b"
 
 
+def test_part_of_a_package_has_its_own_name():
+    said = "ensemble 'm' depends on 'ta.p.6cbf83e080936a8f.my_5fstep' whose required version 3"
+    assert "depends on 'my_step' whose" in str(control("INVALID_ARGUMENT", said))
+    said = raised("no").replace("m_0_0", "ta.p.6cbf83e080936a8f.step_0_0")
+    assert "for model 'step_0_0', message: no" in str(inference(500, PLAIN, said))
+
+
 def test_name_is_replaced_as_a_whole_word():
     """A made name of the model "m" may be a part of Triton's words, such as "model"."""
     text = "load failed for model 'm#1': in 'm#1.step' m#1_0_0 m#10"

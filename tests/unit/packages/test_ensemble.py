@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapter.core.model import TritonName, is_safe_name
+from adapter.core.model import TritonName, is_safe_name, private_name, show_own_names
 from adapter.errors import InvalidModel
-from adapter.packages.ensemble import Member, Plan, mentioned, plan, private_name
+from adapter.packages.ensemble import Member, Plan, mentioned, plan
 from tests.cases import rows
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -214,6 +214,18 @@ def test_a_name_made_to_look_like_the_hash_of_another_does_not_meet_it(build):
     hashed = private_name(ENTRY, "x" * 300)
     forged = build.format(hashed[-64:])
     assert private_name(ENTRY, forged) != hashed
+
+
+@pytest.mark.parametrize("own", ["pre", "a_b-C", "ü/", "1_predict", "x y"])
+def test_texts_have_the_own_name_of_a_part(own):
+    private = private_name(ENTRY, own)
+    text = "ensemble 'e' depends on '{0}' whose version 0 is not loaded; {0}_0_0, {0}_12_0: {0}."
+    assert show_own_names(text.format(private)) == text.format(own)
+
+
+def test_name_that_was_hashed_stays_in_texts():
+    private = private_name(ENTRY, "x" * 300)
+    assert show_own_names(f"'{private}'") == f"'{private}'"
 
 
 def test_an_undecodable_folder_has_a_private_name():

@@ -9,6 +9,7 @@ from adapter.core.model import Link, ModelSource, Role
 from adapter.errors import InvalidModel
 from adapter.packages.config import MAX_CONFIG_BYTES
 from adapter.packages.inspection import inspect
+from tests.cases import rows
 from tests.packages.staged import ensemble
 from tests.unit.packages.looking import PYTHON, look, make, refusal
 
@@ -432,3 +433,43 @@ def test_a_model_without_a_config_may_run_on_any_gpu(root):
     (root / "m" / "net.onnx").write_text("x")
     assert look(root / "m", root).gpus is None
     assert look(root / "m", root).leaves_gpu_open
+
+
+WHOLE = """platform: "ensemble"
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling { step [ { model_name: "step" %s
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } ] }
+"""
+
+
+@rows(
+    ("version", "policy", "reason"),
+    [
+        ("", "", "has no model_version; set it to -1, for the latest"),
+        ("model_version: 0", "", "has no model_version"),
+        ("model_version: 3", "", "asks for model_version 3; set it to -1, for the latest, or to"),
+        ("model_version: 1", "", "that is served: 2"),
+        ("model_version: 2", "specific { versions: [1] }", "that is served: 1"),
+        ("model_version: -1", "", None),
+        ("model_version: 2", "", None),
+        ("model_version: 1", "all { }", None),
+    ],
+)
+def test_step_is_refused_when_its_version_is_not_served(root, version, policy, reason):
+    """Triton names such a step by its private name, which nobody has seen."""
+    step = PYTHON + (f"version_policy {{ {policy} }}" if policy else "")
+    make(root / "m" / "step", step, files=["1/model.py", "2/model.py"])
+    make(root / "m" / "whole", WHOLE % version, files=[])
+    if reason is None:
+        assert look(root / "m", root)
+        return
+    text = refusal(root / "m", root)
+    assert text.startswith(f"{root}/m/whole/config.pbtxt: step 'step' ")
+    assert reason in text
+
+
+def test_step_without_a_config_has_the_version_of_its_folder(root):
+    (make(root / "m" / "step", "", files=["3/model.py"]) / "config.pbtxt").unlink()
+    make(root / "m" / "whole", WHOLE % "model_version: 3", files=[])
+    assert look(root / "m", root)
