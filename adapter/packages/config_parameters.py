@@ -18,6 +18,7 @@ from adapter.packages.backends import is_ensemble
 from adapter.packages.config import parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
+from adapter.packages.ensemble import ENTRY_PARAMETER
 from adapter.packages.faults import cut, shown
 from adapter.protocols.codecs import PARAMETER, content_types
 from adapter.protocols.tensors import ContentTypes, Tensor
@@ -51,11 +52,29 @@ def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTyp
 
 
 def misspelt(config: ModelConfig, path: Path) -> tuple[str, ...]:
-    """Warn of parameters whose names are almost that of the list."""
-    names = {name.lower()[:100]: name for name in config.parameters if name != PARAMETER}
-    near = [names[name] for name in names if get_close_matches(name, [PARAMETER], 1, _NEAR)]
-    text = f"says nothing to the adapter; did you mean {PARAMETER}?"
-    return tuple(f"{shown(path)}: parameter {cut(name)!r} {text}" for name in sorted(near))
+    """Warn of parameters whose names are almost those that the adapter reads."""
+    known = [PARAMETER, ENTRY_PARAMETER]
+    found = []
+    for name in sorted(set(config.parameters) - set(known)):
+        for near in get_close_matches(name.lower()[:100], known, 1, _NEAR):
+            text = f"says nothing to the adapter; did you mean {near}?"
+            found.append(f"{shown(path)}: parameter {cut(name)!r} {text}")
+    return tuple(found)
+
+
+def is_declared_entry(config: ModelConfig, path: Path) -> bool:
+    """Return whether the config declares its model to be the package's entry.
+
+    `path` is the config's, for the message.
+    """
+    if ENTRY_PARAMETER not in config.parameters:
+        return False
+    text = config.parameters[ENTRY_PARAMETER].string_value
+    if text not in {"true", "false"}:
+        raise InvalidModel(
+            f"{shown(path)}: parameter {ENTRY_PARAMETER}: {cut(text)!r} is neither true nor false"
+        )
+    return bool(text == "true")
 
 
 def staged_content_types(folder: Path) -> ContentTypes | None:

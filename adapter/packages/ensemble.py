@@ -14,6 +14,8 @@ from adapter.packages.faults import cut, quoted_list
 
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
 # each character is read a fixed number of times.
+# The parameter by which a config declares its model to be the package's entry.
+ENTRY_PARAMETER = "adapter_entry"
 _QUOTED = re.compile(
     r"""
       \#[^\n]*+
@@ -36,6 +38,8 @@ class Member:
     is_ensemble: bool
     steps: tuple[str, ...]  # models of its ensemble steps
     mentions: frozenset[str]  # names of other members that its Python code has as string literals
+    is_entry: bool = False  # its config declares it to be the package's entry
+    has_calls: bool = False  # its Python code calls models
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +103,26 @@ def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, 
         )
     if hint is not None:
         return hint
+    declared = [name for name, member in members.items() if member.is_entry]
+    if len(declared) > 1:
+        raise InvalidModel(
+            f"{where}: {quoted_list(declared)} have the parameter {ENTRY_PARAMETER}; set it in one"
+            " config.pbtxt"
+        )
+    if declared:
+        return declared[0]
     referred = {name for needed in references.values() for name in needed}
     free = [name for name in references if name not in referred]
-    for candidates in ([name for name in free if members[name].is_ensemble], free):
+    ensembles = [name for name in free if members[name].is_ensemble]
+    # code may make the names that it calls, and so refer to models unseen
+    callers = [name for name in free if members[name].has_calls]
+    for candidates in (ensembles, free, callers):
         if len(candidates) == 1:
             return candidates[0]
     raise InvalidModel(
-        f"{where} holds several models, and any of {quoted_list(free or references)} may be meant"
-        ' to answer: name it as "entry" in the load request'
+        f"{where}: set the parameter {ENTRY_PARAMETER} in the config.pbtxt of the model that"
+        ' answers, or name it as "entry" in the load request; any of'
+        f" {quoted_list(free or references)} may be meant"
     )
 
 

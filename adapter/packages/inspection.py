@@ -34,6 +34,7 @@ from adapter.packages.config import Checked, decoded, parse
 from adapter.packages.config_parameters import (
     declared_bytes,
     gpus,
+    is_declared_entry,
     leaves_gpu_open,
     misspelt,
     processes,
@@ -54,6 +55,7 @@ from adapter.protocols.tensors import ContentTypes
 SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
+_CALLS = b"InferenceRequest"
 _COMPLETES = b"auto_complete_config"
 _SCHEMAS = "docs/packages.md#schemas"
 _NOT_CACHED = "response_cache is off for a model that Python code calls by its name"
@@ -284,7 +286,14 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
     steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
     others = frozenset(names) - {name}
-    return Member(name, is_ensemble(config), steps, _mentions(folder, config, others, inside))
+    return Member(
+        name,
+        is_ensemble(config),
+        steps,
+        _mentions(folder, config, others, inside),
+        is_entry=is_declared_entry(config, folder / CONFIG),
+        has_calls=bool(others) and _has_calls(folder, config, inside),
+    )
 
 
 def _mentions(
@@ -296,6 +305,11 @@ def _mentions(
         for raw in _code(folder, inside):
             found |= mentioned(raw.decode("utf-8", "replace"), names)
     return found
+
+
+def _has_calls(folder: Path, config: ModelConfig, inside: Inside) -> bool:
+    """Return whether the Python code of a model sends inferences to other models."""
+    return backend_of(config) == "python" and any(_CALLS in raw for raw in _code(folder, inside))
 
 
 def _code(path: Path, inside: Inside) -> Iterator[bytes]:

@@ -80,7 +80,33 @@ def test_a_mention_of_what_is_not_in_the_package_is_nothing():
 def test_what_may_be_the_entry_is_named_and_how_to_choose(members, candidates):
     text = refusal(*members)
     assert f"any of {candidates} may" in text
+    assert text.startswith("/models/m: set the parameter adapter_entry in the config.pbtxt of the")
     assert '"entry" in the load request' in text
+
+
+CALLER = Member("c", is_ensemble=False, steps=(), mentions=frozenset(), has_calls=True)
+DECLARED = Member("d", is_ensemble=False, steps=(), mentions=frozenset(), is_entry=True)
+
+
+def test_only_model_that_calls_others_is_the_entry():
+    """Its code may make the names that it calls, so it seems to refer to nobody."""
+    assert plan([model("a"), CALLER, model("b")], None, "") == Plan("c", (), ("a", "b"))
+
+
+def test_entry_is_ambiguous_when_two_models_call_others():
+    other = Member("e", is_ensemble=False, steps=(), mentions=frozenset(), has_calls=True)
+    assert "any of 'c', 'e' may" in refusal(CALLER, other)
+
+
+def test_declared_entry_goes_before_all_rules():
+    members = [group("top", "d"), DECLARED, CALLER]
+    assert plan(members, None, "").entry == "d"
+    assert plan(members, "top", "").entry == "top"
+
+
+def test_entry_is_refused_when_two_models_declare_it():
+    other = Member("e", is_ensemble=False, steps=(), mentions=frozenset(), is_entry=True)
+    assert "'d', 'e' have the parameter adapter_entry" in refusal(DECLARED, other)
 
 
 def test_the_hint_chooses():

@@ -473,3 +473,31 @@ def test_step_without_a_config_has_the_version_of_its_folder(root):
     (make(root / "m" / "step", "", files=["3/model.py"]) / "config.pbtxt").unlink()
     make(root / "m" / "whole", WHOLE % "model_version: 3", files=[])
     assert look(root / "m", root)
+
+
+def declaring(value):
+    entry = f'parameters {{ key: "adapter_entry" value {{ string_value: "{value}" }} }}'
+    return TELLING + entry
+
+
+def test_entry_is_the_model_whose_config_says_so(root):
+    """SageMaker, ModelMesh and stores cannot name it in the load."""
+    make(root / "m" / "a", TELLING, files=["1/model.py"])
+    make(root / "m" / "b", declaring("true"), files=["1/model.py"])
+    make(root / "m" / "c", declaring("false"), files=["1/model.py"])
+    assert look(root / "m", root).parts[-1].own_name == "b"
+    (root / "m" / "b" / "config.pbtxt").write_text(declaring("yes"))
+    assert "parameter adapter_entry: 'yes' is neither true nor false" in refusal(root / "m", root)
+
+
+def test_entry_is_the_model_whose_code_calls_others(root):
+    for name in ("a", "b", "c"):
+        make(root / "m" / name, TELLING, files=["1/model.py"])
+    (root / "m" / "b" / "1" / "model.py").write_text("pb_utils.InferenceRequest(model_name=x)")
+    assert look(root / "m", root).parts[-1].own_name == "b"
+
+
+def test_misspelt_parameter_of_the_adapter_is_odd(root):
+    config = declaring("true").replace("adapter_entry", "adapter_entrie")
+    [warning] = look(make(root / "m", config, files=["1/model.py"]), root).warnings
+    assert "did you mean adapter_entry?" in warning
