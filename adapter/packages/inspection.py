@@ -9,11 +9,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from io import BytesIO
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.core.model import Link, LinkKind, ModelPart, ModelSource, Package, Role
+from adapter.core.model import (
+    Link,
+    LinkKind,
+    ModelPart,
+    ModelSource,
+    Package,
+    Role,
+    show_own_names,
+)
 from adapter.errors import InvalidModel
 from adapter.packages import formats
 from adapter.packages.archives import is_packed
@@ -43,7 +52,7 @@ from adapter.packages.config_parameters import (
 from adapter.packages.config_paths import refuse_outside_paths
 from adapter.packages.config_rules import refuse_impossible
 from adapter.packages.config_sizes import refuse_excessive_sizes
-from adapter.packages.config_text import quoted, with_tensors
+from adapter.packages.config_text import quoted, rename_steps, with_tensors
 from adapter.packages.contents import CONFIG, Contents
 from adapter.packages.ensemble import Member, mentioned, plan
 from adapter.packages.faults import cut, listed, quoted_list, shown
@@ -138,7 +147,11 @@ def _models(
     source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
     """Return the models, helpers first and the entry last."""
+    # one that came with files was written along with them
+    config = None if source.files else source.config
     tree = contents.tree
+    if tree is None and config is not None:
+        raise InvalidModel(f"{shown(path)} is not a folder, so its config cannot be replaced")
     if tree is not None and (wrapper := _wrapper(tree)):
         path, tree = path / wrapper, tree[wrapper]
     folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
@@ -146,12 +159,15 @@ def _models(
         return _several(source, path, tree, folders, inside)
     if tree is not None and folders:
         path, tree = path / folders[0], tree[folders[0]]
-    if tree is not None and CONFIG in tree:
+    has_config = tree is not None and CONFIG in tree if config is None else bool(config)
+    if tree is not None and has_config:
         call_roots = None if source.config is None else inside.roots
-        model = _native(path, tree, schema, inside, call_roots)
+        model = _native(path, tree, schema, inside, call_roots, replacement=config)
         # a lone ensemble lacks its steps, and must not use those of other packages
         plan([_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
+    if tree is not None and config is not None:
+        tree = {name: below for name, below in tree.items() if name != CONFIG}
     return [_laid_out(path, tree, source.model_type, schema, inside)]
 
 
@@ -249,6 +265,14 @@ def _several(
         models[name] = model or _laid_out(path / name, below, None, None, inside)
     members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
     order = plan(list(members.values()), source.entry, shown(path))
+    if source.config:
+        entry = order.entry
+        text = _with_own_steps(source.config, path / entry / CONFIG, folders)
+        below = tree[entry] or {}
+        roots = inside.roots
+        models[entry] = _native(path / entry, below, None, inside, roots, replacement=text)
+        members[entry] = _member(path / entry, entry, models[entry], folders, inside)
+        order = plan(list(members.values()), entry, shown(path))
     for name in folders:
         _check_step_versions(path / name, models[name].config, models)
     roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
@@ -261,6 +285,13 @@ def _several(
             warnings = (*warnings, f"{shown(path / name / CONFIG)}: {_NOT_CACHED}")
         models[name] = replace(model, part=part, warnings=warnings)
     return [models[name] for name in roles]
+
+
+def _with_own_steps(text: str, path: Path, names: Collection[str]) -> str:
+    """Return the config with the steps' own names. A config that Triton showed has private ones."""
+    steps = {step.model_name for step in parse(text, path).config.ensemble_scheduling.step}
+    own = {step: show_own_names(step) for step in steps}
+    return rename_steps(text, {step: name for step, name in own.items() if name in names})
 
 
 def _check_step_versions(
@@ -353,11 +384,16 @@ def _native(
     schema: Schema | None,
     inside: Inside,
     call_roots: Sequence[str] | None,  # None unless the config came with the load call
+    *,
+    replacement: str | None = None,  # a config in place of the folder's
 ) -> _Model:
     """Lay out a folder in Triton's layout: every entry is linked, the config is edited."""
     path = folder / CONFIG
-    with inside.reading(path) as file:
-        text = decoded(file, path)
+    if replacement is None:
+        with inside.reading(path) as file:
+            text = decoded(file, path)
+    else:
+        text = decoded(BytesIO(replacement.encode()), path)
     written = text
     checked = _parse_safe(text, path, call_roots)
     config = checked.config

@@ -106,7 +106,7 @@ class Packages:
         if found is not None and found.is_archive:
             path = await self._unpacked(name, model_id, found.path)
             return await WALKS.run(self._inspected, source, path, [str(path)], shown(found.path))
-        threads = WALKS if found is not None and source.config is None else UNPACKS
+        threads = WALKS if found is not None else UNPACKS
         located = threads.run_to_end(self._located, name, model_id, source, found)
         path, roots, known_as = await located
         return await WALKS.run(self._inspected, source, path, roots, known_as)
@@ -207,11 +207,10 @@ class Packages:
     ) -> tuple[Path, list[str], str]:
         """Return the package's path, the roots that it must stay in, and its name in messages."""
         if found is None:
-            return *self._written(name, model_id, source, None), "the request"
-        if source.is_cached:  # it must stay in its own folder
+            path = self._written(name, model_id, source)
+            return path, [str(path)], "the request"
+        if source.is_cached:  # the package must stay in its own folder
             return found.path, [str(found.path.parent)], shown(model_id)
-        if source.config is not None:
-            return *self._written(name, model_id, source, found.path), shown(found.path)
         return found.path, self._roots, shown(found.path)
 
     def _is_cached(self, path: str) -> bool:
@@ -238,17 +237,14 @@ class Packages:
             unpacking.run(archive, target, self._limits, content)
         return Path(os.path.realpath(target))
 
-    def _written(
-        self, name: TritonName, model_id: ModelId, source: ModelSource, package: Path | None
-    ) -> tuple[Path, list[str]]:
-        """Write a folder with the files of the request and links to those of `package`."""
+    def _written(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Path:
+        """Write a folder with the files of the request."""
         target = self._claimed(name, model_id) / UNPACKED
         try:
-            write_package(target, source, package)
+            write_package(target, source)
         except OSError as error:
             raise disk_error(target, error) from error
-        real = os.path.realpath(target)
-        return Path(real), [real] if package is None else [*self._roots, real]
+        return Path(os.path.realpath(target))
 
     def _link_unpacked_aside(self, name: TritonName) -> str:
         """Link what was unpacked into the package's kept folder, and return that folder; empty

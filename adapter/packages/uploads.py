@@ -64,18 +64,13 @@ def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
                 yield from _unknown(value, field.message_type, f"{place}{name}.")
 
 
-def write_package(folder: Path, source: ModelSource, package: Path | None) -> None:
-    """Create `folder` with the files of the request and links to those of `package`.
+def write_package(folder: Path, source: ModelSource) -> None:
+    """Create `folder` with the files of the request.
 
     Modification times are derived from the contents, as the key of learned sizes depends on them.
-    Raises InvalidModel if `package` is a lone file, and the OSError of the disk.
+    Raises the OSError of the disk.
     """
-    if package is not None and not package.is_dir():
-        raise InvalidModel(f"{shown(package)} is not a folder, so its config cannot be replaced")
     folder.mkdir()
-    for entry in package.iterdir() if package is not None else ():
-        if entry.name not in {CONFIG, MARKER}:
-            (folder / entry.name).symlink_to(entry)
     config = [(CONFIG, source.config.encode())] if source.config else []
     for name, content in (*config, *source.files):
         path = folder / name

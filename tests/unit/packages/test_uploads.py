@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.model import ModelId, ModelSource, TritonName, private_name
 from adapter.errors import InvalidModel, InvalidRequest, InvalidSettings
 from adapter.packages.staging import Packages
 from adapter.packages.uploads import (
@@ -15,6 +15,7 @@ from adapter.packages.uploads import (
     write_package,
 )
 from adapter.settings import load_settings
+from tests.packages.models import write_adding, write_ensemble
 from tests.trees import write_python_model
 
 
@@ -113,7 +114,7 @@ def test_half_a_surrogate_pair_in_a_config_is_the_callers_mistake(given):
 def test_the_time_of_a_written_file_tells_its_content(tmp_path):
     for name, content in {"a": b"one", "b": b"one", "c": b"two"}.items():
         source = ModelSource("request:x", files=(("1/f", content),))
-        write_package(tmp_path / name, source, None)
+        write_package(tmp_path / name, source)
     times = {name: (tmp_path / name / "1" / "f").stat().st_mtime for name in "abc"}
     assert times["a"] == times["b"] != times["c"]
 
@@ -148,6 +149,33 @@ async def test_a_config_of_the_request_stands_in_for_the_one_of_the_folder(tmp_p
     await packages.remove(TritonName("m"))
     assert not placed.exists()
     assert (staged / "config.pbtxt").read_text() == before
+
+
+async def test_config_of_the_request_is_that_of_the_entry(tmp_path):
+    """A config that Triton showed has the private names of the steps."""
+    package = tmp_path / "shop" / "all"
+    write_adding(package / "step", 1)
+    write_ensemble(package / "whole", "step")
+    before = {path: path.read_bytes() for path in package.rglob("config.pbtxt")}
+    config = before[package / "whole" / "config.pbtxt"].decode()
+    shown = config.replace('"step"', f'"{private_name(TritonName("other"), "step")}"')
+    assert shown != config
+    source = ModelSource(str(package.parent), config=f"{shown}metric_tags {{ key: 'new' }}")
+    packages, found = await prepared(tmp_path, source)
+    await packages.place(TritonName("m"), ModelId("m"), found)
+    placed = (tmp_path / "repository" / "m" / "config.pbtxt").read_text()
+    assert "metric_tags { key: 'new' }" in placed
+    assert f'model_name: "{private_name(TritonName("m"), "step")}"' in placed
+    assert before == {path: path.read_bytes() for path in package.rglob("config.pbtxt")}
+
+
+async def test_config_of_the_request_may_not_name_a_step_of_another(tmp_path):
+    write_adding(tmp_path / "shop" / "step", 1)
+    write_ensemble(tmp_path / "shop" / "whole", "step")
+    config = (tmp_path / "shop" / "whole" / "config.pbtxt").read_text()
+    source = ModelSource(str(tmp_path / "shop"), config=config.replace('"step"', '"other"'))
+    with pytest.raises(InvalidModel, match="step 'other', which is not in the package"):
+        await prepared(tmp_path, source)
 
 
 async def test_a_config_is_none_for_a_lone_file(tmp_path):
