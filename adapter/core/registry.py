@@ -269,6 +269,13 @@ class Registry:
         """Return whether a model in the table has that name in Triton. Stuck ones are not in it."""
         return name in self._owners
 
+    def ensemble_with(self, step: str) -> ModelRecord | None:
+        """Return the model one of whose steps has this name in Triton; None if no step has it."""
+        record = self._owners.get(TritonName(step))
+        if record is None or step not in record.placement.along:
+            return None
+        return record
+
     @contextmanager
     def disowned(self) -> Iterator[set[TritonName]]:
         """Collect the names in Triton whose models leave the table meanwhile."""

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import InferenceServerClient
 
 from tests.packages.models import (
     ask,
@@ -318,3 +319,32 @@ def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: st
             take_down(client, name)
         check_nothing_is_left(adapter)
         client.close()
+
+
+# -- the steps that a config names ----------------------------------------------------------------
+
+
+def test_steps_of_a_config_are_described_while_it_is_served(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    """perf_analyzer and model_analyzer ask for the config and the statistics of each."""
+    write_adding(package / "first", 1)
+    write_adding(package / "second", 2)
+    write_ensemble(package / "whole", "first", "second")
+    put(client, "m", package)
+    config = client.get("/v2/models/m/config").json()
+    steps = [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
+    assert len(steps) == 2
+    paths = [f"/v2/models/{steps[0]}{below}" for below in ("", "/config", "/stats", "/ready")]
+    assert [client.get(path).status for path in paths] == [200] * 4
+    assert client.get(paths[1]).json()["name"] == steps[0]
+    with closing(InferenceServerClient(adapter.grpc)) as calls:
+        assert calls.is_model_ready(steps[1])
+        assert calls.get_model_metadata(steps[1]).name == steps[1]
+        assert calls.get_model_config(steps[1]).config.name == steps[1]
+        (statistics,) = calls.get_inference_statistics(steps[1]).model_stats
+        assert statistics.name == steps[1]
+        assert client.post(f"/v2/models/{steps[0]}/infer", infer_body(1)).status == 404
+        take_down(client, "m")
+        assert not calls.is_model_ready(steps[1])
+    assert [client.get(path).status for path in paths] == [404] * 4

@@ -217,7 +217,18 @@ class V2Service(grpc.GenericRpcHandler):
     async def _lease_of(self, model_id: ModelId) -> Lease:
         return await self._wait_for_lease(model_id, self._load_wait_seconds)
 
+    def _lease_of_step(self, message: bytes, context: Context) -> Lease | None:
+        """Return a lease of the ensemble if the message is about one of its steps, which the config
+        of the ensemble names as Triton does; None otherwise.
+        """
+        ensemble = self._registry.ensemble_with(id_in(message, metadata_of(context)))
+        return None if ensemble is None else self._models.lease(ensemble.id)
+
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
+        of_step = None if method == _INFER else self._lease_of_step(message, context)
+        if of_step is not None:
+            with of_step:
+                return await self._forward(method, message, context, of_step)
         lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)
@@ -233,6 +244,9 @@ class V2Service(grpc.GenericRpcHandler):
 
     async def _ready(self, message: bytes, context: Context) -> bytes:
         """Return false for a model that is not loaded, as Triton does; NOT_FOUND to ModelMesh."""
+        if (lease := self._lease_of_step(message, context)) is not None:
+            with lease:
+                return await self._forward("ModelReady", message, context, lease)
         metadata = metadata_of(context)
         try:
             lease = self._models.lease(id_in(message, metadata))
@@ -249,6 +263,9 @@ class V2Service(grpc.GenericRpcHandler):
         if not read_field(message, 1) and not id_of_mesh(metadata_of(context)):
             answer = await self._forwarded("ModelStatistics", message, context)
             return _with_callers_names(answer, self._registry.records())
+        if (lease := self._lease_of_step(message, context)) is not None:
+            with lease:
+                return await self._forward("ModelStatistics", message, context, lease)
         lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)

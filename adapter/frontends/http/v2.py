@@ -115,6 +115,9 @@ class V2:
         return await self._slow_path.infer(request, _match(request).below_model())
 
     async def _about(self, rename: Rename, request: web.BaseRequest) -> web.StreamResponse:
+        ensemble = self._models.registry.ensemble_with(request["model_id"])
+        if ensemble is not None:
+            return await self._about_step(ensemble, request)
         lease = await self._contract.wait(request["model_id"], request)
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
@@ -124,9 +127,23 @@ class V2:
 
     async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer at once, without waiting for a load."""
+        ensemble = self._models.registry.ensemble_with(request["model_id"])
+        if ensemble is not None:
+            return await self._about_step(ensemble, request)
         lease = self._models.lease(request["model_id"])
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
+                return await relay(found)
+
+    async def _about_step(
+        self, ensemble: ModelRecord, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        """Answer about a step, which the config of its ensemble names as Triton does."""
+        path = f"/models/{request['model_id']}{_match(request).below_model()}"
+        call = V2Call("GET", path, call_headers(request.headers, is_rewritten=False))
+        lease = self._models.lease(ensemble.id)
+        with lease:
+            async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)
 
     async def _all_statistics(self, request: web.BaseRequest) -> web.StreamResponse:

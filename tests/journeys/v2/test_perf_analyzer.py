@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages.models import write_adding, write_ensemble
 from tests.running import EXAMPLES, RunningAdapter, unload_all, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(300)]
@@ -84,21 +85,27 @@ def perf_analyzer(request: pytest.FixtureRequest) -> Tool:
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+def served(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+    package = model_root / "perf-ensemble"
+    write_adding(package / "first", 1)
+    write_adding(package / "second", 2)
+    write_ensemble(package / "whole", "first", "second")
     with closing(shared_adapter.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
+        assert client.load("ensemble", package).status == 200
         yield shared_adapter
     unload_all(shared_adapter)
 
 
-def inferences(adapter: RunningAdapter) -> int:
+def inferences(adapter: RunningAdapter, model: str) -> int:
     """How many Triton has answered, by its own count."""
     with closing(adapter.client()) as client:
-        (found,) = client.get("/v2/models/echo/stats").json()["model_stats"]
+        (found,) = client.get(f"/v2/models/{model}/stats").json()["model_stats"]
     assert found["inference_stats"]["fail"]["count"] == 0
     return found["inference_stats"]["success"]["count"]
 
 
+@pytest.mark.parametrize("model", ["echo", "ensemble"])
 @pytest.mark.parametrize(
     ("listener", "more"),
     [
@@ -107,12 +114,12 @@ def inferences(adapter: RunningAdapter) -> int:
         ("grpc_data", ("--async", "--streaming")),
     ],
 )
-def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, listener, more):
-    report, before = tmp_path / "report.csv", inferences(served)
+def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, *, listener, more, model):
+    report, before = tmp_path / "report.csv", inferences(served, model)
     done = perf_analyzer.run(
         *(
             "-m",
-            "echo",
+            model,
             "-i",
             listener.split("_")[0],
             "-u",
@@ -126,6 +133,6 @@ def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, listener
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "fail" not in (done.stdout + done.stderr).lower()
     # Triton counts an inference when it has answered it
-    wait_until(lambda: inferences(served) - before >= _REQUESTS, 30, "all are counted")
+    wait_until(lambda: inferences(served, model) - before >= _REQUESTS, 30, "all are counted")
     (measured,) = csv.DictReader(report.read_text().splitlines())
     assert float(measured["Inferences/Second"]) > 0
