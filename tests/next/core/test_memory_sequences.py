@@ -90,6 +90,16 @@ def test_load_is_measured_beside_another_device():
     assert books.size("b") == ({"1": 250}, True)
 
 
+def test_load_that_shares_one_device_measures_nothing():
+    books = Books({"0": 1000, "1": 1000})
+    books.read(**{"0": 0, "1": 0})
+    books.load("a", guess(key="a", **{"0": 100, "1": 100}))
+    books.load("b", guess(key="b", **{"1": 100}))
+    books.read(**{"0": 150, "1": 200})
+    books.settle("a")
+    assert books.size("a") == ({"0": 150, "1": 100}, False)
+
+
 def test_load_before_the_first_reading_is_not_measured():
     books = gpu(1000, used=None)
     books.load("a", guess(200, key="a"))
@@ -131,6 +141,28 @@ def test_readings_that_lag_longest_settle_a_load():
     assert not books.ledger.can_settle("a")
     books.read(0, lag=8, after=1)  # 5 s after the end
     assert books.ledger.can_settle("a")
+
+
+def test_newer_reading_counts_however_late_a_load_is_booked():
+    books = gpu(1000)
+    books.load("a", guess(100, key="a"))
+    books.ledger.end_load("a", books.now)
+    books.read(400)
+    books.wait(60)
+    books.ledger.settle("a")
+    assert books.size("a") == ({GPU: 400}, True)
+
+
+def test_reading_from_before_a_booked_end_is_ignored():
+    books = gpu(1000)
+    books.load("a", known(400, key="a"))
+    books.ledger.end_load("a", books.now)
+    books.wait(5)
+    books.ledger.settle("a")
+    books.read(0, lag=6)  # shows the moment of the end: a is not complete
+    assert books.free() == 600
+    books.read(450, lag=6)
+    assert books.free() == 550
 
 
 def test_new_triton_has_nothing_loaded():
@@ -228,6 +260,16 @@ def test_proof_of_one_device_leaves_the_others():
     needs = {name: books.need("a", device=name) for name in "01"}
     decision = books.place(needs)
     assert (decision.answer, decision.device) == (Answer.ADMIT, "1")
+
+
+def test_noise_of_readings_ends_no_refusal():
+    books = gpu(1000, used=400)
+    books.load("a", guess(100, key="a"))
+    books.fail("a")
+    books.read(336)  # 64 more than at the try
+    assert books.answer(books.need("a")) is Answer.TOO_LARGE
+    books.read(335)
+    assert books.answer(books.need("a")) is Answer.ADMIT
 
 
 def test_success_ends_shortage_and_proof():
