@@ -29,8 +29,8 @@ from adapter.core.memory import HOST, Bytes, Device
 from adapter.core.model import ModelId, TritonName
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 from adapter.next.core import times
-from adapter.next.core.ledger import Ledger
-from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Need, format_size
+from adapter.next.core.ledger import Ledger, Overrun
+from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Basis, Need, format_size
 
 _SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
 
@@ -172,14 +172,12 @@ def _rank(decision: Decision) -> int:
 def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | ModelTooLarge:
     """Return the error that refuses a load, with its figures and what to do."""
     figures = decision.figures
-    device = Device(figures.device or "")
-    where = "" if device in {"", HOST, UNSEEN} else f" on {device}"
     needed = format_size(figures.needed_bytes or 0)
     free = format_size(max(0, figures.free_bytes or 0))
     limit = format_size(figures.limit_bytes or 0)
     text = (
         f"model {model_id!r} needs {needed} ({decision.need.basis.value});"
-        f" {free} of {limit} are free{where}: {decision.reason.value}; {_SEE_REFUSED}"
+        f" {free} of {limit} are free{_name(figures)}: {decision.reason.value}; {_SEE_REFUSED}"
     )
     if decision.answer is Answer.TOO_LARGE:
         return ModelTooLarge(text, model_id=model_id, figures=figures)
@@ -188,21 +186,40 @@ def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | 
     return error
 
 
+def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMemory | ModelTooLarge:
+    """Return the error of a load that was ended, or undone, because it passed a limit."""
+    figures = overrun.figures
+    needed = format_size(figures.needed_bytes or 0)
+    free = format_size(figures.free_bytes or 0)
+    text = (
+        f"model {model_id!r} needs more than {needed}, where {free} were free{_name(figures)},"
+        f" and was unloaded; {_SEE_REFUSED}"
+    )
+    error = ModelTooLarge if overrun.is_permanent else InsufficientMemory
+    return error(text, model_id=model_id, figures=figures, was_tried=True)
+
+
+def _name(figures: MemoryFigures) -> str:
+    is_only_device = figures.device in {None, HOST, UNSEEN}
+    return "" if is_only_device else f" on {figures.device}"
+
+
 # -- the rules ------------------------------------------------------------------------------------
 
 
 def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
     """Refuse for good what no unload can make room for."""
+    declared = replace(need, basis=Basis.DECLARED)
     for device, count in need.declared.items():
         book = ledger.devices[device]
         if count > book.room_bytes:
             figures = MemoryFigures(count, book.room_bytes, book.limit_bytes, device)
-            return Decision(Answer.TOO_LARGE, Reason.DECLARED, need, figures)
+            return Decision(Answer.TOO_LARGE, Reason.DECLARED, declared, figures)
         if book.process_limit_bytes is not None and need.processes is not None:
             limit_bytes = book.process_limit_bytes * need.processes
             if count > limit_bytes:
                 figures = MemoryFigures(count, limit_bytes, limit_bytes, device)
-                return Decision(Answer.TOO_LARGE, Reason.PROCESS_LIMIT, need, figures)
+                return Decision(Answer.TOO_LARGE, Reason.PROCESS_LIMIT, declared, figures)
     tried = ledger.tried.get(need.package_key, {})
     proofs = [device for device in need.bytes if device in tried]
     if not proofs or any(_has_more_now(ledger, device, tried[device]) for device in proofs):

@@ -22,8 +22,9 @@ equal, and `settled` is the reading: this mends whatever was wrong in the books,
 find out which model it belongs to. Under steady traffic, where something is always in progress, the
 books carry `settled` from one reading to the next.
 
-A load or an unload is in progress until a reading has come that is newer than its end, or for 5 s.
-What a reading shows is older than the reading by the lag of its source.
+A load or an unload is in progress until a reading is newer than its end: the time that the reading
+shows is that of the reading less the lag of its source. If none comes within 5 s of the end, the
+books alone count.
 
 What a loaded model is booked with follows from the same figures. What was reserved for it counts as
 far as the reading allows:
@@ -34,8 +35,9 @@ far as the reading allows:
 is measured. Otherwise `before` is `settled`. `kept` is the memory of earlier models that allocators
 may have kept, and that the load may have used again.
 
-The formula takes it that an unload has given its memory back before the loads beside it have taken
-all of theirs. Loads last longer than unloads; one that is faster costs a failed load.
+The formula relies on unloads being faster than loads: what is leaving should have left before the
+loads in progress have taken all that is reserved for them. Otherwise Triton fails a load, which is
+a 507.
 
 Memory that belongs to no model (`not_attributed`) is shown to operators. No decision depends on it.
 """
@@ -57,7 +59,7 @@ UNLOADED_SHARE = 0.75
 
 @dataclass(slots=True)
 class DeviceBook:
-    """The figures of one device. All are bytes."""
+    """Holds the figures of one device, in bytes."""
 
     limit_bytes: int  # of the operator or of the device, whichever is less
     headroom_bytes: int = 0
@@ -136,16 +138,17 @@ class Ledger:
     devices: dict[Device, DeviceBook]
     sizes: Sizes = field(default_factory=Sizes)
     models: dict[TritonName, LoadedModel] = field(default_factory=dict)
-    loads: dict[TritonName, LoadEntry] = field(default_factory=dict)  # in order of their begin
-    stuck: dict[TritonName, Bytes] = field(
-        default_factory=dict
-    )  # bytes that Triton does not release
+    # loads in progress, in the order of their begin
+    loads: dict[TritonName, LoadEntry] = field(default_factory=dict)
+    # loads and unloads that Triton does not finish, with the bytes that it keeps for them
+    stuck: dict[TritonName, Bytes] = field(default_factory=dict)
     unloads: dict[TritonName, Leaving] = field(default_factory=dict)
-    returning: list[Leaving] = field(default_factory=list)  # ended unloads without a newer reading
-    tried: dict[str, Bytes] = field(
-        default_factory=dict
-    )  # free for a package that ran out of memory alone
-    futile_evictions: dict[str, float] = field(default_factory=dict)  # when, by package
+    # unloads and undone loads that have ended, until a reading is newer
+    returning: list[Leaving] = field(default_factory=list)
+    # by package: what was free for a load that ran out of memory with nothing else loaded
+    tried: dict[str, Bytes] = field(default_factory=dict)
+    # by package: when evictions for it brought too little
+    futile_evictions: dict[str, float] = field(default_factory=dict)
     shown_at: float = -math.inf  # the time that the newest reading shows
     booked_until: float = -math.inf  # the last end of a load or an unload that is booked
     returned_at: float = -math.inf  # when memory was last seen back

@@ -163,7 +163,7 @@ def test_text_is_doubted_only_if_each_device_refutes_it():
     limits = [("one", 1000), ("two", 2000)]
     around = scene(reading(one=900, two=0), limits=limits, devices=[ONE, TWO])
     assert judged(CUDA.format(10), 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
-    assert judged(CUDA.format(11), 1, around) == OUT_OF_MEMORY  # one has 100 free
+    assert judged(CUDA.format(11), 1, around) == OUT_OF_MEMORY  # 100 are free on the first GPU
     assert judged(CUDA.format(2000), 0, around) == OUT_OF_MEMORY
     assert judged(CUDA.format(2001), 0, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
 

@@ -8,7 +8,16 @@ import math
 import pytest
 
 from adapter.core.memory import HOST
-from adapter.next.core.admission import Answer, LoadRequest, Purpose, Reason, decide, make_refusal
+from adapter.errors import InsufficientMemory, ModelTooLarge
+from adapter.next.core.admission import (
+    Answer,
+    LoadRequest,
+    Purpose,
+    Reason,
+    decide,
+    make_overrun_refusal,
+    make_refusal,
+)
 from adapter.next.core.ledger import Ledger
 from tests.next.core.books import GPU, MIB, Books, gpu, guess, known, package, to_bytes, to_mib
 
@@ -529,6 +538,26 @@ def test_refusal_of_a_tried_package_says_what_it_had():
     decision = books.decide(books.need("a"))
     assert decision.figures.free_bytes == 900 * MIB
     assert "(twice what was too little the last time)" in str(make_refusal("m", decision))
+
+
+def test_refusal_of_an_overrun_says_what_was_free():
+    books = gpu(1000, used=50)
+    books.load("a", guess(100, key="a"))
+    books.read(1001)
+    error = make_overrun_refusal("m", books.ledger.find_overrun(GPU))
+    text = "model 'm' needs more than 951.0 MiB, where 950.0 MiB were free on gpu, and was unloaded"
+    assert text in str(error)
+    assert (type(error), error.was_tried) == (ModelTooLarge, True)
+    books.load("k", known(100, key="k"))
+    error = make_overrun_refusal("m", books.ledger.find_overrun(GPU))
+    assert type(error) is InsufficientMemory
+
+
+def test_declared_size_is_called_declared_whatever_was_measured():
+    books = gpu(1000)
+    books.ledger.sizes.learn("a", to_bytes({GPU: 3000}), is_measured=True)
+    error = make_refusal("m", books.decide(books.need("a", declared=2000)))
+    assert "needs 2.0 GiB (declared)" in str(error)
 
 
 def test_ledger_of_nothing_is_empty():
