@@ -4,14 +4,14 @@ import io
 import os
 import sys
 
-from adapter import cli
+from adapter.cli.main import main as run_command
 
 
 def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the descriptor is closed
             stream.reconfigure(errors="backslashreplace")  # names are of any script, terminals not
-    return cli.main(sys.argv[1:], os.environ)
+    return run_command(sys.argv[1:], os.environ)
 
 
 if __name__ == "__main__":

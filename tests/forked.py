@@ -27,7 +27,7 @@ from typing import IO, Any
 
 _REQUEST_BYTES = 1 << 19
 # what `serve` imports in any case
-_IMPORTED = ("adapter.__main__", "adapter.cli.serving")
+_IMPORTED = ("adapter.__main__", "adapter.cli.serve", "adapter.app", "uvloop")
 
 
 def run(

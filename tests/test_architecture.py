@@ -94,7 +94,7 @@ def test_only_inspect_parses_python_code(sources: Sources):
         if isinstance(node, ast.Import | ast.ImportFrom)
         and "ast" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
     }
-    assert users == {"adapter/cli/load_checks.py"}
+    assert users == {"adapter/cli/inspect.py"}
 
 
 def protocols(nodes: list[ast.AST]) -> list[ast.ClassDef]:

@@ -1,22 +1,26 @@
-"""Runs the commands about the command itself: version, help, completion, check-config."""
+"""Runs the commands about the command itself: version, help, completion, check-config, schema."""
 
 import argparse
 import json
-import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from adapter.cli.commands import COMMANDS as ALL
-from adapter.cli.options import add_config, add_settings, load
-from adapter.cli.parser import PROG, build, describe_unknown_command, print_help
-from adapter.cli.text import printable
+from adapter.cli.commands import COMMANDS as ALL_COMMANDS
+from adapter.cli.options import add_settings, read_settings
+from adapter.cli.parser import (
+    PROG,
+    build_parser,
+    describe_unknown,
+    find_command,
+    format_overview,
+)
+from adapter.cli.text import escape, terminal_width
 
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
 _SHELLS = ("bash", "zsh", "tcsh")
-_FILES = {"FILE", "FILE.png", "PATH", "SOURCE"}
-_FOLDERS = {"FOLDER"}
+_FILES = frozenset({"FILE", "PATH", "SOURCE"})  # metavars
 # For bash `--flag=value` is three words, or one where COMP_WORDBREAKS has no `=`; shtab's function
 # knows flag and value as two.
 _BASH_EQUALS = """
@@ -42,119 +46,126 @@ _triton_adapter() {
 
 complete -o bashdefault -F _triton_adapter triton-adapter
 """
-# of check-config's table
-_LEAST_WIDTH = 30  # of the last column; narrower terminals break the lines themselves
-_MOST_VALUE = 32  # of the column of values; a longer one pushes what follows to the right
+# The table of check-config.
+_MIN_ORIGIN = 30  # columns for an origin; a narrower terminal breaks the lines by itself
+_MAX_VALUE = 32  # columns for a value; a longer one moves the origin to the right
 
 
-def _version_options(parser: argparse.ArgumentParser) -> None:
+def _add_version_options(parser: argparse.ArgumentParser) -> None:
     text = "with Python and the key dependencies"
     parser.add_argument("--all", action="store_true", help=text)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
-def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    found = {name: _installed(name) for name in (PROG, *(_DEPENDENCIES if args.all else ()))}
+def _print_version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Print the version of the adapter, and with --all those of its dependencies."""
+    print(PROG, _find_version(PROG))
     if args.all:
-        found["python"] = sys.version.split()[0]
-    if args.json:
-        print(json.dumps(found, indent=2))
-    else:
-        for name, number in found.items():
-            print(name, number or "not installed")
+        for name in _DEPENDENCIES:
+            print(name, _find_version(name))
+        print("python", sys.version.split()[0])
     return 0
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return None
+        return "not installed"
 
 
-def _help_options(parser: argparse.ArgumentParser) -> None:
-    text = "(default: of all)"
-    parser.add_argument("of", nargs="?", metavar="COMMAND", type=_command, help=text)
+def _add_help_options(parser: argparse.ArgumentParser) -> None:
+    text = "(default: an overview of all)"
+    parser.add_argument("of", nargs="?", metavar="COMMAND", type=_parse_command, help=text)
 
 
-def _command(name: str) -> str:
-    if name not in ALL:
-        raise argparse.ArgumentTypeError(describe_unknown_command(name))
+def _parse_command(name: str) -> str:
+    if name not in ALL_COMMANDS:
+        raise argparse.ArgumentTypeError(describe_unknown(name))
     return name
 
 
-def _help(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    print_help(args.of)
+def _print_help(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Print the help of one command, or an overview of all."""
+    text = build_parser(args.of).format_help() if args.of else format_overview()
+    print(text, end="")
     return 0
 
 
-def _completion_options(parser: argparse.ArgumentParser) -> None:
+def _add_completion_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
 
 
-def _completion(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+def _print_completion(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Print the script that completes commands, flags, files and values in a shell."""
     import shtab  # noqa: PLC0415 - no other command needs it
 
-    top, parsers = build(ALL)
-    for parser in parsers.values():
+    top = argparse.ArgumentParser(prog=PROG)
+    top.add_argument("-V", "--version", action="store_true", help="print the version")
+    subparsers = top.add_subparsers(metavar="COMMAND")
+    for name, command in ALL_COMMANDS.items():
+        parser = subparsers.add_parser(name, help=command.summary)
+        add_options, _ = find_command(name)
+        add_options(parser)
         for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
-            taken = str(action.metavar)
-            if taken in _FILES:
+            metavar = str(action.metavar)
+            if metavar in _FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-            elif taken in _FOLDERS:
+            elif metavar == "FOLDER":
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-            elif "|" in taken and taken.islower():
-                action.choices = taken.split("|")
-            elif taken == "COMMAND":
-                action.choices = list(ALL)
+            elif metavar == "COMMAND":
+                action.choices = list(ALL_COMMANDS)
+            elif "|" in metavar and metavar.islower():
+                action.choices = metavar.split("|")
     script = shtab.complete(top, shell=args.shell)
     print(script + _BASH_EQUALS if args.shell == "bash" else script)
     return 0
 
 
-def _schema(_args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+def _add_schema_options(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _print_schema(_args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Print the JSON schema of a file of settings."""
     from adapter.settings import file_schema  # noqa: PLC0415 - pydantic
 
     print(json.dumps(file_schema(), indent=2))
     return 0
 
 
-def _config_options(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
+def _add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     add_settings(parser)
 
 
 def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print each setting with its value and its origin, and warnings on stderr."""
     from adapter.settings import for_people, for_programs  # noqa: PLC0415 - pydantic
 
-    loaded = load(args, environ)
+    loaded = read_settings(args, environ)
     for warning in loaded.warnings:
-        print(printable(warning), file=sys.stderr)
+        print(escape(warning), file=sys.stderr)
     if args.json:
         print(json.dumps(for_programs(loaded), indent=2))
         return 0
-    rows = [[printable(cell) for cell in row] for row in for_people(loaded)]
-    names = max(len(name) for name, _, _ in rows)
-    values = min(_MOST_VALUE, max(len(value) for _, value, _ in rows))
+    rows = [[escape(cell) for cell in row] for row in for_people(loaded)]
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = min(_MAX_VALUE, max(len(value) for _, value, _ in rows))
+    width = terminal_width() or 0
     for name, value, origin in rows:
-        print(_line(f"{name:<{names}}  {value:<{values}}  ", origin, names + values + 4))
+        start = f"{name:<{name_width}}  {value:<{value_width}}  "
+        indent = " " * (name_width + value_width + 4)
+        if width - len(start) < _MIN_ORIGIN:
+            print(start + origin)
+        else:
+            print(textwrap.fill(origin, width, initial_indent=start, subsequent_indent=indent))
     return 0
 
 
-def _line(head: str, origin: str, indent: int) -> str:
-    """Add the origin, broken into several lines on a terminal that is too narrow for it."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if width - max(indent, len(head)) < _LEAST_WIDTH:
-        return head + origin
-    after = " " * indent
-    return textwrap.fill(origin, width, initial_indent=head, subsequent_indent=after)
-
-
 COMMANDS = {
-    "version": (_version_options, _version),
-    "help": (_help_options, _help),
-    "completion": (_completion_options, _completion),
-    "check-config": (_config_options, _check_config),
-    "schema": (lambda _: None, _schema),
+    "version": (_add_version_options, _print_version),
+    "help": (_add_help_options, _print_help),
+    "completion": (_add_completion_options, _print_completion),
+    "check-config": (_add_config_options, _check_config),
+    "schema": (_add_schema_options, _print_schema),
 }

@@ -1,52 +1,47 @@
-"""Finds a running adapter, sends it one request, and shows an error answer. Imports little."""
+"""Asks a running adapter, and shows its errors and the progress of a request. Imports little."""
 
 import argparse
 import json
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import (
-    BadStatusLine,
-    HTTPConnection,
-    HTTPException,
-    RemoteDisconnected,
-)
-from typing import TYPE_CHECKING, Any
+from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
+from typing import Any
 from urllib.parse import urlsplit
 
-from adapter.cli.options import TOKEN_HINT, load
+from adapter.cli.options import TOKEN_HINT, read_settings
 from adapter.cli.parser import PROG
-from adapter.cli.text import RED, coloured, columns, printable
+from adapter.cli.text import RED, add_colour, can_rewrite, escape, format_columns
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
 
-if TYPE_CHECKING:
-    from adapter.settings import Address
-
-
 _HTTP_PORT = 80
 _SETTINGS_FRAME = b"\x04\x00\x00\x00\x00\x00"  # type, no flags, stream 0: HTTP/2 begins so
-_SHOWN_CHARACTERS = 60  # of an answer that is not HTTP
+_MAX_CHARACTERS = 60  # shown of an answer that is not HTTP
+_MAX_BYTES = 300  # shown of an answer of another server, such as a page of HTML
 _ADMIN_SECONDS = 10.0
 _GUESS_SECONDS = 2.0
+_SILENT_SECONDS = 2.0  # before the first line of progress where lines cannot be written over
 
 
 class Unreachable(AdapterError):
-    """Raised when a listener does not answer. Its hint names the flags that lead elsewhere."""
+    """Raised when a listener does not answer. Its hint names the flags that say where it is."""
 
     def __init__(self, target: "Target", reason: str) -> None:
         super().__init__(f"{target}: {reason}")
-        where = f"--config, --{target.listener} or --url"
-        self.hint = f"is an adapter running there? {where} say where it is"
+        flags = f"--config, --{target.listener} or --url"
+        self.hint = f"is an adapter running there? {flags} say where it is"
 
 
-class Refused(Exception):
-    """Raised when the admin listener answers with an error instead of its state."""
+class Refused(AdapterError):
+    """Raised when a listener answers with an error in place of the adapter's state."""
 
-    def __init__(self, answer: "Answer") -> None:
-        super().__init__(answer.status)
+    def __init__(self, target: "Target", answer: "Answer") -> None:
+        super().__init__(f"{target} answers {answer.status}")
         self.answer = answer
 
 
@@ -58,7 +53,7 @@ class Target:
     port: int = _HTTP_PORT
     socket_path: str = ""  # of a Unix socket, instead of host and port
     path: str = ""  # put before the path of each request; for a probe the whole path
-    listener: str = field(default="admin", compare=False)  # which one the caller wants
+    listener: str = field(default="admin", compare=False)  # the listener that the command needs
 
     def __str__(self) -> str:
         if self.socket_path:
@@ -72,7 +67,6 @@ class Answer:
     """Holds one answer of a listener."""
 
     status: int
-    headers: Mapping[str, str]
     body: bytes
 
     @property
@@ -87,46 +81,56 @@ class Answer:
         except ValueError:
             return None
 
+    def text(self) -> str:
+        """Return the body as text."""
+        return self.body.decode(errors="replace").strip()
+
+    def reason(self) -> str:
+        """Return the reason that an error of the adapter gives, empty for other answers."""
+        body = self.json()
+        return str(body.get("error") or body.get("reason") or "") if isinstance(body, dict) else ""
+
+
+# -- requests -----------------------------------------------------------------------------------
+
 
 def find_target(args: argparse.Namespace, environ: Mapping[str, str], listener: str) -> Target:
     """Return the target that --url names, or the address of this listener in the settings.
 
     Raises InvalidSettings.
     """
-    if args.url is None:
-        return _listener_target(listener, getattr(load(args, environ).settings, listener))
-    try:
-        url = urlsplit(args.url)
-        port = _HTTP_PORT if url.port is None else url.port
-        place = {"http": url.hostname, "unix": url.path}.get(url.scheme)
-    except ValueError:  # urlsplit found letters in the port
-        port = 0
-        place = None
-    if port == 0 or not place:
-        rule = "write http://HOST:PORT or unix:/SOCKET"
-        raise InvalidSettings([f"flag --url: {args.url!r}: {rule}"])
-    if url.scheme == "unix":
-        return Target(socket_path=url.path, listener=listener)
-    return Target(url.hostname or "", port, path=url.path.rstrip("/"), listener=listener)
-
-
-def _listener_target(name: str, address: "Address") -> Target:
-    """Return where a command on this machine reaches a listener with this address."""
+    if args.url is not None:
+        return _parse_url(args.url, listener)
+    address = getattr(read_settings(args, environ).settings, listener)
     if address.kind == "unix":
-        return Target(socket_path=address.path, listener=name)
+        return Target(socket_path=address.path, listener=listener)
     if address.kind == "off" or address.port == 0:
-        raise InvalidSettings(
-            [f"setting {name}: {str(address)!r}: no address to ask; name one by --url"]
-        )
+        reason = f"{str(address)!r}: no address to ask; name one by --url"
+        raise InvalidSettings([f"setting {listener}: {reason}"])
     is_everywhere = address.host in {"0.0.0.0", "::"}  # noqa: S104 - compared; both take IPv4
-    return Target("127.0.0.1" if is_everywhere else address.host, address.port, listener=name)
+    host = "127.0.0.1" if is_everywhere else address.host
+    return Target(host, address.port, listener=listener)
+
+
+def _parse_url(text: str, listener: str) -> Target:
+    try:
+        url = urlsplit(text)
+        port = _HTTP_PORT if url.port is None else url.port
+    except ValueError:  # such as letters in the port
+        port = 0
+    if port and url.scheme == "unix" and url.path:
+        return Target(socket_path=url.path, listener=listener)
+    if port and url.scheme == "http" and url.hostname:
+        return Target(url.hostname, port, path=url.path.rstrip("/"), listener=listener)
+    rule = "write http://HOST:PORT or unix:/SOCKET"
+    raise InvalidSettings([f"flag --url: {text!r}: {rule}"])
 
 
 class _Connection(HTTPConnection):
     """Connects to a port, or to a Unix socket."""
 
-    def __init__(self, target: Target, seconds: float | None) -> None:
-        super().__init__(target.host, target.port, timeout=seconds)
+    def __init__(self, target: Target, timeout_seconds: float | None) -> None:
+        super().__init__(target.host, target.port, timeout=timeout_seconds)
         self._socket_path = target.socket_path
 
     def connect(self) -> None:
@@ -148,44 +152,40 @@ def ask(
     timeout_seconds: float | None = None,  # without a byte; None waits forever
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send one request and return the whole answer.
-
-    Raises Unreachable.
-    """
+    """Send one request and return the whole answer. Raises Unreachable."""
     connection = _Connection(target, timeout_seconds)
     try:
         connection.request(method, path, body, dict(headers or {}))
         response = connection.getresponse()
-        return Answer(response.status, dict(response.headers.items()), response.read())
+        return Answer(response.status, response.read())
     except (OSError, HTTPException) as error:
-        raise Unreachable(target, _describe(error)) from error
+        raise Unreachable(target, _describe_failure(error)) from error
     finally:
         connection.close()
 
 
-def read_state(target: Target, query: str = "") -> dict[str, Any]:
-    """Return /debug/state of the admin listener.
-
-    Raises Refused and Unreachable.
-    """
-    answer = ask(target, "GET", f"/debug/state{query}", timeout_seconds=_ADMIN_SECONDS)
-    state = answer.json() if answer.is_ok else None
-    if not isinstance(state, dict):
-        raise Refused(answer)
-    return state
-
-
-def _describe(error: Exception) -> str:
-    """Return why there is no answer, in words for a terminal."""
+def _describe_failure(error: Exception) -> str:
+    """Return why a request has no answer, in words for a terminal."""
     if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
         line = str(error.args[0])
         if _SETTINGS_FRAME in line.encode("latin-1", "replace"):
             return "no listener of HTTP/1.1; it speaks HTTP/2, as those of gRPC do"
-        return f"no listener of HTTP; it begins with {printable(line[:_SHOWN_CHARACTERS])}"
+        return f"no listener of HTTP; it begins with {escape(line[:_MAX_CHARACTERS])}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
+
+def read_state(target: Target, query: str = "") -> dict[str, Any]:
+    """Return /debug/state of the admin listener. Raises Refused and Unreachable."""
+    answer = ask(target, "GET", f"/debug/state{query}", timeout_seconds=_ADMIN_SECONDS)
+    state = answer.json() if answer.is_ok else None
+    if not isinstance(state, dict):
+        raise Refused(target, answer)
+    return state
+
+
+# -- errors -------------------------------------------------------------------------------------
 
 _NO_ROOM = (
     f"unload a model that is not needed (`{PROG} ps`, `{PROG} unload NAME`) and try again; "
@@ -219,7 +219,6 @@ _HINTS = {
     "TooManyConnections": _LATER,
     "Unauthenticated": TOKEN_HINT,
 }
-OUTSIDE_ROOTS = "outside the model roots"
 # By words of the reason, for codes with several causes.
 _HINTS_BY_WORDS = {
     "only signed calls of the endpoint reach models": (
@@ -230,53 +229,49 @@ _HINTS_BY_WORDS = {
     ),
     'name it as "entry"': f"`{PROG} load NAME SOURCE --entry=MODEL` names it",
 }
-_SHOWN_BYTES = 300  # of an answer of another server, such as a page of HTML
-_STOPPED_EARLY = "needs more than"  # in the text of a load that was ended early
-_FIGURES = ("needed_bytes", "free_bytes", "limit_bytes", "device", "matched")
 
 
 def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "") -> int:
-    """Show an error answer in words on stderr, or as JSON on stdout, and return the exit code.
+    """Show an error answer and return the exit code.
 
-    An answer of another server, which is not JSON, becomes one line of JSON on stderr.
+    The adapter's error is shown in words on stderr, or as its JSON on stdout. The answer of another
+    server is always shown on stderr.
     """
     body = answer.json()
+    beginning = answer.text()[:_MAX_BYTES]
     if as_json and body is not None:
         print(json.dumps(body, indent=2))
         return 1
     if as_json:
-        error = {
-            "error": f"{answer.status}: {_beginning(answer)}",
-            "hint": hint or _guess_server(target),
-        }
+        hint = hint or _guess_server(target)
+        error = {"error": f"{answer.status}: {beginning}", "hint": hint}
         print(json.dumps(error), file=sys.stderr)
         return 1
-    for line in _failure_lines(answer, body if isinstance(body, dict) else {}, target, hint):
+    figures = body if isinstance(body, dict) else {}
+    code = str(figures.get("code") or "")
+    reason = answer.reason() or beginning or "no reason given"
+    title = add_colour(escape(f"{PROG}: {answer.status} {code}".rstrip()), RED, sys.stderr)
+    lines = [f"{title}: " + "\n  ".join(map(escape, reason.strip().splitlines()))]
+    if "needed_bytes" in figures:
+        lines += format_columns(_list_figures(figures))
+    hint = hint or _find_hint(code, reason, target)
+    if hint:
+        lines.append(escape(f"  {hint}"))
+    for line in lines:
         print(line, file=sys.stderr)
     return 1
 
 
-def _failure_lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> list[str]:
-    """Return the reason, the figures of a lack of memory, and what to do."""
-    code = str(body.get("code") or "")
-    reason = str(body.get("error") or body.get("reason") or _beginning(answer)).strip()
-    head = coloured(printable(f"{PROG}: {answer.status} {code}".rstrip()), RED, sys.stderr)
-    lines = [f"{head}: {_indent_lines(reason or 'no reason given')}"]
-    if "needed_bytes" in body:
-        lines += columns(_figure_rows(body, is_minimum=_STOPPED_EARLY in reason))
-    hints_by_words = [text for words, text in _HINTS_BY_WORDS.items() if words in reason]
-    hint = hint or next(iter(hints_by_words), _HINTS.get(code, ""))
-    if not hint and not code:
-        hint = _guess_server(target)
-    return [*lines, printable(f"  {hint}")] if hint else lines
-
-
-def _beginning(answer: Answer) -> str:
-    return answer.body[:_SHOWN_BYTES].decode(errors="replace").strip()
+def _find_hint(code: str, reason: str, target: Target) -> str:
+    """Return what to do about an error, empty if there is no advice."""
+    for words, hint in _HINTS_BY_WORDS.items():
+        if words in reason:
+            return hint
+    return _HINTS.get(code, "") if code else _guess_server(target)
 
 
 def _guess_server(target: Target) -> str:
-    """Return which server may have given an answer that the wanted listener never gives."""
+    """Return which server may have given an answer that the adapter's listener never gives."""
     if target.listener != "admin" and _is_admin(target):
         flags = f"--{target.listener} or --url say where `{target.listener}` is"
         return f"{target} is an adapter's admin listener; {flags}"
@@ -291,21 +286,48 @@ def _is_admin(target: Target) -> bool:
     return isinstance(state, dict) and "models" in state and "failures" in state
 
 
-def _indent_lines(text: str) -> str:
-    """Escape each line of a text of Triton, and indent all but the first."""
-    return "\n  ".join(printable(line) for line in text.splitlines())
-
-
-def _figure_rows(body: Mapping[str, Any], *, is_minimum: bool) -> list[list[str]]:
-    """Return a row for each figure of a lack of memory, the needed bytes first."""
+def _list_figures(error: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row for each figure of a lack of memory."""
     rows = []
-    for name in _FIGURES:
-        value = body.get(name)
+    for name in ("needed_bytes", "free_bytes", "limit_bytes", "device", "matched"):
+        value = error.get(name)
         if value is None:
             continue
         title = f"  {name.removesuffix('_bytes')}"
-        if name == "needed_bytes" and is_minimum:
-            title += ", at least"
         is_size = isinstance(value, int)
         rows.append([title, f"{format_size(value)} ({value})" if is_size else str(value)])
     return rows
+
+
+# -- progress -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr that a request is in progress; yield a function that shows its step.
+
+    A terminal shows a line that is written over. Elsewhere each step is a line, after a while.
+    """
+    started_at = time.monotonic()
+    if not can_rewrite(sys.stderr):
+        last_step = ""
+
+        def print_step(step: str) -> None:
+            nonlocal last_step
+            is_slow = time.monotonic() - started_at >= _SILENT_SECONDS
+            if is_slow and step not in {"", last_step}:
+                last_step = step
+                print(escape(f"{title}: {step}"), file=sys.stderr, flush=True)
+
+        yield print_step
+        return
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    from rich.text import Text  # noqa: PLC0415
+
+    with Console(stderr=True).status(Text(escape(title))) as status:
+
+        def update_line(step: str) -> None:
+            text = f"{title}: {step}" if step else title
+            status.update(Text(escape(f"{text} ({time.monotonic() - started_at:.0f} s)")))
+
+        yield update_line

@@ -1,7 +1,7 @@
 """Lists the commands: what each does, examples of its use, and the module with its code.
 
-A module has `COMMANDS`, which maps the names of its commands to a function that adds the options to
-a parser, and one that runs the command and returns the exit code.
+Such a module has `COMMANDS`. For the name of a command it holds the function that adds the options
+to a parser, and the one that runs the command and returns the exit code.
 """
 
 from collections.abc import Mapping
@@ -13,123 +13,134 @@ class Command:
     """Describes one command for the parser and for --help."""
 
     summary: str
-    module: str  # holds COMMANDS, with the options and the function of the command
+    module: str
     examples: tuple[str, ...]
+    arguments: str = ""  # arguments without a flag, as the usage shows them
+    notes: str = ""  # the end of the help
 
 
-SERVE = {
-    "serve": Command(
-        "run the adapter",
-        "adapter.cli.serve",
-        (
-            "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
-            "triton-adapter serve --triton=embedded --memory-limit=8GiB --examples",
-            "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
-        ),
-    ),
-}
-MODELS = {
-    "ps": Command(
-        "list the devices and the models of a running adapter, with their memory",
-        "adapter.cli.models",
-        (
-            "triton-adapter ps",
-            "triton-adapter ps digits --watch",
-            "triton-adapter ps --json --url=http://10.0.0.7:8081",
-        ),
-    ),
-    "load": Command(
-        "load a model",
-        "adapter.cli.models",
-        (
-            "triton-adapter load digits examples/models/digits",
-            "triton-adapter load fraud /models/fraud.tar.gz --model-type=onnx",
-        ),
-    ),
-    "unload": Command(
-        "unload one or several models",
-        "adapter.cli.models",
-        ("triton-adapter unload digits", "triton-adapter unload digits fraud --json"),
-    ),
-}
-HEALTH = {
-    "wait": Command(
-        "block until the adapter is ready",
-        "adapter.cli.probes",
-        (
-            "triton-adapter wait --timeout=60",
-            "triton-adapter wait --url=http://127.0.0.1:8081/startup",
-        ),
-    ),
-    "healthcheck": Command(
-        "ask once whether the adapter is ready",
-        "adapter.cli.probes",
-        (
-            "triton-adapter healthcheck",
-            "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
-            "triton-adapter healthcheck --admin=unix:/run/adapter-admin.sock",
-        ),
-    ),
-    "drain": Command(
-        "refuse new work, and block until all requests in flight are answered",
-        "adapter.cli.probes",
-        (
-            "triton-adapter drain --timeout=25",
-            "triton-adapter drain --url=unix:/run/adapter-admin.sock",
-        ),
-    ),
-}
-TOOLS = {
-    "inspect": Command(
-        "check a package: show its staged models, or the reason that a load would be refused",
-        "adapter.cli.inspect",
-        (
-            "triton-adapter inspect examples/models/digits",
-            "triton-adapter inspect model.tar.gz --name=fraud-v2",
-            "triton-adapter inspect shop --entry=pipeline --json",
-            "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
-        ),
-    ),
-    "check-config": Command(
-        "print every setting, its value and where it came from",
-        "adapter.cli.about",
-        (
-            "triton-adapter check-config --config adapter.yaml",
-            "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
-        ),
-    ),
-    "schema": Command(
-        "print the JSON schema of a file of settings, for an editor",
-        "adapter.cli.about",
-        (
-            "triton-adapter schema > settings.schema.json",
-            "triton-adapter schema | jq .properties.memory_limit",
-        ),
-    ),
-    "completion": Command(
-        "print a shell script that completes commands and flags",
-        "adapter.cli.about",
-        (
-            'eval "$(triton-adapter completion bash)"',
-            "triton-adapter completion zsh > ~/.zfunc/_triton-adapter",
-        ),
-    ),
-    "version": Command(
-        "print the version",
-        "adapter.cli.about",
-        ("triton-adapter version", "triton-adapter version --all --json"),
-    ),
-    "help": Command(
-        "print the help of a command",
-        "adapter.cli.about",
-        ("triton-adapter help", "triton-adapter help serve"),
-    ),
-}
 GROUPS: Mapping[str, Mapping[str, Command]] = {
-    "serve": SERVE,
-    "models of a running adapter": MODELS,
-    "health of a running adapter": HEALTH,
-    "tools": TOOLS,
+    "serve": {
+        "serve": Command(
+            "run the adapter",
+            "adapter.cli.serve",
+            (
+                "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
+                "triton-adapter serve --triton=embedded --memory-limit=8GiB --examples",
+                "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
+            ),
+        ),
+    },
+    "models of a running adapter": {
+        "ps": Command(
+            "list the devices and the models of a running adapter, with their memory",
+            "adapter.cli.models",
+            (
+                "triton-adapter ps",
+                "triton-adapter ps digits --watch",
+                "triton-adapter ps --json --url=http://10.0.0.7:8081",
+            ),
+            arguments="[NAME...]",
+        ),
+        "load": Command(
+            "load a model",
+            "adapter.cli.models",
+            (
+                "triton-adapter load digits examples/models/digits",
+                "triton-adapter load fraud /models/fraud.tar.gz --model-type=onnx",
+            ),
+            arguments="NAME SOURCE",
+        ),
+        "unload": Command(
+            "unload one or several models",
+            "adapter.cli.models",
+            ("triton-adapter unload digits", "triton-adapter unload digits fraud --json"),
+            arguments="NAME...",
+        ),
+    },
+    "health of a running adapter": {
+        "wait": Command(
+            "block until the adapter is ready",
+            "adapter.cli.probes",
+            (
+                "triton-adapter wait --timeout=60",
+                "triton-adapter wait --url=http://127.0.0.1:8081/startup",
+            ),
+        ),
+        "healthcheck": Command(
+            "ask once whether the adapter is ready",
+            "adapter.cli.probes",
+            (
+                "triton-adapter healthcheck",
+                "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
+                "triton-adapter healthcheck --admin=unix:/run/adapter-admin.sock",
+            ),
+        ),
+        "drain": Command(
+            "refuse new work, and block until all requests in flight are answered",
+            "adapter.cli.probes",
+            (
+                "triton-adapter drain --timeout=25",
+                "triton-adapter drain --url=unix:/run/adapter-admin.sock",
+            ),
+        ),
+    },
+    "tools": {
+        "inspect": Command(
+            "check a package: show its staged models, or the reason that a load would be refused",
+            "adapter.cli.inspect",
+            (
+                "triton-adapter inspect examples/models/digits",
+                "triton-adapter inspect model.tar.gz --name=fraud-v2",
+                "triton-adapter inspect shop --entry=pipeline --json",
+                "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
+            ),
+            arguments="PATH",
+            notes=(
+                "exit codes: 0 it would be staged as shown; 1 the load would be refused; 2 bad "
+                "arguments; 3 with\n--strict, there are warnings"
+            ),
+        ),
+        "check-config": Command(
+            "print every setting, its value and where it came from",
+            "adapter.cli.about",
+            (
+                "triton-adapter check-config --config adapter.yaml",
+                "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
+            ),
+        ),
+        "schema": Command(
+            "print the JSON schema of a file of settings, for an editor",
+            "adapter.cli.about",
+            (
+                "triton-adapter schema > settings.schema.json",
+                "triton-adapter schema | jq .properties.memory_limit",
+            ),
+        ),
+        "completion": Command(
+            "print a shell script that completes commands and flags",
+            "adapter.cli.about",
+            (
+                'eval "$(triton-adapter completion bash)"',
+                "triton-adapter completion zsh > ~/.zfunc/_triton-adapter",
+            ),
+            arguments="SHELL",
+        ),
+        "version": Command(
+            "print the version",
+            "adapter.cli.about",
+            ("triton-adapter version", "triton-adapter version --all"),
+        ),
+        "help": Command(
+            "print the help of a command",
+            "adapter.cli.about",
+            ("triton-adapter help", "triton-adapter help serve"),
+            arguments="[COMMAND]",
+        ),
+    },
+}
+COMMANDS: Mapping[str, Command] = {
+    name: command for group in GROUPS.values() for name, command in group.items()
 }
 # Names that other tools have for a command of ours.
 OTHER_WORDS: Mapping[str, str] = {
@@ -137,6 +148,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "ls": "ps",
     "models": "ps",
     "status": "ps",
+    "memory": "ps",
     "run": "load",
     "add": "load",
     "pull": "load",
@@ -146,10 +158,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "rm": "unload",
     "remove": "unload",
     "delete": "unload",
-    "memory": "ps",
     "health": "healthcheck",
     "config": "check-config",
-}
-COMMANDS: Mapping[str, Command] = {
-    name: command for group in GROUPS.values() for name, command in group.items()
 }

@@ -1,20 +1,33 @@
-"""Shows what a load would make of a package, by the code of the load, without a Triton."""
+"""Shows what a load would make of a package, by the code of the load, without a Triton.
+
+Some checks are done here alone. A load leaves them to Triton, which reports them clearly: parsing a
+model.py stops all threads of a process, for seconds if the source is made for it; and backends,
+GPUs and modules are those of Triton's machine, which need not be this one.
+"""
 
 import argparse
+import ast
 import asyncio
 import difflib
 import json
 import os
+import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any
 from urllib.parse import unquote
 
-from adapter.cli.load_checks import check
-from adapter.cli.text import printable, printable_lines
+import pynvml
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from adapter.backend.tritonserver import wheel_backends, wheel_folder
+from adapter.cli.text import escape, escape_lines
+from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -22,26 +35,21 @@ from adapter.core.model import (
     Package,
     Placement,
     Role,
-    TritonName,
     parse_model_id,
     triton_name,
 )
 from adapter.core.sizing import format_size
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
-from adapter.packages.backends import MARKER, backend_of, is_ensemble
+from adapter.packages.backends import MARKER, describe_missing_backends, is_ensemble
 from adapter.packages.config import parse, read_config
-from adapter.packages.contents import CONFIG, Contents, is_within
-from adapter.packages.faults import shown
-from adapter.packages.formats import is_version, layout
-from adapter.packages.inspection import SCHEMA
+from adapter.packages.config_rules import served_versions
+from adapter.packages.contents import CONFIG, is_within
+from adapter.packages.faults import did_you_mean, shown
+from adapter.packages.formats import BACKENDS, is_version
 from adapter.packages.staging import Packages
 
-# Backends of NVIDIA's that report what their models take.
-_REPORTING = frozenset({"onnxruntime", "tensorrt"})
-
-Origin = Literal["file", "changed", "made", "triton"]
-_ORIGINS: dict[Origin, str] = {
+_CONFIG_ORIGINS = {
     "file": "the caller's file, unchanged",
     "changed": "the caller's file, changed as below",
     "made": "made by the adapter, as below",
@@ -52,272 +60,339 @@ _ROLES = {
     "step": "step: Triton loads it along with the ensemble",
     "helper": "helper: loaded before the entry",
 }
+_PYTHON_CLASS = "TritonPythonModel"
+_MAX_CODE_BYTES = 2**22
+_OTHER_PYTHON = "EXECUTION_ENV_PATH"
+_TRITON_MODULES = frozenset({"triton_python_backend_utils", "c_python_backend_utils"})
 
-_EXIT_CODES = """\
-exit codes: 0 it would be staged as shown; 1 the load would be refused; 2 bad arguments; 3 with
---strict, there are warnings"""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """One model of the output."""
-
-    name: str  # in Triton
-    own_name: str
-    role: str
-    is_ensemble: bool
-    backend: str | None
-    versions: tuple[str, ...]
-    config_from: Origin
-    config_text: str | None
-    config_diff: tuple[str, ...]  # from the caller's config.pbtxt to the staged one
-    # paths in its folder -> link targets, relative to the package if within it, or None if created;
-    # folder paths end in a slash
-    staged: dict[str, str | None]
+Report = dict[str, Any]  # as --json prints it
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Holds what `inspect` prints of a package."""
-
-    path: str
-    model_name: str
-    is_archive: bool
-    size_bytes: int
-    declared_bytes: int | None
-    content_types: tuple[str, ...]
-    backends: tuple[str, ...]
-    measured_by: str
-    gpus: str
-    warnings: tuple[str, ...]
-    models: tuple[Model, ...]
-
-
-_ANY_GPU = "as gpu_placement says"
-_READINGS = "readings of memory"
-_STATISTICS = "Triton's statistics on a GPU, else by readings of memory"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `inspect`."""
-    command.add_argument("path", metavar="PATH", help="folder, model file or archive")
-    command.add_argument("--model-type", metavar="TYPE", help="as in the load: onnx, pytorch ...")
-    command.add_argument(
-        "--entry", metavar="NAME", help="which of several models answers, as in the load"
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="folder, model file or archive")
+    text = "as in the load: onnx, pytorch ..."
+    parser.add_argument("--model-type", metavar="TYPE", help=text)
+    text = "which of several models answers, as in the load"
+    parser.add_argument("--entry", metavar="NAME", help=text)
+    text = "inputs and outputs as JSON, of ModelMesh"
+    parser.add_argument("--schema", type=Path, metavar="FILE", help=text)
+    text = "model_name of the load (default: the last part of PATH)"
+    parser.add_argument("--name", type=_parse_name, help=text)
+    text = (
+        "folder that must contain the package and its links' targets, as in serve; repeatable "
+        "(default: the folders that hold PATH and FILE)"
     )
-    command.add_argument(
-        "--schema", type=Path, metavar="FILE", help="inputs and outputs as JSON, of ModelMesh"
-    )
-    command.add_argument(
-        "--name", type=_model_id, help="model_name of the load (default: the last part of PATH)"
-    )
-    command.add_argument(
-        "--model-roots",
-        action="append",
-        type=Path,
-        metavar="FOLDER",
-        help="folder that must contain the package and its links' targets, as in serve; repeatable"
-        " (default: the folders that hold PATH and FILE)",
-    )
-    command.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--model-roots", action="append", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
     text = "fail for warnings, too: exit code 3"
-    command.add_argument("--strict", action="store_true", help=text)
-    command.epilog = f"{command.epilog or ''}\n{_EXIT_CODES}"
+    parser.add_argument("--strict", action="store_true", help=text)
 
 
-def run(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Run the command; return 1 if the load would be refused, 3 if --strict is given and there are
-    warnings, else 0. PATH is not changed.
-    """
-    is_file_url = args.path.startswith("file:///")
-    path = Path(unquote(args.path[len("file://") :]) if is_file_url else args.path).absolute()
-    is_other_url = "://" in args.path and not is_file_url
-    source = ModelSource(
-        args.path if is_other_url else path.as_uri(),  # which holds any bytes, as paths may
-        args.model_type,
-        str(args.schema.absolute()) if args.schema else None,
-        args.entry,
-    )
-    near = [Path(os.path.realpath(p)).parent for p in (path, args.schema) if p is not None]
-    with tempfile.TemporaryDirectory(prefix="triton-adapter-inspect-") as folder:
-        repository = Path(os.path.realpath(folder))
-        try:
-            name = args.name or parse_model_id(shown(os.path.basename(os.path.abspath(path))))  # noqa: PTH100, PTH119 - pathlib keeps ".."
-            packages = Packages(repository, args.model_roots or near)
-            report = asyncio.run(_inspect(packages, repository, name, source, path))
-        except (AdapterError, OSError) as error:
-            found = lookup(HTTP, error)
-            failure = {"error": str(error), "code": found[1] if found else "InternalError"}
-            text = printable_lines(f"triton-adapter: {error}")
-            text = json.dumps(failure) if args.json else text
-            code, out = 1, sys.stdout if args.json else sys.stderr
-        else:
-            text = json.dumps(asdict(report), indent=2) if args.json else _text(report)
-            code, out = 3 if args.strict and report.warnings else 0, sys.stdout
-    out.write(text.replace(f"{repository}/", "") + "\n")  # the folder is gone
-    return code
-
-
-def _model_id(text: str) -> ModelId:
+def _parse_name(text: str) -> ModelId:
     try:
         return parse_model_id(text)
     except InvalidRequest as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-async def _inspect(
-    packages: Packages, repository: Path, model_id: ModelId, source: ModelSource, path: Path
-) -> Report:
+def _inspect(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Print what a load would make of the package, or why it would be refused.
+
+    Return 1 if the load would be refused, 3 for warnings with --strict, otherwise 0.
+    """
+    with tempfile.TemporaryDirectory(prefix="triton-adapter-inspect-") as folder:
+        repository = os.path.realpath(folder)
+        try:
+            report = _make_report(args, repository)
+        except (AdapterError, OSError) as error:
+            code = 1
+            out = sys.stdout if args.json else sys.stderr
+            status = lookup(HTTP, error)
+            failure = {"error": str(error), "code": status[1] if status else "InternalError"}
+            text = json.dumps(failure)
+            if not args.json:
+                text = escape_lines(f"triton-adapter: {error}")
+        else:
+            code = 3 if args.strict and report["warnings"] else 0
+            out = sys.stdout
+            text = json.dumps(report, indent=2)
+            if not args.json:
+                text = "\n".join(escape(line.expandtabs()) for line in _format_report(report))
+    out.write(text.replace(f"{repository}/", "") + "\n")
+    return code
+
+
+def _make_report(args: argparse.Namespace, repository: str) -> Report:
+    """Stage the package in the repository, and return what was staged.
+
+    Raises an error of the load, or InvalidModel.
+    """
+    is_file_url = args.path.startswith("file:///")
+    path = Path(unquote(args.path[len("file://") :]) if is_file_url else args.path).absolute()
+    is_other_url = "://" in args.path and not is_file_url
+    source = ModelSource(
+        args.path if is_other_url else path.as_uri(),  # a URI can hold any bytes, as paths may
+        args.model_type,
+        str(args.schema.absolute()) if args.schema else None,
+        args.entry,
+    )
+    last_part = os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119 - pathlib keeps ".."
+    model_id = args.name or parse_model_id(shown(last_part))
+    near = [Path(os.path.realpath(file)).parent for file in (path, args.schema) if file is not None]
+    packages = Packages(Path(repository), args.model_roots or near)
+    package, placement = asyncio.run(_stage_package(packages, model_id, source))
+    # each tuple of a placement is in the order of the parts
+    step_names = iter(placement.along)
+    other_names = iter(placement.load)
+    models = []
+    configs = []
+    warnings_of_code: list[str] = []
+    for part in package.parts:
+        folder = Path(repository, next(step_names if part.role is Role.STEP else other_names))
+        file = folder / CONFIG
+        text = read_config(file) if file.exists() else None
+        config = ModelConfig() if text is None else parse(text, file).config
+        configs.append(config)
+        models.append(_describe_model(folder, part, package, text, is_ensemble(config)))
+        if part.backend == "python":
+            warnings_of_code += _check_code(folder, config, package, path)
+    return {
+        "path": shown(path),
+        "model_name": model_id,
+        "is_archive": is_within(package.root, repository),
+        "size_bytes": package.size_bytes,
+        "declared_bytes": package.declared_bytes,
+        "content_types": package.content_types.types if package.content_types else (),
+        "backends": sorted(package.backends),
+        "gpus": _describe_gpus(package),
+        "warnings": [
+            *package.warnings,
+            *_find_absent_backends(package, path),
+            *_find_absent_gpus(configs),
+            *warnings_of_code,
+        ],
+        "models": models,
+    }
+
+
+async def _stage_package(
+    packages: Packages, model_id: ModelId, source: ModelSource
+) -> tuple[Package, Placement]:
+    """Stage the package as a load does. Raises an error of the load."""
     name = triton_name(model_id)
     package = await packages.prepare(name, model_id, source)
-    placement = await packages.place(name, model_id, package)
-    named = [(repository / given, part) for given, part in _named(placement, package.parts)]
-    warnings = check(package, [folder for folder, _ in named], path)
-    return Report(
-        path=shown(path),
-        model_name=model_id,
-        is_archive=is_within(package.root, str(repository)),
-        size_bytes=package.size_bytes,
-        declared_bytes=package.declared_bytes,
-        content_types=package.content_types.types if package.content_types else (),
-        backends=tuple(sorted(package.backends)),
-        measured_by=_STATISTICS
-        if package.backends and package.backends <= _REPORTING
-        else _READINGS,
-        gpus=_gpus(package),
-        warnings=(*package.warnings, *warnings),
-        models=tuple(_model(folder, part, package) for folder, part in named),
-    )
+    return package, await packages.place(name, model_id, package)
 
 
-def _gpus(package: Package) -> str:
-    """Say on which GPUs the package runs, where there are any."""
-    if package.gpus is None:
-        return _ANY_GPU if package.leaves_gpu_open else "as Triton, or the backend, chooses"
-    return ", ".join(map(str, sorted(package.gpus))) or "none"
-
-
-def _named(
-    placement: Placement, parts: tuple[ModelPart, ...]
-) -> Iterator[tuple[TritonName, ModelPart]]:
-    """Pair parts with names: each tuple of a placement is in the order of the parts."""
-    load, along = iter(placement.load), iter(placement.along)
-    for part in parts:
-        yield next(along if part.role is Role.STEP else load), part
-
-
-def _model(folder: Path, part: ModelPart, package: Package) -> Model:
+def _describe_model(
+    folder: Path, part: ModelPart, package: Package, config_text: str | None, is_ensemble: bool
+) -> Report:
+    """Return what was staged of one model of the package."""
     root = Path(package.root)
-    staged = dict(_staged(folder, str(root if root.is_dir() else root.parent)))
-    text = read_config(folder / CONFIG) if CONFIG in staged else None
-    config = parse(text, folder / CONFIG).config if text is not None else None
-    if config is not None:
-        backend = backend_of(config)
-    elif len(package.parts) == 1:
-        backend = next(iter(package.backends), None)
+    staged = dict(_list_staged(folder, str(root if root.is_dir() else root.parent)))
+    diff: list[str] = []
+    if config_text is None:
+        origin = "triton"
+    elif part.config_file is None:
+        origin = "made"
     else:
-        found = layout(folder.name, Contents(str(folder), ["/"]).tree, None)
-        backend = found.backend if found is not None else None
-    origin, diff = _origin(text, folder.name, part, package)
-    tops = {path.partition("/")[0] for path in staged}
-    return Model(
-        name=folder.name,
-        own_name=shown(part.own_name),
-        role=part.role.value,
-        is_ensemble=config is not None and is_ensemble(config),
-        backend=backend,
-        versions=tuple(sorted(filter(is_version, tops), key=int)),
-        config_from=origin,
-        config_text=text,
-        config_diff=diff,
-        staged=staged,
-    )
+        before = read_config(Path(part.config_file))
+        name = shown(os.path.relpath(part.config_file, package.root))
+        names = (name, f"{folder.name}/{CONFIG}")
+        lines = (before.splitlines(), config_text.splitlines())
+        diff = [*difflib.unified_diff(*lines, *names, lineterm="")]
+        origin = "file" if before == config_text else "changed"
+    versions = {path.partition("/")[0] for path in staged}
+    return {
+        "name": folder.name,
+        "own_name": shown(part.own_name),
+        "role": part.role.value,
+        "is_ensemble": is_ensemble,
+        "backend": part.backend,
+        "versions": sorted(filter(is_version, versions), key=int),
+        "config_from": origin,
+        "config_text": config_text,
+        "config_diff": diff,
+        "staged": staged,
+    }
 
 
-def _staged(folder: Path, root: str, above: str = "") -> Iterator[tuple[str, str | None]]:
+def _list_staged(folder: Path, root: str, above: str = "") -> Iterator[tuple[str, str | None]]:
+    """Yield the paths in a staged folder, those of folders with a slash at the end.
+
+    Each comes with the target of its link, relative to the package if it is within, or None.
+    """
     for path in sorted(folder.iterdir()):
         name = above + shown(path.name)
         if path.is_symlink():
             target = os.path.realpath(path)
-            inside = is_within(target, root)
-            yield name, shown(os.path.relpath(target, root) if inside else target)
+            yield name, shown(os.path.relpath(target, root) if is_within(target, root) else target)
         elif not path.is_dir():
             if path.name != MARKER:
                 yield name, None
         elif str(path) != root:  # unpacked files lie in the staged folder
-            yield name + "/", None
-            yield from _staged(path, root, name + "/")
+            yield f"{name}/", None
+            yield from _list_staged(path, root, f"{name}/")
 
 
-def _origin(
-    text: str | None, name: str, part: ModelPart, package: Package
-) -> tuple[Origin, tuple[str, ...]]:
-    if text is None:
-        return "triton", ()
-    file = _callers_config(part, Path(package.root))
-    if file is None:
-        return "made", ()
-    before = read_config(file)
-    if before == text:
-        return "file", ()
-    names = shown(file.relative_to(package.root)), f"{name}/{CONFIG}"
-    lines = before.splitlines(), text.splitlines()
-    return "changed", tuple(difflib.unified_diff(*lines, *names, lineterm=""))
+def _describe_gpus(package: Package) -> str:
+    """Return the numbers of the GPUs that a package asks for, or who chooses them."""
+    if package.gpus is not None:
+        return ", ".join(map(str, sorted(package.gpus))) or "none"
+    if package.leaves_gpu_open:
+        return "as gpu_placement says"
+    return "as Triton, or the backend, chooses"
 
 
-def _callers_config(part: ModelPart, root: Path) -> Path | None:
-    """Return the config.pbtxt of the folder that the part links to, if it links to all of it."""
-    for depth in ("", "*/", "*/*/"):
-        for file in sorted(root.glob(depth + CONFIG)):
-            folder = file.parent
-            beside = {path.name for path in folder.iterdir()} - {CONFIG, SCHEMA, MARKER}
-            tops = {link.path.partition("/")[0] for link in part.links}
-            leads = all(os.path.realpath(folder / link.path) == link.target for link in part.links)
-            if part.own_name in {"", folder.name} and beside == tops and leads:
-                return file
-    return None
+# -- text ---------------------------------------------------------------------------------------
 
 
-def _text(report: Report) -> str:
-    """Return the report as text; characters of names that would break a line are escaped."""
-    return "\n".join(printable(line.expandtabs()) for line in _lines(report))
-
-
-def _lines(report: Report) -> Iterator[str]:
-    declared = report.declared_bytes
-    yield f"package   {report.path}{' (archive, unpacked)' if report.is_archive else ''}"
-    yield f"name      {report.model_name}"
-    yield f"disk      {format_size(report.size_bytes)}"
+def _format_report(report: Report) -> Iterator[str]:
+    """Yield the lines of a report for people."""
+    declared = report["declared_bytes"]
+    yield f"package   {report['path']}{' (archive, unpacked)' if report['is_archive'] else ''}"
+    yield f"name      {report['model_name']}"
+    yield f"disk      {format_size(report['size_bytes'])}"
     yield f"declared  {'no size' if declared is None else format_size(declared)}"
-    yield f"backends  {', '.join(report.backends) or 'not known'}"
-    yield f"measured  by {report.measured_by}"
-    yield f"GPUs      {report.gpus}"
-    if report.content_types:
-        yield f"accepts   {', '.join(report.content_types)}, besides JSON"
-    for warning in report.warnings:
+    yield f"backends  {', '.join(report['backends']) or 'not known'}"
+    yield f"GPUs      {report['gpus']}"
+    if report["content_types"]:
+        yield f"accepts   {', '.join(report['content_types'])}, besides JSON"
+    for warning in report["warnings"]:
         yield f"warning   {warning}"
-    for model in report.models:
+    for model in report["models"]:
         yield ""
-        yield from _model_lines(model)
+        yield from _format_model(model)
 
 
-def _model_lines(model: Model) -> Iterator[str]:
-    own = f" ({model.own_name} in the package)" if model.own_name else ""
-    backend = "none, an ensemble" if model.is_ensemble else model.backend or "not known"
-    yield f"{model.name}{own}"
-    yield f"  {_ROLES[model.role]}"
+def _format_model(model: Report) -> Iterator[str]:
+    """Yield the lines of one model for people."""
+    own_name = f" ({model['own_name']} in the package)" if model["own_name"] else ""
+    backend = "none, an ensemble" if model["is_ensemble"] else model["backend"] or "not known"
+    yield f"{model['name']}{own_name}"
+    yield f"  {_ROLES[model['role']]}"
     yield f"  backend   {backend}"
-    yield f"  versions  {', '.join(model.versions) or 'none'}"
-    yield f"  config    {_ORIGINS[model.config_from]}"
+    yield f"  versions  {', '.join(model['versions']) or 'none'}"
+    yield f"  config    {_CONFIG_ORIGINS[model['config_from']]}"
     yield "  staged"
-    for path, target in model.staged.items():
+    for path, target in model["staged"].items():
         above, slash, name = path.rstrip("/").rpartition("/")
         indent = "  " * (above + slash).count("/")
         folder = "/" if path.endswith("/") else ""
         yield f"    {indent}{name}{folder}{f' -> {target}' if target is not None else ''}"
-    made = (model.config_text or "").splitlines() if model.config_from == "made" else ()
-    for line in (*model.config_diff, *made):
+    made = model["config_text"].splitlines() if model["config_from"] == "made" else ()
+    for line in (*model["config_diff"], *made):
         yield f"  | {line}"
 
 
-COMMANDS = {"inspect": (add_options, run)}
+# -- checks of this machine and of Python code --------------------------------------------------
+
+
+def _find_absent_backends(package: Package, path: Path) -> Iterator[str]:
+    """Warn of backends that the package lacks and that no Triton, or the embedded one, has."""
+    needed = package.backends - package.own_backends
+    for name in sorted(needed - BACKENDS):
+        yield f"backend {name!r} does not come with Triton{did_you_mean([name], BACKENDS)}"
+    reason = describe_missing_backends(needed & BACKENDS, wheel_backends())
+    if reason is not None:
+        yield f"{shown(path)} {reason}"
+
+
+def _find_absent_gpus(configs: Iterable[ModelConfig]) -> Iterator[str]:
+    """Warn of GPUs that instance groups ask for and this machine lacks."""
+    groups = [group for config in configs for group in config.instance_group]
+    gpus = {gpu for group in groups for gpu in group.gpus}
+    if not gpus and all(group.kind != ModelInstanceGroup.KIND_GPU for group in groups):
+        return
+    count = count_gpus()
+    if count == 0:
+        yield "instance_group asks for GPUs, and this machine shows none"
+    elif count is not None and max(gpus, default=0) >= count:
+        absent = ", ".join(str(gpu) for gpu in sorted(gpus) if gpu >= count)
+        yield f"instance_group asks for GPU {absent}; this machine shows {count}, from 0 on"
+
+
+def count_gpus() -> int | None:
+    """Return how many GPUs the driver of this machine shows; None if it does not answer."""
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return 0
+    except pynvml.NVMLError:
+        return None
+
+
+def _check_code(folder: Path, config: ModelConfig, package: Package, path: Path) -> Iterator[str]:
+    """Check the code of the versions that Triton would serve, and yield warnings.
+
+    The texts name the files by their paths in the package, which is at `path`. Raises InvalidModel
+    if Python could not read a file, or if it lacks the class of a model.
+    """
+    has_other_python = _OTHER_PYTHON in config.parameters
+    versions = [entry.name for entry in folder.iterdir() if is_version(entry.name)]
+    for version in served_versions(config, versions):
+        file = folder / version / (config.default_model_filename or "model.py")
+        if not file.is_file():
+            continue
+        below = os.path.relpath(os.path.realpath(file), package.root)
+        name = shown(os.path.normpath(path / below))
+        try:
+            tree = _parse_code(file, name)
+        except InvalidModel as fault:
+            if not has_other_python:
+                raise
+            yield f"{fault}; Triton runs it with the Python of {_OTHER_PYTHON}"
+            continue
+        if tree is not None and not has_other_python and wheel_folder() is not None:
+            yield from _find_absent_modules(tree, file, name)
+
+
+def _parse_code(file: Path, name: str) -> ast.Module | None:
+    """Return the parsed code of a file, or None if only running it could tell whether it is right.
+
+    Raises InvalidModel if Python could not read it, or if it cannot define the class of a model.
+    """
+    with file.open("rb") as opened:
+        source = opened.read(_MAX_CODE_BYTES + 1)
+    if len(source) > _MAX_CODE_BYTES:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        reason = f"{type(error).__name__}: {error.msg} (Python {platform.python_version()})"
+        raise InvalidModel(f"{name}{line}: {reason}") from error
+    except ValueError as error:  # a NUL
+        raise InvalidModel(f"{name}: {error}") from error
+    except (RecursionError, MemoryError):
+        return None
+    # whatever has this name may define the class, and so may `import *`
+    fields = ("name", "asname", "id", "value")
+    names = {getattr(node, name, None) for node in ast.walk(tree) for name in fields}
+    if names.isdisjoint({_PYTHON_CLASS, "*"}):
+        raise InvalidModel(f"{name}: it has no class {_PYTHON_CLASS}")
+    return tree
+
+
+def _find_absent_modules(tree: ast.Module, file: Path, name: str) -> Iterator[str]:
+    """Warn of absent modules that code imports on its top level; others may be optional."""
+    folders = [str(file.parent), str(file.parent.parent)]  # in sys.path of Triton's Python
+    for node in tree.body:
+        modules: list[str] = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            modules = [node.module]
+        for module in modules:
+            top = module.partition(".")[0]
+            if top in _TRITON_MODULES or find_spec(top) or PathFinder.find_spec(top, folders):
+                continue
+            yield (
+                f"{name}:{node.lineno}: imports {top}, which the Python of an embedded Triton does"
+                f" not have; install it there, or bring it along: {ENVIRONMENTS}"
+            )
+
+
+COMMANDS = {"inspect": (_add_options, _inspect)}

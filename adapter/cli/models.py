@@ -7,13 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from adapter.cli.client import (
-    OUTSIDE_ROOTS,
     Answer,
     Refused,
     Target,
@@ -22,27 +21,38 @@ from adapter.cli.client import (
     find_target,
     read_state,
     show_failure,
+    show_progress,
 )
-from adapter.cli.live import progress, watch
-from adapter.cli.options import add_listeners, add_token, control_headers, positive
+from adapter.cli.options import add_listeners, add_token, control_headers, parse_seconds
 from adapter.cli.parser import PROG
-from adapter.cli.text import BOLD, GREEN, RED, YELLOW, coloured, columns, duration, printable
+from adapter.cli.text import (
+    BOLD,
+    GREEN,
+    RED,
+    YELLOW,
+    add_colour,
+    can_rewrite,
+    escape,
+    format_columns,
+    format_duration,
+)
 from adapter.core.ledger import NOT_MEASURED
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+State = Mapping[str, Any]  # parsed JSON of /debug/state
 
 _POLL_SECONDS = 0.25
 _MAX_FAILURES = 5
 _MAX_FAILURE_AGE_SECONDS = 600.0  # in the table; --json has them all
 # The newest of these is always listed, even if other failures are newer.
 _MEMORY_CODES = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge", "NoRoom"})
-_ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
-_JSON_PARTS = ("memory", "models", "on_demand", "lost", "failures")
 _MAX_AWAITED = 4
-_DEVICE_HEAD = ["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]
-_DEVICE_RIGHT = frozenset({1, 2, 3, 4})
-_HEAD = ["NAME", "STATE", "SIZE", "BASIS", "IN FLIGHT", "IDLE", "LOADED FOR"]
-_RIGHT = frozenset({2, 4, 5, 6, 7})
+_ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
+_OUTSIDE_ROOTS = "outside the model roots"  # in the reason of a refused load
 _COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "DEAD": RED}
 # Words for the values of `waits_for` in /debug/state.
 _WAITS = {
@@ -60,7 +70,7 @@ _WAITS = {
 # -- ps -----------------------------------------------------------------------------------------
 
 
-def _ps_options(parser: argparse.ArgumentParser) -> None:
+def _add_ps_options(parser: argparse.ArgumentParser) -> None:
     text = "only these models (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
     text = (
@@ -68,105 +78,125 @@ def _ps_options(parser: argparse.ArgumentParser) -> None:
         "terminal print one view after another"
     )
     parser.add_argument(
-        "-w", "--watch", nargs="?", const=1.0, type=positive, metavar="SECONDS", help=text
+        "-w", "--watch", nargs="?", const=1.0, type=parse_seconds, metavar="SECONDS", help=text
     )
     parser.add_argument("--json", action="store_true", help="as JSON, one object a line")
     add_listeners(parser, "admin")
 
 
 def _ps(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the devices and the models, once or, with --watch, again and again."""
     target = find_target(args, environ, "admin")
     table = ModelTable()
 
     def read_lines() -> list[str]:
-        state = _select(read_state(target), args.names)
-        is_known = state["models"] or state.get("lost") or _is_asked_for(state)
-        if args.names and args.watch is None and not is_known:
-            raise AdapterError(f"no model {' or '.join(map(repr, args.names))} is loaded")
-        if args.json:
-            return [json.dumps({name: state[name] for name in _JSON_PARTS if name in state})]
-        return [*device_lines(state["memory"]), "", *table.lines(state)]
-
-    return _show(read_lines, target, args)
-
-
-def _select(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return the state with these models alone, or with all if no name is given."""
-    if not names:
-        return state
-    parts = {
-        part: [entry for entry in state.get(part, []) if entry["model_id"] in names]
-        for part in ("models", "lost", "failures")
-    }
-    on_demand = state["on_demand"]
-    if on_demand is not None:
-        models = [model for model in on_demand["models"] if model["model_id"] in names]
-        parts["on_demand"] = on_demand | {"models": models}
-    return state | parts
-
-
-def _is_asked_for(state: dict[str, Any]) -> bool:
-    """Return whether calls have asked for a model that may not be loaded yet."""
-    return bool(state["on_demand"] and state["on_demand"]["models"])
-
-
-def _show(read_lines: Callable[[], list[str]], target: Target, args: argparse.Namespace) -> int:
-    """Print the lines once, or again and again with --watch; return the exit code."""
-
-    def read_known() -> list[str]:
+        state = read_state(target)
         try:
-            return read_lines()
+            return _format_state(state, table, args)
         except (LookupError, TypeError, AttributeError) as error:
             reason = f"{target} is not an adapter of this version: {error!r}"
             raise AdapterError(reason) from error
 
     if args.watch is not None:
-        read_again = partial(_read_or_explain, read_known, target, is_view=not args.json)
-        return watch(read_again, args.watch, is_view=not args.json)
+        return _watch(read_lines, args.watch, is_view=not args.json)
     try:
-        print("\n".join(read_known()))
+        print("\n".join(read_lines()))
     except Refused as error:
         return show_failure(error.answer, target, as_json=args.json, hint=_ADMIN_HINT)
     return 0
 
 
-def _read_or_explain(
-    read_lines: Callable[[], list[str]], target: Target, *, is_view: bool
-) -> list[str]:
-    """Return the lines; a missing answer becomes a line of the view, or of stderr."""
+def _format_state(state: State, table: "ModelTable", args: argparse.Namespace) -> list[str]:
+    """Return the lines of `ps`: JSON, or a table of devices and one of models."""
+    if args.names:
+        state = _select_models(state, args.names)
+        on_demand = state["on_demand"] or {"models": []}
+        has_models = state["models"] or state["lost"] or on_demand["models"]
+        if args.watch is None and not has_models:
+            raise AdapterError(f"no model {' or '.join(map(repr, args.names))} is loaded")
+    if args.json:
+        parts = ("memory", "models", "on_demand", "lost", "failures")
+        return [json.dumps({part: state[part] for part in parts})]
+    return [*format_devices(state["memory"]), "", *table.format(state)]
+
+
+def _select_models(state: State, names: Sequence[str]) -> State:
+    """Return the state with these models alone."""
+
+    def select(entries: Sequence[State]) -> list[State]:
+        return [entry for entry in entries if entry["model_id"] in names]
+
+    on_demand = state["on_demand"]
+    if on_demand is not None:
+        on_demand = {**on_demand, "models": select(on_demand["models"])}
+    selected = {part: select(state[part]) for part in ("models", "lost", "failures")}
+    return {**state, **selected, "on_demand": on_demand}
+
+
+def _watch(read_lines: Callable[[], list[str]], seconds: float, *, is_view: bool) -> int:
+    """Show the lines again and again until Ctrl-C, and return the exit code.
+
+    A view is refreshed in place on a terminal, and followed by an empty line elsewhere. Errors are
+    shown in the view, or on stderr.
+    """
+
+    def read_again() -> list[str]:
+        try:
+            return read_lines()
+        except Refused as error:
+            reason = str(error)
+        except AdapterError as error:
+            reason = f"no answer: {error}"
+        if is_view:
+            return [escape(reason)]
+        print(escape(f"{PROG}: {reason}"), file=sys.stderr)
+        return []
+
     try:
-        return read_lines()
-    except Refused as error:
-        reason = f"{target} answers {error.answer.status}"
-    except AdapterError as error:
-        reason = f"no answer: {error}"
-    if is_view:
-        return [printable(reason)]
-    print(printable(f"{PROG}: {reason}"), file=sys.stderr)
-    return []
+        if is_view and can_rewrite(sys.stdout):
+            _refresh(read_again, seconds)
+        while True:
+            lines = [*read_again(), ""] if is_view else read_again()
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.flush()
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return 0
 
 
-def device_lines(memory: Mapping[str, Any]) -> list[str]:
+def _refresh(read_lines: Callable[[], list[str]], seconds: float) -> None:
+    """Write each view over the one before, until Ctrl-C."""
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as view:
+        while True:
+            view.update(fit_lines(read_lines(), console.height - 1), refresh=True)
+            time.sleep(seconds)
+
+
+def fit_lines(lines: list[str], height: int) -> "Text":
+    """Join the lines to a view of this height; the last line says how many more there are."""
+    from rich.text import Text  # noqa: PLC0415 - see above
+
+    if len(lines) > height:
+        lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
+    return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def format_devices(memory: State) -> list[str]:
     """Return a table of the memory of each device, or why there is none."""
     devices = memory["devices"]
     if not devices:
         return [NOT_MEASURED]
-    rows = [
-        [
-            name,
-            _format_known(device["used_bytes"]),
-            _format_known(device["free_bytes"]),
-            _format_known(device["limit_bytes"]),
-            _format_known(device.get("unaccounted_bytes")),
-        ]
-        for name, device in devices.items()
-    ]
-    title, *lines = columns([_DEVICE_HEAD, *rows], _DEVICE_RIGHT)
-    return [coloured(title, BOLD), *lines]
-
-
-def _format_known(count: int | None) -> str:
-    return "-" if count is None else format_size(count)
+    rows = [["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]]
+    for name, device in devices.items():
+        figures = ("used_bytes", "free_bytes", "limit_bytes", "unaccounted_bytes")
+        sizes = [device[figure] for figure in figures]
+        rows.append([name, *("-" if size is None else format_size(size) for size in sizes)])
+    title, *lines = format_columns(rows, frozenset({1, 2, 3, 4}))
+    return [add_colour(title, BOLD), *lines]
 
 
 class ModelTable:
@@ -176,50 +206,43 @@ class ModelTable:
         self._served: dict[str, int] | None = None
         self._served_at = 0.0
 
-    def lines(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the table, and what there is to say about disk, lost models and failures."""
+    def format(self, state: State) -> list[str]:
+        """Return a table of the models, and lines about the disk, lost models and failures."""
         on_demand = state["on_demand"]
         models = sorted(state["models"], key=lambda model: str(model["model_id"]))
-        head, rows = self._rows(models)
-        pinned = _pinned_names(on_demand)
-        for row in rows:
-            row[1] += ", pinned" if row[0] in pinned else ""
-        pending = _pending_rows(on_demand, {row[0] for row in rows}, len(head))
-        title, *lines = columns([head, *rows, *pending], _RIGHT)
-        loaded = [_colour_state(line, model) for line, model in zip(lines, models, strict=False)]
-        lines = [*loaded, *lines[len(loaded) :]]
+        rates = self._measure_rates(models)
+        has_gpu = any(model["gpu"] is not None for model in models)
+        head = ["NAME", "STATE", "SIZE", "BASIS", "IN FLIGHT", "IDLE", "LOADED FOR"]
+        head += ["REQ/S"] if rates is not None else []
+        head += ["GPU"] if has_gpu else []
+        rows = []
+        for model in models:
+            row = _format_model(model)
+            if rates is not None:
+                row.append(f"{rates[model['model_id']]:.0f}")
+            if has_gpu:
+                row.append("-" if model["gpu"] is None else str(model["gpu"]))
+            rows.append(row)
+        pending = _pending_rows(state, len(head))
+        title, *lines = format_columns([head, *rows, *pending], frozenset({2, 4, 5, 6, 7}))
+        for index, model in enumerate(models):
+            lines[index] = _colour_state(lines[index], str(model["state"]))
         if not lines and sys.stdout.isatty():
             lines = ["no model is loaded"]
         return [
-            coloured(title, BOLD),
+            add_colour(title, BOLD),
             *lines,
-            *_disk_lines(on_demand, state.get("events", ())),
-            *_lost_lines(state.get("lost", [])),
+            *([] if on_demand is None else _disk_lines(on_demand, state["events"])),
+            *_lost_lines(state["lost"]),
             *_failure_lines(state["failures"]),
         ]
 
-    def _rows(self, models: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-        """Return the head and a row for each model, with the columns that this state fills."""
-        head = list(_HEAD)
-        rows = [_row(model) for model in models]
-        rates = self._measure_rates(models)
-        if rates is not None:
-            head.append("REQ/S")
-            for row in rows:
-                row.append(f"{rates[row[0]]:.0f}")
-        if any(model.get("gpu") is not None for model in models):
-            head.append("GPU")
-            for row, model in zip(rows, models, strict=True):
-                row.append("-" if model["gpu"] is None else str(model["gpu"]))
-        return head, rows
-
-    def _measure_rates(self, models: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    def _measure_rates(self, models: Sequence[State]) -> dict[str, float] | None:
         """Return the requests a second of each model since the last state; None for the first."""
         before = self._served
-        now = time.monotonic()
-        seconds = max(now - self._served_at, 0.001)
+        seconds = max(time.monotonic() - self._served_at, 0.001)
         self._served = {model["model_id"]: model["served"] for model in models}
-        self._served_at = now
+        self._served_at = time.monotonic()
         if before is None:
             return None
         return {
@@ -228,243 +251,243 @@ class ModelTable:
         }
 
 
-def _pinned_names(on_demand: Mapping[str, Any] | None) -> set[str]:
-    models = on_demand["models"] if on_demand else []
-    return {model["model_id"] for model in models if model["is_pinned"]}
-
-
-def _pending_rows(
-    on_demand: Mapping[str, Any] | None, listed: set[str], width: int
-) -> list[list[str]]:
-    """Return a row for each model that calls have asked for and whose load has not begun."""
-    models = on_demand["models"] if on_demand else []
-    pending = [model for model in models if model["model_id"] not in listed]
-    rows = []
-    for model in sorted(pending, key=lambda model: str(model["model_id"])):
-        state = str(model["state"])
-        if state == "FETCHING" and model["percent"] is not None:
-            state += f" {model['percent']} %"
-        rows.append([model["model_id"], state, *["-"] * (width - 2)])
-    return rows
-
-
-def _disk_lines(
-    on_demand: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Return lines about the models on disk and about evictions."""
-    if on_demand is None:
-        return []
-    lines = []
-    disk = on_demand.get("disk")
-    if disk is not None:  # an adapter of an earlier release does not report it
-        limit = disk["limit_bytes"]
-        room = f"of {format_size(limit)}" if limit else "the disk has no room for any"
-        size = f"{format_size(disk['bytes'])} {room}" if limit else room
-        lines.append(f"on disk: {disk['models']}, {size}")
-    on_disk_only = on_demand["on_disk"]
-    if on_disk_only["models"]:
-        size = format_size(on_disk_only["bytes"])
-        lines.append(f"on disk alone: {on_disk_only['models']}, {size}")
-    evictions = on_demand["evictions"]
-    if evictions:
-        counts = ", ".join(f"{count} ({reason})" for reason, count in sorted(evictions.items()))
-        lines.append(f"evicted from memory since the start: {counts}")
-    last = next((event for event in events if event.get("evicted") == "room"), None)
-    if last is not None:
-        lines.append(f"evicted last: {last['model_id']}, {last['reason'] or 'for room'}")
-    return ["", *map(printable, lines)] if lines else []
-
-
-def _row(model: Mapping[str, Any]) -> list[str]:
+def _format_model(model: State) -> list[str]:
     """Return the cells of a model that Triton has, is loading or unloading."""
-    age = duration(model["state_seconds"])
+    age = format_duration(model["state_seconds"])
     is_ready = model["state"] == "READY"
     state = model["state"] if is_ready else f"{model['state']} {age}"
     if model["waits_for"]:
         state += f", {_describe_wait(model)}"
+    if model["is_pinned"]:
+        state += ", pinned"
+    size = _size_of(model)
     idle_seconds = model["idle_seconds"]
-    is_unknown = _is_size_unknown(model)
     return [
         model["model_id"],
         state,
-        "unknown" if is_unknown else format_size(sum(model["bytes"].values())),
-        "-" if is_unknown else model["basis"] or "-",
+        "unknown" if size is None else format_size(size),
+        "-" if size is None else model["basis"] or "-",
         str(model["in_flight"]),
-        "-" if idle_seconds is None else duration(idle_seconds),
+        "-" if idle_seconds is None else format_duration(idle_seconds),
         age if is_ready else "-",
     ]
 
 
-def _describe_wait(model: Mapping[str, Any]) -> str:
+def _size_of(model: State) -> int | None:
+    """Return the size of a model; None if it is loaded and nobody has measured or estimated it."""
+    size = sum(model["bytes"].values())
+    is_known = size > 0 or model["basis"] in {"measured", "learned"}
+    return None if model["state"] == "READY" and not is_known else size
+
+
+def _describe_wait(model: State) -> str:
     """Describe the wait of a load or unload, with the models that it waits for."""
     text = str(_WAITS.get(model["waits_for"], model["waits_for"]))
-    hanging_seconds = model.get("hanging_seconds")
-    if hanging_seconds is not None:
-        text = f"hanging for {duration(hanging_seconds)}"
-    awaited = model.get("awaits") or []  # an adapter of an earlier release does not report it
+    if model["hanging_seconds"] is not None:
+        text = f"hanging for {format_duration(model['hanging_seconds'])}"
+    awaited = model["awaits"]
     if not awaited:
         return text
     names = ", ".join(awaited[:_MAX_AWAITED])
-    unnamed_count = len(awaited) - _MAX_AWAITED
-    suffix = f" and {unnamed_count} more" if unnamed_count > 0 else ""
-    return f"{text} (behind {names}{suffix})"
+    more = f" and {len(awaited) - _MAX_AWAITED} more" if len(awaited) > _MAX_AWAITED else ""
+    return f"{text} (behind {names}{more})"
 
 
-def _colour_state(line: str, model: Mapping[str, Any]) -> str:
-    """Colour the state. Two blanks before it tell it from a name with the same letters."""
-    state = str(model["state"])
+def _pending_rows(state: State, width: int) -> list[list[str]]:
+    """Return a row for each model that calls have asked for and whose load has not started."""
+    on_demand = state["on_demand"] or {"models": []}
+    listed = {model["model_id"] for model in state["models"]}
+    rows = []
+    for model in sorted(on_demand["models"], key=lambda model: str(model["model_id"])):
+        if model["model_id"] in listed:
+            continue
+        text = str(model["state"])
+        if text == "FETCHING" and model["percent"] is not None:
+            text += f" {model['percent']} %"
+        if model["is_pinned"]:
+            text += ", pinned"
+        rows.append([model["model_id"], text, *["-"] * (width - 2)])
+    return rows
+
+
+def _colour_state(line: str, state: str) -> str:
+    """Colour the state in a line; two blanks before it tell it from a name with its letters."""
     before, separator, after = line.rpartition(f"  {state}")
-    return f"{before}  {coloured(state, _COLOURS[state])}{after}" if separator else line
+    return f"{before}  {add_colour(state, _COLOURS[state])}{after}" if separator else line
 
 
-def _lost_lines(models: Sequence[Mapping[str, Any]]) -> list[str]:
+def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
+    """Return lines about the models on disk and about the last eviction."""
+    disk = on_demand["disk"]
+    size = "the disk has no room for any"
+    if disk["limit_bytes"]:
+        size = f"{format_size(disk['bytes'])} of {format_size(disk['limit_bytes'])}"
+    lines = ["", f"on disk: {disk['models']}, {size}"]
+    for event in events:
+        if event["evicted"] == "room":
+            lines.append(f"evicted last: {event['model_id']}, {event['reason'] or 'for room'}")
+            break
+    return [escape(line) for line in lines]
+
+
+def _lost_lines(models: Sequence[State]) -> list[str]:
     """Return a line for the models that one exit of Triton ended for good."""
     names_by_exit: dict[str, list[str]] = {}
     for model in models:
         time_of_day = datetime.fromisoformat(model["time"]).astimezone().strftime("%H:%M:%S")
+        title = f"lost with Triton at {time_of_day}"
         if model["is_given_up"]:
             title = f"given up with Triton at {time_of_day}: {model['reason']}"
-        else:
-            title = f"lost with Triton at {time_of_day}"
         names_by_exit.setdefault(title, []).append(model["model_id"])
-    lines = [
-        f"{title}: {', '.join(names)}; load them again" for title, names in names_by_exit.items()
-    ]
-    return ["", *map(printable, lines)] if lines else []
+    lines = [""] if names_by_exit else []
+    for title, names in names_by_exit.items():
+        lines.append(escape(f"{title}: {', '.join(names)}; load them again"))
+    return lines
 
 
-def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+def _failure_lines(failures: Sequence[State]) -> list[str]:
     """Return a table of the newest failures, without those that later succeeded."""
     now = datetime.now(UTC)
-    recent = []
+    rows = []
+    lack_of_memory = None
     for failure in failures:
         age_seconds = (now - datetime.fromisoformat(failure["time"])).total_seconds()
-        if age_seconds < _MAX_FAILURE_AGE_SECONDS and not failure.get("is_mended"):
-            recent.append((age_seconds, failure))
-    newest = recent[:_MAX_FAILURES]
-    of_memory = [entry for entry in recent if entry[1]["code"] in _MEMORY_CODES]
-    if of_memory and of_memory[0] not in newest:
-        newest = [*newest[:-1], of_memory[0]]
-    if not newest:
+        if age_seconds >= _MAX_FAILURE_AGE_SECONDS or failure["is_mended"]:
+            continue
+        count = f" ({failure['count']} times)" if failure["count"] > 1 else ""
+        reason = f"{failure['code']}: {' '.join(failure['reason'].split())}{count}"
+        age = f"{format_duration(age_seconds)} ago"
+        rows.append([age, failure["operation"], failure["model_id"], reason])
+        if lack_of_memory is None and failure["code"] in _MEMORY_CODES:
+            lack_of_memory = rows[-1]
+    if not rows:
         return []
-    rows = [
-        [
-            f"{duration(age_seconds)} ago",
-            failure["operation"],
-            failure["model_id"],
-            f"{failure['code']}: {' '.join(failure['reason'].split())}{_format_count(failure)}",
-        ]
-        for age_seconds, failure in newest
-    ]
-    return ["", coloured("the last loads, unloads and fetches that failed:", BOLD), *columns(rows)]
-
-
-def _format_count(failure: Mapping[str, Any]) -> str:
-    count = failure.get("count", 1)
-    return f" ({count} times)" if count > 1 else ""
+    newest = rows[:_MAX_FAILURES]
+    if lack_of_memory is not None and lack_of_memory not in newest:
+        newest[-1] = lack_of_memory
+    title = add_colour("the last loads, unloads and fetches that failed:", BOLD)
+    return ["", title, *format_columns(newest)]
 
 
 # -- load and unload ----------------------------------------------------------------------------
 
 
-def _load_options(parser: argparse.ArgumentParser) -> None:
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the name of the model")
     text = "folder, file or archive, where the adapter runs: a path or file:///"
     parser.add_argument("source", metavar="SOURCE", help=text)
     parser.add_argument("--model-type", metavar="TYPE", help="onnx, pytorch ...")
     parser.add_argument("--entry", metavar="NAME", help="which of several models answers")
-    _add_common(parser)
+    _add_common_options(parser)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_unload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="as `ps` lists it")
+    _add_common_options(parser)
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the adapter's answer")
     add_token(parser)
     add_listeners(parser, "http", "admin")
 
 
 def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Load a model, and print its size and the warnings of its package."""
+    source = args.source
+    is_path = "://" not in source
+    if is_path:
+        source = os.path.abspath(source)  # noqa: PTH100 - keeps links
     fields = {
         "model_name": args.name,
-        "url": _absolute_source(args.source),
+        "url": source,
         "model_type": args.model_type,
         "entry": args.entry,
     }
     body = json.dumps({name: value for name, value in fields.items() if value is not None})
-    return _operate(args, environ, ("POST", "/models", body.encode()))
-
-
-def _absolute_source(text: str) -> str:
-    """Make a path absolute; the adapter judges all other sources."""
-    return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - keeps links
-
-
-def _hint_at_missing_path(args: argparse.Namespace, answer: Answer) -> str:
-    """Return a hint if a refused path does not exist on this machine: it may be misspelt."""
-    is_refused = args.command == "load" and OUTSIDE_ROOTS.encode() in answer.body
-    if not is_refused or "://" in args.source:
-        return ""
-    path = _absolute_source(args.source)
-    return "" if os.path.lexists(path) else f"{path} is not on this machine either"
-
-
-def _unload_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="+", metavar="NAME", help="as `ps` lists it")
-    _add_common(parser)
+    operation = _Operation(args, environ, args.name)
+    answer = operation.send("POST", "/models", body.encode())
+    if not answer.is_ok:
+        hint = ""
+        if is_path and _OUTSIDE_ROOTS in answer.reason() and not os.path.lexists(source):
+            hint = f"{source} is not on this machine either"
+        return operation.show_failure(answer, hint)
+    model = _find_model(operation.admin, args.name)
+    if not model:
+        return operation.show_success(answer)
+    for warning in model["warnings"]:
+        title = add_colour("warning", YELLOW, sys.stderr)
+        print(f"{title}: {escape(warning)}", file=sys.stderr)
+    size = _size_of(model)
+    if size is None:
+        return operation.show_success(answer, "; size unknown")
+    return operation.show_success(answer, f" and takes {format_size(size)} ({model['basis']})")
 
 
 def _unload(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Unload one model after another. A failure does not keep the others loaded."""
-    codes = []
+    """Unload one model after another, also after a failure."""
+    code = 0
     for name in args.names:
-        model_args = argparse.Namespace(**{**vars(args), "name": name})
-        request = ("DELETE", f"/models/{quote(name, safe='')}", None)
-        codes.append(_operate(model_args, environ, request))
-    return max(codes)
+        operation = _Operation(args, environ, name)
+        answer = operation.send("DELETE", f"/models/{quote(name, safe='')}")
+        if answer.is_ok:
+            operation.show_success(answer)
+        else:
+            code = operation.show_failure(answer)
+    return code
 
 
-def _operate(
-    args: argparse.Namespace, environ: Mapping[str, str], request: tuple[str, str, bytes | None]
-) -> int:
-    """Send a load or unload, show its progress on stderr, and return the exit code."""
-    target = find_target(args, environ, "http")
-    admin = _find_admin(args, environ)
-    started_at = time.monotonic()
-    title = f"{args.command} {args.name}"
-    try:
-        send = partial(ask, target, *request, headers=control_headers(args, environ))
-        answer = _send_with_progress(title, send, admin, args)
-    except KeyboardInterrupt:
-        print(printable(f"{title}: goes on in the adapter; `{PROG} ps` shows it"), file=sys.stderr)
-        raise
-    if not answer.is_ok:
-        hint = _hint_at_missing_path(args, answer)
-        return show_failure(answer, target, as_json=args.json, hint=hint)
-    seconds = time.monotonic() - started_at
-    models = _find_model(admin, args.name) if args.command == "load" else None
-    for warning in models[0].get("warnings", ()) if models else ():
-        print(f"{coloured('warning', YELLOW, sys.stderr)}: {printable(warning)}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(answer.json()))
+class _Operation:
+    """Sends the load or unload of one model, and shows its progress and its outcome."""
+
+    def __init__(self, args: argparse.Namespace, environ: Mapping[str, str], name: str) -> None:
+        self._command = args.command
+        self._name = name
+        self._as_json = args.json
+        self._headers = control_headers(args, environ)
+        self._target = find_target(args, environ, "http")
+        self._started_at = time.monotonic()
+        self.admin = _find_admin(args, environ)
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> Answer:
+        """Send the request, and show the progress until it is answered. Raises Unreachable."""
+        answered: Future[Answer] = Future()
+
+        def ask_adapter() -> None:
+            try:
+                answered.set_result(ask(self._target, method, path, body, headers=self._headers))
+            except Unreachable as error:
+                answered.set_exception(error)
+
+        # a daemon thread ends with the command after Ctrl-C; the adapter continues the load
+        threading.Thread(target=ask_adapter, daemon=True).start()
+        title = f"{self._command} {self._name}"
+        try:
+            with show_progress(title) as show_step:
+                while True:
+                    try:
+                        return answered.result(_POLL_SECONDS)
+                    except TimeoutError:
+                        show_step(describe_step(self.admin, self._name, self._command))
+        except KeyboardInterrupt:
+            text = f"{title}: goes on in the adapter; `{PROG} ps` shows it"
+            print(escape(text), file=sys.stderr)
+            raise
+
+    def show_success(self, answer: Answer, suffix: str = "") -> int:
+        """Print the adapter's answer as JSON, or one line, and return the exit code."""
+        seconds = time.monotonic() - self._started_at
+        text = f"{self._name} is {self._command}ed after {seconds:.1f} s{suffix}"
+        print(json.dumps(answer.json()) if self._as_json else format_columns([[text]])[0])
         return 0
-    size = _describe_size(models[0]) if models else ""
-    print(columns([[f"{args.name} is {args.command}ed after {seconds:.1f} s{size}"]])[0])
-    return 0
 
-
-def _describe_size(model: Mapping[str, Any]) -> str:
-    if _is_size_unknown(model):
-        return "; size unknown"
-    return f" and takes {format_size(sum(model['bytes'].values()))} ({model['basis']})"
-
-
-def _is_size_unknown(model: Mapping[str, Any]) -> bool:
-    """Return whether nobody has measured or estimated the size of a loaded model."""
-    is_known = model["basis"] in {"measured", "learned"} or sum(model["bytes"].values()) > 0
-    return model["state"] == "READY" and not is_known
+    def show_failure(self, answer: Answer, hint: str = "") -> int:
+        """Show why the adapter refused, and return the exit code."""
+        return show_failure(answer, self._target, as_json=self._as_json, hint=hint)
 
 
 def _find_admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target | None:
-    """Return the admin listener of the same adapter, which knows the progress, if it is known.
+    """Return the admin listener of the same adapter, which knows the progress; None if unknown.
 
     The settings may be those of another adapter than the one that --url names.
     """
@@ -476,57 +499,29 @@ def _find_admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target 
         return None
 
 
-def _send_with_progress(
-    title: str,
-    send: Callable[[], Answer],
-    admin: Target | None,
-    args: argparse.Namespace,
-) -> Answer:
-    """Send the request from a thread, and show the progress until it is answered."""
-    outcomes: list[Answer | Unreachable] = []
-
-    def work() -> None:
-        try:
-            outcomes.append(send())
-        except Unreachable as error:
-            outcomes.append(error)
-
-    # a daemon thread ends with the command after Ctrl-C; the adapter continues the load
-    sending = threading.Thread(target=work, daemon=True)
-    sending.start()
-    with progress(title) as report:
-        sending.join(_POLL_SECONDS)
-        while sending.is_alive():
-            report(read_progress(admin, args.name, args.command))
-            sending.join(_POLL_SECONDS)
-    [outcome] = outcomes
-    if isinstance(outcome, Unreachable):
-        raise outcome
-    return outcome
-
-
-def read_progress(admin: Target | None, name: str, command: str) -> str:
+def describe_step(admin: Target | None, name: str, command: str) -> str:
     """Return what the load or unload of a model waits for, or an empty text if it is not known."""
-    models = _find_model(admin, name)
-    if models == [] and command == "unload":
-        return "waiting for its memory to be free"
-    if not models or not models[0]["waits_for"]:
+    model = _find_model(admin, name)
+    if model is None:
         return ""
-    return _describe_wait(models[0])
+    if not model and command == "unload":
+        return "waiting for its memory to be free"
+    return _describe_wait(model) if model.get("waits_for") else ""
 
 
-def _find_model(admin: Target | None, name: str) -> list[dict[str, Any]] | None:
-    """Return a list with the model of this name, empty if there is none; None without an answer."""
+def _find_model(admin: Target | None, name: str) -> State | None:
+    """Return the state of a model, empty if there is no such model; None without an answer."""
     if admin is None:
         return None
     try:
-        return list(read_state(admin, f"?model_id={quote(name, safe='')}")["models"])
+        models = read_state(admin, f"?model_id={quote(name, safe='')}")["models"]
     except (Unreachable, Refused, LookupError):
         return None
+    return models[0] if models else {}
 
 
 COMMANDS = {
-    "ps": (_ps_options, _ps),
-    "load": (_load_options, _load),
-    "unload": (_unload_options, _unload),
+    "ps": (_add_ps_options, _ps),
+    "load": (_add_load_options, _load),
+    "unload": (_add_unload_options, _unload),
 }

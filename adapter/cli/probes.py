@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
-from adapter.cli.client import Answer, Target, Unreachable, ask, find_target
+from adapter.cli.client import Target, Unreachable, ask, find_target
 from adapter.cli.options import (
     TOKEN_HINT,
     add_listeners,
     add_token,
     control_headers,
-    load,
-    positive,
+    parse_seconds,
+    read_settings,
 )
 from adapter.cli.parser import PROG
-from adapter.cli.text import printable, printable_lines
+from adapter.cli.text import escape, escape_lines
 
 _PROBE_SECONDS = 2.0  # SageMaker's limit for /ping
 _POLL_SECONDS = 0.1
@@ -37,32 +37,38 @@ def probe(
     """Return why a listener does not answer 200, empty if it does, and the status if it answers."""
     path = path or target.path or "/readyz"
     base = replace(target, path="")
-    url = f"{base}{'' if target.socket_path else path.partition('?')[0]}"
     try:
         answer = ask(base, method, path, timeout_seconds=timeout_seconds, headers=headers)
     except Unreachable as error:
         return f"{error}\n  {error.hint}", None
     if answer.is_ok:
         return "", answer.status
-    return f"{url}: {answer.status} {_read_reason(answer)}", answer.status
+    url = str(base) if target.socket_path else f"{base}{path.partition('?')[0]}"
+    return f"{url}: {answer.status} {escape(answer.reason() or answer.text())}", answer.status
 
 
-def _read_reason(answer: Answer) -> str:
-    """Return the reason that the body gives, without the JSON around it."""
-    body = answer.json()
-    reason = (body.get("error") or body.get("reason")) if isinstance(body, dict) else None
-    return printable(str(reason or answer.body.decode(errors="replace").strip()))
+def _find_probes(args: argparse.Namespace, environ: Mapping[str, str]) -> Target:
+    """Return the listener with the probes: `metrics` if it is open, otherwise `admin`."""
+    has_metrics = args.url is None and read_settings(args, environ).settings.has_metrics
+    return find_target(args, environ, "metrics" if has_metrics else "admin")
 
 
-def _wait_options(parser: argparse.ArgumentParser) -> None:
+def _report(text: str) -> int:
+    """Write a text to stderr, and return the exit code of a failure."""
+    print(escape_lines(f"{PROG}: {text}"), file=sys.stderr)
+    return 1
+
+
+def _add_wait_options(parser: argparse.ArgumentParser) -> None:
     text = f"give up after this time (default: {_WAIT_SECONDS:g})"
     parser.add_argument(
-        "--timeout", type=positive, default=_WAIT_SECONDS, metavar="SECONDS", help=text
+        "--timeout", type=parse_seconds, default=_WAIT_SECONDS, metavar="SECONDS", help=text
     )
-    add_listeners(parser, "admin", "metrics", path="/readyz")
+    _add_healthcheck_options(parser)
 
 
 def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Ask again and again until the adapter is ready; print now and then why it is not."""
     target = _find_probes(args, environ)
     started_at = time.monotonic()
     deadline = started_at + args.timeout
@@ -74,61 +80,53 @@ def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return 0
         if status in _WRONG_LISTENER:
             advice = "name the listener with the probes by --admin, --metrics or --url"
-            return _report_failure(f"{reason}\n  {advice}")
+            return _report(f"{reason}\n  {advice}")
         now = time.monotonic()
         if now + _POLL_SECONDS > deadline:
-            return _report_failure(f"not ready after {args.timeout:g} s: {reason}")
+            return _report(f"not ready after {args.timeout:g} s: {reason}")
         if now >= report_at:
             report_at = now + _REPORT_SECONDS
-            text = f"{PROG}: waiting since {now - started_at:.0f} s: {reason}"
-            print(printable_lines(text), file=sys.stderr)
+            _report(f"waiting since {now - started_at:.0f} s: {reason}")
         time.sleep(_POLL_SECONDS)
 
 
-def _report_failure(text: str) -> int:
-    """Write a failure to stderr, and return the exit code."""
-    print(printable_lines(f"{PROG}: {text}"), file=sys.stderr)
-    return 1
-
-
-def _find_probes(args: argparse.Namespace, environ: Mapping[str, str]) -> Target:
-    """Return the listener with the probes: `metrics` if it is open, else `admin`."""
-    has_metrics = args.url is None and load(args, environ).settings.has_metrics
-    return find_target(args, environ, "metrics" if has_metrics else "admin")
-
-
-def _healthcheck_options(parser: argparse.ArgumentParser) -> None:
+def _add_healthcheck_options(parser: argparse.ArgumentParser) -> None:
     add_listeners(parser, "admin", "metrics", path="/readyz")
 
 
-def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _check_health(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Ask once whether the adapter is ready, and print why it is not."""
     reason, _ = probe(_find_probes(args, environ), _PROBE_SECONDS)
-    if reason:
-        # a container runtime shows what a health check writes to stdout
-        print(printable_lines(f"{PROG}: {reason}"))
-    return 1 if reason else 0
+    if not reason:
+        return 0
+    # a container runtime shows what a health check writes to stdout
+    print(escape_lines(f"{PROG}: {reason}"))
+    return 1
 
 
-def _drain_options(parser: argparse.ArgumentParser) -> None:
+def _add_drain_options(parser: argparse.ArgumentParser) -> None:
     text = "give up after this time (default: drain_timeout_seconds)"
-    parser.add_argument("--timeout", type=positive, metavar="SECONDS", help=text)
+    parser.add_argument("--timeout", type=parse_seconds, metavar="SECONDS", help=text)
     add_token(parser)
     add_listeners(parser, "admin", path="/drain")
 
 
 def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    seconds = args.timeout or load(args, environ).settings.drain_timeout_seconds
-    path = f"/drain?timeout={seconds:f}"
+    """Have the adapter refuse new work, and wait until it has answered what is in flight."""
+    seconds = args.timeout or read_settings(args, environ).settings.drain_timeout_seconds
     target = find_target(args, environ, "admin")
+    path = f"/drain?timeout={seconds:f}"
     headers = control_headers(args, environ)
     reason, status = probe(target, seconds + _PROBE_SECONDS, "POST", path, headers)
+    if not reason:
+        return 0
     if status == HTTPStatus.UNAUTHORIZED:
         reason += f"\n  {TOKEN_HINT}"
-    return _report_failure(reason) if reason else 0
+    return _report(reason)
 
 
 COMMANDS = {
-    "wait": (_wait_options, _wait),
-    "healthcheck": (_healthcheck_options, _healthcheck),
-    "drain": (_drain_options, _drain),
+    "wait": (_add_wait_options, _wait),
+    "healthcheck": (_add_healthcheck_options, _check_health),
+    "drain": (_add_drain_options, _drain),
 }

@@ -223,6 +223,8 @@ class ModelPart:
     links: tuple[Link, ...]
     folders: tuple[str, ...] = ()
     mentions: frozenset[str] = frozenset()
+    backend: str | None = None  # None for an ensemble, and if only Triton can tell
+    config_file: str | None = None  # the path of the caller's config.pbtxt
 
 
 @dataclass(frozen=True, slots=True)

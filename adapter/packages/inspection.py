@@ -78,7 +78,6 @@ class _Model:
 
     folder: Path
     part: ModelPart
-    backend: str | None
     versions: tuple[str, ...]  # the served ones
     has_own_backend: bool = False
     config: ModelConfig | None = None  # None without a config.pbtxt
@@ -122,14 +121,16 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         size_bytes=contents.size_bytes,
         declared_bytes=declared,
         content_key=contents.digest.hexdigest(),
-        backends=frozenset(m.backend for m in models if m.backend is not None),
-        own_backends=frozenset(m.backend for m in models if m.backend and m.has_own_backend),
+        backends=frozenset(m.part.backend for m in models if m.part.backend is not None),
+        own_backends=frozenset(
+            m.part.backend for m in models if m.part.backend and m.has_own_backend
+        ),
         warnings=tuple(warning for m in models for warning in m.warnings),
         gpus=gpus(model.config for model in models),
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
-        processes=processes((model.backend, model.config) for model in models),
-        leaves_gpu_open=leaves_gpu_open((model.backend, model.config) for model in models),
+        processes=processes((model.part.backend, model.config) for model in models),
+        leaves_gpu_open=leaves_gpu_open((model.part.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
     )
 
@@ -406,7 +407,15 @@ def _native(
     types = read_content_types(config, written, path)
     own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
     links = tuple(_links(folder, own, kept_inside(config)))
-    part = ModelPart("", Role.ENTRY, text, links, missing_folders(tree, config))
+    part = ModelPart(
+        "",
+        Role.ENTRY,
+        text,
+        links,
+        missing_folders(tree, config),
+        backend=backend_of(config),
+        config_file=str(path),
+    )
     odd = unknown_platform(config)
     warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
     warnings = (*warnings, *misspelt(config, path))
@@ -416,7 +425,7 @@ def _native(
     if backend_of(config) == "python":
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
-    return _Model(folder, part, backend_of(config), served, has_own, config, warnings, types)
+    return _Model(folder, part, served, has_own, config, warnings, types)
 
 
 def _links(
@@ -463,12 +472,12 @@ def _laid_out(
         )
     if text is not None:
         _parse_safe(text, path / CONFIG, None)
-    part = ModelPart("", Role.ENTRY, text, links)
+    part = ModelPart("", Role.ENTRY, text, links, backend=found.backend)
     warnings = [*_misspelt(path, tree)]
     if schema is None and not warnings:
         warnings += _without_tensors(path, found.backend, inside)
     versions = tuple({link.path.partition("/")[0] for link in links})
-    return _Model(path, part, found.backend, versions, warnings=tuple(warnings))
+    return _Model(path, part, versions, warnings=tuple(warnings))
 
 
 def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:

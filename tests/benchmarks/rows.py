@@ -71,7 +71,7 @@ _INFERENCE = (
     "adapter/telemetry/metrics.py",
     "adapter/telemetry/traffic.py",
     "adapter/telemetry/tracing.py",
-    "adapter/cli/serving.py",
+    "adapter/cli/serve.py",
     "adapter/control/lease.py",
 )
 _ALL = ("adapter",)

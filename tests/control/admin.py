@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from adapter import cli
+from adapter.cli.main import main
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin import Admin, Probes, Resident, application
@@ -57,7 +57,7 @@ async def ps_before(house: House) -> list[str]:
         environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
         out = io.StringIO()
         with redirect_stdout(out):
-            assert await asyncio.to_thread(cli.main, ["ps"], environ) == 0
+            assert await asyncio.to_thread(main, ["ps"], environ) == 0
     return out.getvalue().partition("\n\n")[2].splitlines()
 
 

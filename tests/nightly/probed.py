@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapter import cli
-from adapter.cli import serving
+from adapter.cli import serve
+from adapter.cli.main import main
 from adapter.settings import Loaded
 
 FIGURES = "LOOP_PROBE"  # names the file that gets, a line each, when and for how long: seconds
@@ -52,5 +52,5 @@ def with_probe(run: Callable[..., int], loaded: Loaded, _: object) -> int:
 
 
 if __name__ == "__main__":
-    serving.run = partial(with_probe, serving.run)
-    sys.exit(cli.main(sys.argv[1:], os.environ))
+    serve.run = partial(with_probe, serve.run)
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter import cli
+from adapter.cli.main import main
 from tests.packages.models import load, write_ensemble
 from tests.running import Client, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG, write_python_model
@@ -369,7 +369,7 @@ def test_inspect_knows_what_a_load_would_be_refused_for(
 ) -> None:
     made = case.make(package)
     url = made if isinstance(made, Path) and made.suffix == ".zip" else package
-    code = cli.main(("inspect", str(url), "--json", "--strict"), {})
+    code = main(("inspect", str(url), "--json", "--strict"), {})
     said = json.loads(capsys.readouterr().out)
     reply = load(visitor, "m", url)
     refusal = reply.json().get("error", "")
@@ -394,5 +394,5 @@ def test_without_strict_warnings_are_no_failure(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_python_model(package, config=f"{CONFIG}novel: 1")
-    assert cli.main(("inspect", str(package)), {}) == 0
+    assert main(("inspect", str(package)), {}) == 0
     assert "warning   " in capsys.readouterr().out

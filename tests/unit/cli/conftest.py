@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from adapter import cli
+from adapter.cli.main import main
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def sidecar(tmp_path):
 @pytest.fixture
 def run(capsys):
     def run_command(*argv, environ=None):
-        code = cli.main(argv, environ or {})
+        code = main(argv, environ or {})
         out, err = capsys.readouterr()
         return code, out, err
 

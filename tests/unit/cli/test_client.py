@@ -5,8 +5,10 @@ import json
 import pytest
 
 from adapter.cli.client import Target
-from adapter.cli.models import read_progress
+from adapter.cli.models import describe_step
 from tests.unit.cli.conftest import admin
+
+WAITING = {"waits_for": "memory", "hanging_seconds": None, "awaits": []}
 
 
 class TestClient:
@@ -20,7 +22,7 @@ class TestClient:
     @pytest.mark.parametrize(
         ("command", "state", "news"),
         [
-            ("load", {"models": [{"waits_for": "memory"}]}, "waiting for memory"),
+            ("load", {"models": [WAITING]}, "waiting for memory"),
             ("load", {"models": [{"waits_for": None}]}, ""),
             ("load", {"models": []}, ""),
             ("unload", {"models": []}, "waiting for its memory to be free"),
@@ -32,7 +34,7 @@ class TestClient:
     ):
         server = sidecar(200)
         server.body = json.dumps(state).encode()
-        assert read_progress(Target("127.0.0.1", server.server_port), "a/b", command) == news
+        assert describe_step(Target("127.0.0.1", server.server_port), "a/b", command) == news
         assert server.asked == ["/debug/state?model_id=a%2Fb"]
 
     def test_of_what_no_adapter_says_the_beginning_is_told(self, run, sidecar):

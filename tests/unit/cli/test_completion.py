@@ -6,15 +6,15 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from adapter import cli
 from adapter.cli.commands import COMMANDS
+from adapter.cli.main import main
 
 
 @pytest.fixture(scope="module")
 def script():
     """What completes the command in bash."""
     with redirect_stdout(io.StringIO()) as out:
-        assert cli.main(["completion", "bash"], {}) == 0
+        assert main(["completion", "bash"], {}) == 0
     return out.getvalue()
 
 

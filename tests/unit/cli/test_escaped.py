@@ -36,9 +36,7 @@ ARGUMENTS = {
 }
 CASES = [(command, *given) for command, several in ARGUMENTS.items() for given in several]
 # What a server may answer, or what stands between here and the adapter.
-DEVICE = dict.fromkeys(
-    ("limit_bytes", "used_bytes", "free_bytes", "reserved_bytes", "held_bytes", "headroom_bytes"), 1
-)
+DEVICE = dict.fromkeys(("limit_bytes", "used_bytes", "free_bytes", "unaccounted_bytes"), 1)
 MODEL = {
     "model_id": HOSTILE,
     "state": "READY",
@@ -49,11 +47,21 @@ MODEL = {
     "served": 1,
     "idle_seconds": None,
     "waits_for": HOSTILE,
+    "hanging_seconds": None,
     "awaits": [HOSTILE],
+    "is_pinned": False,
+    "gpu": None,
     "warnings": [HOSTILE],
 }
 NOW = datetime.now(UTC).isoformat()
-FAILURE = {"time": NOW, "operation": HOSTILE, "model_id": HOSTILE, "code": HOSTILE}
+FAILURE = {
+    "time": NOW,
+    "operation": HOSTILE,
+    "model_id": HOSTILE,
+    "code": HOSTILE,
+    "count": 1,
+    "is_mended": False,
+}
 STATE = {
     "models": [MODEL],
     "on_demand": {
@@ -64,6 +72,7 @@ STATE = {
     },
     "lost": [{"time": NOW, "model_id": HOSTILE, "is_given_up": True, "reason": HOSTILE}],
     "failures": [FAILURE | {"reason": HOSTILE}],
+    "events": [FAILURE | {"evicted": "room", "reason": HOSTILE}],
     "memory": {"devices": {HOSTILE: DEVICE}, "source": HOSTILE},
 }
 ERROR = {"error": HOSTILE, "code": HOSTILE, "reason": HOSTILE, "needed_bytes": 1, "device": HOSTILE}

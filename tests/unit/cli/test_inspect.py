@@ -9,10 +9,8 @@ import tempfile
 
 import pytest
 
-from adapter import cli
-from adapter.cli import load_checks
-from adapter.core.model import ModelSource
-from adapter.packages.inspection import inspect as inspected
+from adapter.cli import inspect as inspecting
+from adapter.cli.main import main
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.trees import CONFIG, write_python_model
 
@@ -44,7 +42,7 @@ def packages(tmp_path):
 @pytest.fixture
 def inspect(capsys, scratch):
     def run(*argv):
-        code = cli.main(("inspect", *map(str, argv)), {})
+        code = main(("inspect", *map(str, argv)), {})
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -108,7 +106,6 @@ name      m
 disk      {size} bytes
 declared  no size
 backends  python
-measured  by readings of memory
 GPUs      as gpu_placement says
 
 m
@@ -195,7 +192,6 @@ def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, pa
     assert "+++ shop/config.pbtxt" in parts["both"]["config_diff"]
     assert parts["double"]["name"] in parts["both"]["config_text"]
     assert found["backends"] == ["onnxruntime", "python"]
-    assert found["measured_by"] == "readings of memory"
 
 
 def test_the_text_says_what_each_model_is_to_the_others(inspect, packages):
@@ -439,16 +435,11 @@ def test_imports_are_not_looked_for_where_another_python_runs_the_model(
         config=CONFIG if is_elsewhere else CONFIG + python,
     )
     if is_elsewhere:
-        monkeypatch.setattr(load_checks, "wheel_folder", lambda: None)
+        monkeypatch.setattr(inspecting, "wheel_folder", lambda: None)
 
     code, out, _ = inspect(folder)
 
     assert (code, "nothing_there" in out) == (0, False)
-
-
-@pytest.fixture
-def machine_with(monkeypatch):
-    return lambda gpus: monkeypatch.setattr(load_checks, "visible_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(
@@ -462,18 +453,18 @@ def machine_with(monkeypatch):
         (None, "gpus: [7]", []),
     ],
 )
-def test_gpus_that_are_not_visible_are_warned_of(tmp_path, machine_with, *, visible, group, said):
-    machine_with(visible)
+def test_gpus_that_are_not_visible_are_warned_of(
+    report, packages, monkeypatch, *, visible, group, said
+):
+    monkeypatch.setattr(inspecting, "count_gpus", lambda: visible)
     config = f"{CONFIG}instance_group [{{ {group} }}]"
-    folder = write_python_model(tmp_path / "m", config=config)
-    package = inspected(ModelSource(str(folder)), folder, [str(tmp_path)])
-    assert load_checks.check(package, [folder], folder) == tuple(
-        f"instance_group {text}" for text in said
-    )
+    folder = write_python_model(packages / "m", config=config)
+    assert report(folder)["warnings"] == [f"instance_group {text}" for text in said]
 
 
-def test_the_driver_says_how_many_gpus_are_visible():
-    assert load_checks.visible_gpus(FakeNvml(FakeGpu("a"), FakeGpu("b"))) == 2
+def test_the_driver_says_how_many_gpus_are_visible(monkeypatch):
+    monkeypatch.setattr(inspecting, "pynvml", FakeNvml(FakeGpu("a"), FakeGpu("b")))
+    assert inspecting.count_gpus() == 2
 
 
 def test_help_says_what_the_exit_codes_mean(inspect):
@@ -485,7 +476,7 @@ def test_help_says_what_the_exit_codes_mean(inspect):
 
 def test_it_imports_neither_the_servers_nor_the_settings(packages):
     script = (
-        "import sys; from adapter import cli; code = cli.main(sys.argv[1:], {}); "
+        "import sys; from adapter.cli.main import main; code = main(sys.argv[1:], {}); "
         "heavy = {'pydantic', 'yaml', 'aiohttp', 'uvloop'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else code)"
     )

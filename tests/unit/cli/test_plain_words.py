@@ -147,14 +147,25 @@ def _model(name: str) -> dict[str, object]:
         "in_flight": 0,
         "idle_seconds": None,
         "waits_for": None,
+        "hanging_seconds": None,
+        "awaits": [],
+        "is_pinned": False,
+        "gpu": None,
         "served": 0,
     }
 
 
 def _failure(name: str, age_seconds: float) -> dict[str, object]:
     time = datetime.now(UTC) - timedelta(seconds=age_seconds)
-    said = {"operation": "load", "code": "InvalidModel", "reason": "no"}
-    return {"model_id": name, "time": time.isoformat(), **said}
+    return {
+        "model_id": name,
+        "time": time.isoformat(),
+        "operation": "load",
+        "code": "InvalidModel",
+        "reason": "no",
+        "count": 1,
+        "is_mended": False,
+    }
 
 
 class TestSeveralModels:
@@ -165,7 +176,7 @@ class TestSeveralModels:
         def ps(*argv, failures=()):
             server = sidecar(200)
             models = [_model(name) for name in ("one", "two", "three")]
-            state = {"models": models, "on_demand": None, "failures": failures}
+            state = {"models": models, "on_demand": None, "lost": [], "failures": failures}
             server.body = json.dumps({**state, "memory": {"devices": {}}}).encode()
             return run("ps", *argv, environ=admin(server))
 

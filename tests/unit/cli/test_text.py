@@ -1,15 +1,10 @@
 """Columns, durations, devices and models, as a terminal shows them."""
 
-import io
-
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 from adapter.cli import models, text
-from adapter.cli.live import escape_markup, fit_lines
-from adapter.cli.models import ModelTable, device_lines
-from adapter.cli.text import columns, duration, printable
+from adapter.cli.models import ModelTable, fit_lines, format_devices
+from adapter.cli.text import escape, format_columns, format_duration
 
 
 @pytest.mark.parametrize(
@@ -17,41 +12,36 @@ from adapter.cli.text import columns, duration, printable
     [(0.9, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (12_000, "3h20m"), (187_200, "2d4h")],
 )
 def test_a_duration_has_two_units_at_most(seconds, said):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_columns_stand_below_each_other_whatever_the_letters_take():
     rows = [["a", "1"], ["模型", "22"], ["e\u0301", "333"]]
-    assert columns(rows, frozenset({1})) == ["a       1", "模型   22", "e\u0301     333"]
+    assert format_columns(rows, frozenset({1})) == ["a       1", "模型   22", "e\u0301     333"]
 
 
 def test_the_first_column_gives_way_in_a_narrow_terminal(monkeypatch):
-    monkeypatch.setattr(text, "width", lambda: 20)
-    assert columns([["a" * 30, "READY"], ["b", "READY"]]) == [
+    monkeypatch.setattr(text, "terminal_width", lambda: 20)
+    assert format_columns([["a" * 30, "READY"], ["b", "READY"]]) == [
         "aaaaaaaaaaaa…  READY",
         "b              READY",
     ]
-    assert columns([["模" * 30, "READY"]]) == ["模模模模模模…  READY"]
-    assert columns([["a", "b" * 50]]) == ["a  bbbbbbbbbbbbbbbb…"]
+    assert format_columns([["模" * 30, "READY"]]) == ["模模模模模模…  READY"]
+    assert format_columns([["a", "b" * 50]]) == ["a  bbbbbbbbbbbbbbbb…"]
 
 
 @pytest.mark.parametrize(
     ("given", "shown"),
     [("模型 é", "模型 é"), ("a\nb", "a\\nb"), ("\x1b[2J", "\\x1b[2J"), ("\u202e", "\\u202e")],
 )
-def test_what_would_move_the_cursor_isescape_markup(given, shown):
-    assert printable(given) == shown
+def test_what_would_move_the_cursor_is_escaped(given, shown):
+    assert escape(given) == shown
 
 
 def test_a_view_is_cut_to_the_lines_of_the_terminal():
-    console = Console(width=20, height=5, file=io.StringIO())
     lines = [f"line {number}" for number in range(9)]
-    assert fit_lines(lines, console).plain.splitlines() == [*lines[:3], "... 6 more lines"]
-    assert fit_lines(lines[:4], console).plain.splitlines() == lines[:4]
-
-
-def test_a_name_is_no_markup():
-    assert Text.from_markup(escape_markup("load [red]a[/red]")).plain == "load [red]a[/red]"
+    assert fit_lines(lines, 4).plain.splitlines() == [*lines[:3], "... 6 more lines"]
+    assert fit_lines(lines[:4], 4).plain.splitlines() == lines[:4]
 
 
 # -- devices ------------------------------------------------------------------------------------
@@ -69,21 +59,20 @@ def test_ps_shows_a_row_for_each_device():
         free_bytes=2**20,
         unaccounted_bytes=2 * 2**20,
     )
-    head, *lines = device_lines({"devices": {"GPU-1": first, "GPU-2": device()}})
+    head, *lines = format_devices({"devices": {"GPU-1": first, "GPU-2": device()}})
     assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]
     assert [line.split()[0] for line in lines] == ["GPU-1", "GPU-2"]
     assert lines[0].split()[1:] == ["3.0", "MiB", "1.0", "MiB", "4.0", "MiB", "2.0", "MiB"]
 
 
 def test_ps_names_memory_limit_when_there_is_no_device():
-    lines = device_lines({"devices": {}})
+    lines = format_devices({"devices": {}})
     assert lines == ["memory is not measured: set memory_limit; see docs/memory.md#limits"]
 
 
 def test_ps_shows_a_dash_for_unknown_memory():
-    unknown = device(used_bytes=None, free_bytes=None, limit_bytes=10)
-    del unknown["unaccounted_bytes"]
-    [_, line] = device_lines({"devices": {"host": unknown}})
+    unknown = device(used_bytes=None, free_bytes=None, unaccounted_bytes=None, limit_bytes=10)
+    [_, line] = format_devices({"devices": {"host": unknown}})
     assert line.split() == ["host", "-", "-", "10", "bytes", "-"]
 
 
@@ -91,15 +80,22 @@ def test_ps_shows_a_dash_for_unknown_memory():
 
 
 def model(name, **given):
-    idle = {"in_flight": 0, "served": 0, "idle_seconds": None, "waits_for": None, "basis": None}
-    return {"model_id": name, "bytes": {"GPU-1": 2**20, "GPU-2": 2**20}} | idle | given
+    unset = ("idle_seconds", "waits_for", "basis", "gpu", "hanging_seconds")
+    return {
+        "model_id": name,
+        "bytes": {"GPU-1": 2**20, "GPU-2": 2**20},
+        "in_flight": 0,
+        "served": 0,
+        "is_pinned": False,
+        "awaits": [],
+        **dict.fromkeys(unset),
+        **given,
+    }
 
 
 def rows(table, *found):
-    return [
-        line.split("  ")
-        for line in table.lines({"models": found, "on_demand": None, "failures": []})
-    ]
+    state = {"models": found, "on_demand": None, "lost": [], "failures": []}
+    return [line.split("  ") for line in table.format(state)]
 
 
 def test_models_are_sorted_and_say_how_long_they_are_in_a_state():
@@ -125,7 +121,7 @@ def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():
 
 
 def test_requests_a_second_are_those_since_the_last_look(monkeypatch):
-    times = iter([100.0, 102.0])
+    times = iter([100.0, 100.0, 102.0, 102.0])
     monkeypatch.setattr(models.time, "monotonic", lambda: next(times))
     table, ready = ModelTable(), {"state": "READY", "state_seconds": 1}
     assert rows(table, model("a", **ready, served=10))[0][-1] == "LOADED FOR"
