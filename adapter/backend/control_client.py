@@ -42,6 +42,7 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _ATTEMPTS = 6
+_RETRY_SECONDS = 6.0
 # Triton is asked twice a second on it whether it is live, so that no ping is sent while it answers.
 _KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
@@ -174,7 +175,6 @@ def never_arrived(error: BaseException) -> bool:
 def control_retries(
     on_retry: Callable[[], None],
     *,
-    seconds: float = 6.0,
     wait_seconds: float = 0.2,
 ) -> AsyncRetrying:
     """Return a policy that outlasts a restart of Triton, which takes about a second.
@@ -188,7 +188,7 @@ def control_retries(
 
     return AsyncRetrying(
         retry=retry_if_exception(never_arrived),
-        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(seconds),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_RETRY_SECONDS),
         wait=wait_random_exponential(multiplier=wait_seconds, max=2.0),
         before_sleep=count,
         reraise=True,

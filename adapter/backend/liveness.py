@@ -2,15 +2,12 @@
 
 import asyncio
 import errno
-import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
-
-_log = logging.getLogger("adapter.triton")
 
 _IN_A_ROW = 6
 # A probe does not count if the event loop was late by more than this share of its time.

@@ -81,10 +81,6 @@ def family(ancestor: int, others: set[int]) -> list[Member]:
     return table.below([ancestor])
 
 
-def descendants(ancestor: int) -> list[int]:
-    return [member.id.pid for member in family(ancestor, set())]
-
-
 def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
     """Return those that live and their descendants; all of `known` if none can be listed."""
     try:

@@ -211,7 +211,6 @@ _HINTS = {
     "ModelNotReady": _LATER,
     "ModelTooLarge": f"unloading others does not help; `{PROG} ps` shows the limit",
     "OutOfMemory": _NO_ROOM,
-    "Overloaded": _LATER,
     "NoRoom": _LATER,
     "SourceMissing": "the path must exist where the adapter runs",
     "StoreDenied": "see docs/stores.md#credentials",

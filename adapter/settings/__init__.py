@@ -7,7 +7,6 @@ and ModelMesh, and those beat the defaults. One name, three spellings:
 
 from adapter.settings.model import GROUPS, SECRETS, Settings, metavar_of
 from adapter.settings.sources import (
-    CONFIG_VARIABLE,
     Loaded,
     as_text,
     file_schema,
@@ -28,7 +27,6 @@ from adapter.settings.values import (
 )
 
 __all__ = [
-    "CONFIG_VARIABLE",
     "GROUPS",
     "SECRETS",
     "Address",

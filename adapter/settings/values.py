@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from adapter.core.artifacts import parse_artifact_path
-from adapter.core.model import parse_model_id
 from adapter.core.sizing import parse_size
 from adapter.errors import InvalidRequest
 from adapter.settings.locations import Endpoint, StoreLocation, parse_endpoints, parse_location
@@ -234,13 +233,6 @@ def _key(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def _model_name(text: str) -> str:
-    try:
-        return parse_model_id(text)
-    except InvalidRequest as error:
-        raise ValueError(str(error)) from error
-
-
 def _token(secret: SecretStr) -> SecretStr:
     text = secret.get_secret_value()
     if len(text) < _TOKEN_CHARACTERS or re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", text) is None:
@@ -289,7 +281,6 @@ ModelKeys = Annotated[
     BeforeValidator(_lines, json_schema_input_type=_Texts),
     Metavar("KEY"),
 ]
-ModelName = Annotated[str, AfterValidator(_model_name), Metavar("NAME")]
 Arguments = Annotated[
     tuple[str, ...],
     BeforeValidator(

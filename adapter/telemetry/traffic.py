@@ -209,11 +209,6 @@ class Traffic(Collector):
             )
         return found
 
-    def added_up(self, frontend: str, method: str) -> Served:
-        found = self.served(frontend, method)
-        found.add_up()
-        return found
-
     def _added_up(self) -> dict[tuple[str, str], Served]:
         for served in self._served.values():
             served.add_up()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapter.backend.process import NotStarted, ServerProcess
-from adapter.backend.processes import descendants, family, kill
+from adapter.backend.processes import family, kill
 from tests.processes import suspend
 
 _DAEMON = """
@@ -39,6 +39,10 @@ def patience(monkeypatch):
 def is_there(pid: int) -> bool:
     """A zombie is, until it is reaped."""
     return Path(f"/proc/{pid}").exists()
+
+
+def descendants(ancestor: int) -> list[int]:
+    return [member.id.pid for member in family(ancestor, set())]
 
 
 def descriptors() -> int:

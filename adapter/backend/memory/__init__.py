@@ -24,7 +24,6 @@ __all__ = [
     "HostMemory",
     "NvmlMemory",
     "TritonMetrics",
-    "Wanted",
     "build_memory",
     "host_limit_bytes",
     "models_limit_bytes",

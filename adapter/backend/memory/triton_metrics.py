@@ -14,6 +14,7 @@ from adapter.runtime import clock
 # One literal to look for: the page may hold megabytes of lines about models (0.3 ms for 1 MB).
 _SERIES = re.compile(rb'\nnv_gpu_memory_(used|total)_bytes\{.*?gpu_uuid="([^"\n]+)".*?\} (\S+)')
 _GRACE_SECONDS = 2.0
+_LAG_SECONDS = 3.0
 _OK = 200
 
 
@@ -26,14 +27,12 @@ class TritonMetrics:
         self,
         address: str | Callable[[], str],  # `host:port`; empty while there is none
         *,
-        lag_seconds: float = 3.0,
         timeout_seconds: float = 2.0,
         clock: Callable[[], float] = clock.now,
     ) -> None:
         self.why = "it was not asked yet"  # why the last reading was None
         self.uuids: tuple[str, ...] = ()  # the GPUs of the last page that named any
         self._address = address
-        self._lag = lag_seconds
         self._timeout = timeout_seconds
         self._clock = clock
         self._totals = Totals()
@@ -52,7 +51,7 @@ class TritonMetrics:
             self.why = str(error)
             return None
         self.why = ""
-        return MemoryReading(devices, source="triton", lag_seconds=self._lag)
+        return MemoryReading(devices, source="triton", lag_seconds=_LAG_SECONDS)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -118,7 +117,7 @@ class TritonMetrics:
         if used != self._used:
             self._used, self._moved_at, self._suspected_at = used, now, None
         elif (
-            self._suspected_at is not None and now - self._suspected_at > self._lag + _GRACE_SECONDS
+            self._suspected_at is not None and now - self._suspected_at > _LAG_SECONDS + _GRACE_SECONDS
         ):
             raise BackendUnavailable(
                 "the values have been frozen since the ledger changed", delivered=True

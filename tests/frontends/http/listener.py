@@ -26,6 +26,7 @@ from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
+from adapter.telemetry.traffic import Served
 from tests.fakes.house import House
 from tests.fakes.http_triton import Script, Upstream, served
 
@@ -209,9 +210,15 @@ class Listener:
     def abandoned(self) -> int:
         return self.house.control.leases.abandoned
 
+    def served(self, frontend: str, method: str) -> Served:
+        """Return the figures of one method, complete as for a scrape."""
+        served = self.house.metrics.traffic.served(frontend, method)
+        served.add_up()
+        return served
+
     def count(self, frontend: str, method: str, code: int) -> int:
         """Answers counted so far."""
-        return self.house.metrics.traffic.added_up(frontend, method).codes.get(code, 0)
+        return self.served(frontend, method).codes.get(code, 0)
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""

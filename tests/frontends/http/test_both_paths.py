@@ -229,8 +229,7 @@ async def play(ways: Ways, connections: int) -> Counter[str]:
             caller.writer.close()
             await listener.until_lost()
         seen["fast"] = sum(
-            listener.house.metrics.traffic.added_up(*kind).fast
-            for kind in (("sagemaker", "invoke"), ("v2", "infer"))
+            listener.served(*kind).fast for kind in (("sagemaker", "invoke"), ("v2", "infer"))
         )
     return seen
 
@@ -336,11 +335,10 @@ async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log
         for more in ((), (SLOW,)):
             raw = request(target, body, *IDS, *more)
             cut = [raw] if pieces == 1 else [raw[: -len(body)], raw[-len(body) :]]
-            traffic = listener.house.metrics.traffic
-            before = traffic.added_up(*kind)
+            before = listener.served(*kind)
             counts = dict(before.codes), before.fast
             found.append(await refused_by(listener, cut, caplog))
-            served = traffic.added_up(*kind)
+            served = listener.served(*kind)
             status = int(found[-1][0].split()[1])
             assert served.codes[status] > counts[0].get(status, 0)
             # a call of V2 waits for the load
@@ -428,4 +426,4 @@ async def test_a_thousand_refusals_behind_one_another_are_answered_in_their_orde
             found = await caller.answer()
             assert (found.status, found.json()["model_name"]) == (404, name)
         await sending
-        assert listener.house.metrics.traffic.added_up("sagemaker", "invoke").fast == len(names)
+        assert listener.served("sagemaker", "invoke").fast == len(names)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -49,14 +49,9 @@ class Caller:
 class SigV4Authenticator:
     """The callers who may call; `keys` has them by access key."""
 
-    def __init__(
-        self,
-        keys: Mapping[str, Key],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
+    def __init__(self, keys: Mapping[str, Key]) -> None:
         self._secrets = {name: key.secret for name, key in keys.items()}
         self._callers = {name: Caller(key.models, name) for name, key in keys.items()}
-        self._now = now
 
     def judge(self, request: web.BaseRequest) -> Claim:
         """Return whose signature the head claims to have. Raise InvalidSignature for what is wrong
@@ -65,7 +60,7 @@ class SigV4Authenticator:
         if "Authorization" not in request.headers:
             raise Forbidden("Missing Authentication Token: this endpoint takes signed requests.")
         try:
-            claim = read_claim(_signed(request), self._now())
+            claim = read_claim(_signed(request), datetime.now(UTC))
         except SignatureError as error:
             raise InvalidSignature(str(error)) from error
         if claim.access_key not in self._secrets:
