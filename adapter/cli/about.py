@@ -67,6 +67,7 @@ def _print_version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int
 
 
 def _find_version(name: str) -> str:
+    """Return the version of an installed package, or that it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -79,6 +80,7 @@ def _add_help_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_command(name: str) -> str:
+    """Return the name of a command. Raises ArgumentTypeError for another word."""
     if name not in ALL_COMMANDS:
         raise argparse.ArgumentTypeError(describe_unknown(name))
     return name

@@ -95,7 +95,7 @@ class Answer:
 
 
 def find_target(args: argparse.Namespace, environ: Mapping[str, str], listener: str) -> Target:
-    """Return the target that --url names, or the address of this listener in the settings.
+    """Return the listener to ask: the one at --url, or the one with this name in the settings.
 
     Raises InvalidSettings.
     """
@@ -113,6 +113,7 @@ def find_target(args: argparse.Namespace, environ: Mapping[str, str], listener: 
 
 
 def _parse_url(text: str, listener: str) -> Target:
+    """Parse the value of --url. Raises InvalidSettings."""
     try:
         url = urlsplit(text)
         port = _HTTP_PORT if url.port is None else url.port
@@ -278,6 +279,7 @@ def _guess_server(target: Target) -> str:
 
 
 def _is_admin(target: Target) -> bool:
+    """Return whether the admin listener of an adapter answers at this address."""
     try:
         state = ask(target, "GET", "/debug/state", timeout_seconds=_GUESS_SECONDS).json()
     except Unreachable:
@@ -303,7 +305,7 @@ def _list_figures(error: Mapping[str, Any]) -> list[list[str]]:
 
 @contextmanager
 def show_progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr that a request is in progress; yield a function that shows its step.
+    """Show on stderr that a request is in progress; yield a function that shows its current step.
 
     A terminal shows a line that is written over. Elsewhere each step is a line, after a while.
     """

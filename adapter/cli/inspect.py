@@ -89,6 +89,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_name(text: str) -> ModelId:
+    """Parse the name of a model. Raises ArgumentTypeError."""
     try:
         return parse_model_id(text)
     except InvalidRequest as error:
@@ -313,7 +314,7 @@ def _find_absent_gpus(configs: Iterable[ModelConfig]) -> Iterator[str]:
 
 
 def count_gpus() -> int | None:
-    """Return how many GPUs the driver of this machine shows; None if it does not answer."""
+    """Return how many GPUs this machine shows, 0 without a driver; None if the driver fails."""
     try:
         pynvml.nvmlInit()
         return int(pynvml.nvmlDeviceGetCount())

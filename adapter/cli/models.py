@@ -121,7 +121,7 @@ def _format_state(state: State, table: "ModelTable", args: argparse.Namespace) -
 
 
 def _select_models(state: State, names: Sequence[str]) -> State:
-    """Return the state with these models alone."""
+    """Return the state of the adapter with only these models in it."""
 
     def select(entries: Sequence[State]) -> list[State]:
         return [entry for entry in entries if entry["model_id"] in names]
@@ -260,7 +260,7 @@ def _format_model(model: State) -> list[str]:
         state += f", {_describe_wait(model)}"
     if model["is_pinned"]:
         state += ", pinned"
-    size = _size_of(model)
+    size = _known_size(model)
     idle_seconds = model["idle_seconds"]
     return [
         model["model_id"],
@@ -273,8 +273,8 @@ def _format_model(model: State) -> list[str]:
     ]
 
 
-def _size_of(model: State) -> int | None:
-    """Return the size of a model; None if it is loaded and nobody has measured or estimated it."""
+def _known_size(model: State) -> int | None:
+    """Return the bytes of a model; None if it is loaded and its size is not known."""
     size = sum(model["bytes"].values())
     is_known = size > 0 or model["basis"] in {"measured", "learned"}
     return None if model["state"] == "READY" and not is_known else size
@@ -317,7 +317,7 @@ def _colour_state(line: str, state: str) -> str:
 
 
 def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
-    """Return lines about the models on disk and about the last eviction."""
+    """Return the lines of `ps` about the models on disk and the last eviction."""
     disk = on_demand["disk"]
     size = "the disk has no room for any"
     if disk["limit_bytes"]:
@@ -331,7 +331,7 @@ def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
 
 
 def _lost_lines(models: Sequence[State]) -> list[str]:
-    """Return a line for the models that one exit of Triton ended for good."""
+    """Return the lines of `ps` about models that an exit of Triton ended: a line for each exit."""
     names_by_exit: dict[str, list[str]] = {}
     for model in models:
         time_of_day = datetime.fromisoformat(model["time"]).astimezone().strftime("%H:%M:%S")
@@ -346,7 +346,7 @@ def _lost_lines(models: Sequence[State]) -> list[str]:
 
 
 def _failure_lines(failures: Sequence[State]) -> list[str]:
-    """Return a table of the newest failures, without those that later succeeded."""
+    """Return the lines of `ps` about the newest failures, except those that succeeded since."""
     now = datetime.now(UTC)
     rows = []
     lack_of_memory = None
@@ -418,7 +418,7 @@ def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for warning in model["warnings"]:
         title = add_colour("warning", YELLOW, sys.stderr)
         print(f"{title}: {escape(warning)}", file=sys.stderr)
-    size = _size_of(model)
+    size = _known_size(model)
     if size is None:
         return operation.show_success(answer, "; size unknown")
     return operation.show_success(answer, f" and takes {format_size(size)} ({model['basis']})")

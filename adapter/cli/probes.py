@@ -53,8 +53,8 @@ def _find_probes(args: argparse.Namespace, environ: Mapping[str, str]) -> Target
     return find_target(args, environ, "metrics" if has_metrics else "admin")
 
 
-def _report(text: str) -> int:
-    """Write a text to stderr, and return the exit code of a failure."""
+def _print_problem(text: str) -> int:
+    """Print a text on stderr behind the name of the command, and return the exit code 1."""
     print(escape_lines(f"{PROG}: {text}"), file=sys.stderr)
     return 1
 
@@ -80,13 +80,13 @@ def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return 0
         if status in _WRONG_LISTENER:
             advice = "name the listener with the probes by --admin, --metrics or --url"
-            return _report(f"{reason}\n  {advice}")
+            return _print_problem(f"{reason}\n  {advice}")
         now = time.monotonic()
         if now + _POLL_SECONDS > deadline:
-            return _report(f"not ready after {args.timeout:g} s: {reason}")
+            return _print_problem(f"not ready after {args.timeout:g} s: {reason}")
         if now >= report_at:
             report_at = now + _REPORT_SECONDS
-            _report(f"waiting since {now - started_at:.0f} s: {reason}")
+            _print_problem(f"waiting since {now - started_at:.0f} s: {reason}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -122,7 +122,7 @@ def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return 0
     if status == HTTPStatus.UNAUTHORIZED:
         reason += f"\n  {TOKEN_HINT}"
-    return _report(reason)
+    return _print_problem(reason)
 
 
 COMMANDS = {

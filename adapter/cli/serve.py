@@ -86,7 +86,10 @@ def run(loaded: "Loaded", on_started: OnStarted | None = None) -> int:
 
 
 def _log_roots(loaded: "Loaded") -> None:
-    """Log model roots that are missing or relative, unless they are defaults or a mesh's."""
+    """Log model roots that do not exist or are relative paths.
+
+    The default roots, and those that ModelMesh sets, need not exist.
+    """
     origin = loaded.origins["model_roots"]
     if not origin.startswith(("flag", "file", "environment ADAPTER_")):
         return
@@ -146,7 +149,7 @@ async def _serve_until_signal(loaded: "Loaded", on_started: OnStarted | None) ->
 
 
 def _report_failure(reason: str, loaded: "Loaded") -> None:
-    """Log why the adapter failed. Write it to stderr too, unless its reader sees the log."""
+    """Log why the adapter failed; write it to stderr too, unless the log is shown there."""
     from adapter.telemetry.log import is_text  # noqa: PLC0415 - see above
 
     log.error("adapter.failed", extra={"reason": reason})

@@ -75,7 +75,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _measure(text: str) -> int:
-    """Return the columns of a text: letters of China, Japan and Korea, and emoji, take two."""
+    """Return how many columns a text takes: emoji and letters of East Asia take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # noqa: PLC0415 - imports take 15 ms

@@ -117,7 +117,8 @@ class TritonMetrics:
         if used != self._used:
             self._used, self._moved_at, self._suspected_at = used, now, None
         elif (
-            self._suspected_at is not None and now - self._suspected_at > _LAG_SECONDS + _GRACE_SECONDS
+            self._suspected_at is not None
+            and now - self._suspected_at > _LAG_SECONDS + _GRACE_SECONDS
         ):
             raise BackendUnavailable(
                 "the values have been frozen since the ledger changed", delivered=True
