@@ -5,6 +5,7 @@
 #   machine      the sidecar and that Triton in one, for a fleet to try things out
 #   envoy        an Envoy, for a fleet
 #   bucket       a server of S3 for trials: a bucket `models` with what it finds in a folder
+#   load         Locust with the scenarios of examples/load
 # Needs BuildKit. `--secret id=ca,src=FILE`: certificates to trust while packages are fetched.
 # Two builds on one base are the same, byte by byte, with `rewrite-timestamp=true`: docs/containers.md, The same bytes.
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm

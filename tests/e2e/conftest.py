@@ -13,7 +13,9 @@ from tests.e2e.stack import BUILD_CA, PYTHON_IMAGE, ROOT, Stack, running
 from tests.running import EXAMPLES
 from tests.trees import write_python_model
 
-ADAPTER, TRITON, SAGEMAKER = (f"e2e/{name}:test" for name in ("adapter", "triton-cpu", "sagemaker"))
+ADAPTER, TRITON, SAGEMAKER, LOAD = (
+    f"e2e/{name}:test" for name in ("adapter", "triton-cpu", "sagemaker", "load")
+)
 # Takes as many seconds as the request says in its tensor.
 SLOW = "import time; time.sleep(float(values[0]))"
 
@@ -41,10 +43,15 @@ def engine() -> Iterator[DockerClient]:
 @pytest.fixture(scope="session")
 def images(engine: DockerClient) -> Iterator[dict[str, str]]:
     """As compose.yaml builds them; the variables that name them there. Gone in the end."""
-    environ = {"ADAPTER_IMAGE": ADAPTER, "TRITON_CPU_IMAGE": TRITON, "PYTHON_IMAGE": PYTHON_IMAGE}
+    environ = {
+        "ADAPTER_IMAGE": ADAPTER,
+        "TRITON_CPU_IMAGE": TRITON,
+        "LOAD_IMAGE": LOAD,
+        "PYTHON_IMAGE": PYTHON_IMAGE,
+    }
     Stack(engine, environ).compose("build")
     yield environ
-    for name in (SAGEMAKER, ADAPTER, TRITON):
+    for name in (LOAD, SAGEMAKER, ADAPTER, TRITON):
         with suppress(ImageNotFound):
             engine.images.remove(name, force=True)
 
