@@ -5,16 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from adapter.control.door import Lease
-from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError, CapacityError, ModelNotFound
+from tests.simulation.control import Control
 from tests.simulation.models import Call, Entry, Spec, Violated
 
 _TRIES = 4
 
 
 class Callers:
-    def __init__(self, world: object, control: ModelControl) -> None:
+    def __init__(self, world: object, control: Control) -> None:
         self._world, self._control = world, control
         self._oracle = world.oracle
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -82,7 +82,7 @@ class Callers:
         source = ModelSource(spec.url)
         oracle.loading[name] += 1
         try:
-            await self._of_adapter(self._control.load(ModelId(name), source))
+            await self._of_adapter(self._control.models.load(ModelId(name), source))
         except AdapterError as error:
             failure = error
         else:
@@ -100,7 +100,7 @@ class Callers:
         self._oracle.happened("unload asked", name)
         self._oracle.unloading[name] += 1
         try:
-            await self._of_adapter(self._control.unload(ModelId(name)))
+            await self._of_adapter(self._control.models.unload(ModelId(name)))
         except ModelNotFound as error:
             if must and not self._oracle.since(call.begun, "end", "stub ended"):
                 raise Violated(
@@ -127,7 +127,7 @@ class Callers:
         self._world.story.counts["call"] += 1
         self._used[name] = self._world.now
         try:
-            lease = self._control.lease(ModelId(name))
+            lease = self._control.models.lease(ModelId(name))
             expected = oracle.serving.get(name)
             lease.begin()
         except AdapterError as error:

@@ -5,51 +5,44 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
-from adapter.control.models import ModelControl
-from adapter.control.residency import Options, Residency
-from adapter.core.residency.waiting import WaitLimits, room_seconds
 from adapter.core.state import ModelState
-from adapter.runtime import background
-from adapter.telemetry.metrics import Metrics
-from tests.simulation.alive import Adapter
+from adapter.store.cache import ArtifactCache
 from tests.simulation.cache import Room, SimFolder, files_at, new_cache, said_by
+from tests.simulation.catalog import Catalog, Terms
+from tests.simulation.control import Control
 from tests.simulation.models import Spec, Violated
 from tests.simulation.residents import Residents
-from tests.simulation.shelf import Shelf, Terms
 from tests.simulation.store import CONFIG, SimStore
 
 _MEMORY = "/dev/shm"
+_MOST_ROOM_SECONDS = 10.0  # for which a fetch waits for room on disk
 
 
 class Endpoint:
-    """`residency`, `cache` and `terms` are those of the adapter that runs now."""
+    """`control`, `cache` and `terms` are those of the adapter that runs now."""
 
-    def __init__(self, world: object, shelf: Shelf, policy: str) -> None:
-        self._world, self.shelf, self._policy = world, shelf, policy
+    def __init__(self, world: object, catalog: Catalog) -> None:
+        self._world, self.catalog = world, catalog
         self.root = Path(mkdtemp(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
         self.store = SimStore(
-            shelf.versions, world.draws, world.take_fault, is_exact=shelf.is_exact
+            catalog.versions, world.draws, world.take_fault, is_exact=catalog.is_exact
         )
-        self.room = Room(shelf.disk_bytes)
-        self.items = {item.spec.url: item for items in shelf.versions.values() for item in items}
+        self.room = Room(catalog.disk_bytes)
+        self.items = {item.spec.url: item for items in catalog.versions.values() for item in items}
         self.known: dict[str, Spec] = {}  # what the files at a place are, or were
         self.oracle = Residents(world, self)
         self.terms: Terms | None = None
-        self._adapter: Adapter | None = None
-        self._watching: Any = None
+        self.control: Control | None = None
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
 
     # -- one adapter ------------------------------------------------------------------------
 
-    def new_adapter(
-        self, adapter: Adapter, control: ModelControl, metrics: Metrics, terms: Terms
-    ) -> None:
-        """To be called in the context of the adapter."""
-        self.terms, self._adapter, self.control = terms, adapter, control
+    def new_cache(self, terms: Terms) -> ArtifactCache:
+        """Return the disk cache of the next adapter. To be called in its context."""
+        self.terms = terms
         self._folder = SimFolder(self.root / "cache", self.room, self._world.take_fault)
         self._folder.kept = self._world.judged(self._kept)
         self.cache = new_cache(
@@ -57,33 +50,17 @@ class Endpoint:
             self._folder,
             limit_bytes=terms.cache_limit,
             concurrency=terms.fetch_concurrency,
-            room_seconds=room_seconds(terms.model_wait_seconds),
+            room_seconds=min(_MOST_ROOM_SECONDS, terms.model_wait_seconds / 2),
             on_evicted=lambda _: None,
         )
-        options = Options(
-            pin=terms.pin,
-            idle_unload_seconds=terms.idle_unload_seconds,
-            model_wait_seconds=terms.model_wait_seconds,
-            load_concurrency=terms.load_concurrency,
-            revalidate_seconds=terms.revalidate_seconds,
-            limits=WaitLimits(*terms.most_waiting),
-            eviction=self._policy,
-        )
-        self.residency = Residency(control, self.cache, metrics, options)
+        return self.cache
+
+    def new_adapter(self, control: Control) -> None:
+        self.control = control
         self.oracle.new_adapter()
-
-    async def begin(self) -> None:
-        """As the adapter does once control is open."""
-        self._watching = background.begin("residency-watch", self.residency.run_housekeeping())
-
-    async def stop(self) -> None:
-        background.end(self._watching)
-        await self.residency.close()
-        await self.cache.close()
 
     async def killed(self) -> None:
         """What the system does for a process that has gone; in the context of the adapter."""
-        background.end(self._watching)
         self._folder.close()
         await self.cache.close()
 
@@ -106,7 +83,7 @@ class Endpoint:
         is_unloading = held is not None and held.state == "UNLOADING"  # which may do without files
         is_ours = self._world.control is self.control and not is_unloading
         if (spec := self.spec_at(place)) is None and is_ours:
-            records = self.control.registry.records()
+            records = self.control.models.registry.records()
             if any(r.name == name and r.state is ModelState.LOADING for r in records):
                 raise Violated("5 cache", f"the files of {name} have left the disk")
         return spec

@@ -33,7 +33,7 @@ class Growth:
     def _look(self, control: object, held: Held, taken: int, moment: float) -> None:
         world = self._world
         is_there = held in world.all_held() and held.state == "READY"
-        record = next((r for r in control.registry.records() if r.name == held.name), None)
+        record = next((r for r in control.models.registry.records() if r.name == held.name), None)
         if world.control is not control or not is_there or held.process.over.is_set():
             return
         if record is None or world.oracle.since(moment - 30.0, *_UPSET):
@@ -41,7 +41,7 @@ class Growth:
         # both processes were measured where an unload went on beside the next load of the model
         if world.oracle.since(0.0, "unload", model_id=held.spec.model_id):
             return
-        booked = total(control.memory.ledger.of(record.name))
+        booked = total(control.state.held(record))
         if booked < taken * 0.9 - SLACK_BYTES:
             said = f"{record.id} has {booked // MIB} MiB, and took {taken // MIB} 6 s ago"
             raise Violated("3 growth", said)

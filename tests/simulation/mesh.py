@@ -10,8 +10,6 @@ from functools import wraps
 from typing import Any
 
 from adapter._proto import model_runtime_pb2 as pb
-from adapter.control.models import ModelControl
-from adapter.control.state import State
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendUnavailable, ModelNotFound
 from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
@@ -19,9 +17,9 @@ from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.mesh_cache import Churn, MeshCache
 from tests.simulation.callers import Callers
+from tests.simulation.control import Control
 from tests.simulation.mesh_books import MeshOracle
-from tests.simulation.models import Call, Spec, Violated
-from tests.simulation.oracle import FACTOR
+from tests.simulation.models import SIZE_FACTOR, Call, Spec, Violated
 from tests.simulation.plan import Entry
 
 _DEFAULT_BYTES = 1_000_000
@@ -49,17 +47,17 @@ def _judged(act: Callable[..., Any]) -> Callable[..., Any]:
 class MeshCallers(Callers):
     """The Runtime of tests/fakes/mesh_cache.py, and those who use the models behind it."""
 
-    def __init__(self, world: object, control: ModelControl) -> None:
+    def __init__(self, world: object, control: Control) -> None:
         super().__init__(world, control)
         words = world.oracle.settings.platform
         reads = world.plan.reader != "off" or world.oracle.settings.memory_limit
-        state = State(control, None)
+        state = control.state
         sizes = MeshSizes(
-            control,
+            control.models,
             state,
-            control.memory.mesh,
+            control.mesh_books,
             default_bytes=_DEFAULT_BYTES,
-            size_factor=FACTOR,
+            size_factor=SIZE_FACTOR,
             memory_bytes=None if reads else world.plan.device_bytes,
             buffer_bytes=0,
         )
@@ -72,11 +70,11 @@ class MeshCallers(Callers):
             version="v1",
         )
         self._runtime = ModelRuntime(
-            *(control, state.triton, world.triton, sizes),
+            *(control.models, state.triton, world.triton, sizes),
             options=options,
             metrics=Metrics(),
             access=None,
-            is_ready=lambda: control.is_open and control.triton_status.is_up,
+            is_ready=lambda: state.triton.is_open and state.triton.is_up,
         )
         self._words = words
         self._paths = dict(world.newest)  # of this ModelMesh, by id
@@ -244,7 +242,7 @@ class MeshCallers(Callers):
     async def infer(self, model_id: str) -> Spec:
         for _ in range(_TRIES):
             try:
-                self._control.triton_status.refuse_lost(ModelId(model_id))
+                self._control.state.triton.refuse_lost(ModelId(model_id))
                 return await self._infer(model_id)
             except BackendUnavailable:
                 continue

@@ -6,6 +6,7 @@ from random import Random
 from tests.simulation.memory import MIB
 
 NAMES = "abcdefgh"
+SIZE_FACTOR = 1.25  # of the size on disk, what a load is supposed to take
 
 
 @dataclass(frozen=True, slots=True)

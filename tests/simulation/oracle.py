@@ -27,13 +27,12 @@ from adapter.errors import (
     UnloadedMeanwhile,
 )
 from tests.simulation.memory import MIB
-from tests.simulation.models import Call, Spec, Violated
+from tests.simulation.models import SIZE_FACTOR, Call, Spec, Violated
 from tests.simulation.plan import Settings
 from tests.simulation.rest import OOM, RECENT_SECONDS, SLACK_BYTES, Rest
 from tests.simulation.triton import Held
 
 _LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
-FACTOR = 1.25  # of the size on disk
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
@@ -352,7 +351,7 @@ class Oracle(Rest):
 
     def most(self, spec: Spec) -> int:
         """Return the most that the adapter may suppose the model to take."""
-        disk = int(spec.takes * 0.75 * FACTOR) + 1
+        disk = int(spec.takes * 0.75 * SIZE_FACTOR) + 1
         least = max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES)
         return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
@@ -376,7 +375,7 @@ class Oracle(Rest):
     def _is_elsewhere(self, spec: Spec, gpu: int) -> bool:
         held = self._world.held_of(spec.model_id)
         is_settled = bool(held) and all(h.state == "READY" and h.gpu != gpu for h in held)
-        records = self._world.control.registry.records() if self._world.control else ()
+        records = self._world.control.models.registry.records() if self._world.control else ()
         names = {each.id.partition("#")[0] for each in records if each.state.value != "READY"}
         return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 

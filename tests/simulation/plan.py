@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from tests.simulation.catalog import Catalog, drawn_catalog
 from tests.simulation.incidents import (
     SQUEEZE_SECONDS,
     drawn_hangs,
@@ -20,7 +21,6 @@ from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
 from tests.simulation.platforms import V2, Mesh, Operation, Platform, drawn_platform
-from tests.simulation.shelf import Shelf, drawn_shelf
 
 # What may be done to an operation of a model, by the port's verb.
 FAULTS = {
@@ -54,20 +54,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`reader` and `is_embedded` are the machine's, for the whole run; `shelf` is what an endpoint
-    has, on a day that has one. `more_gpus`: the bytes of each GPU beside the first.
-    """
+    """Lists a machine, its models, and what happens in each shift."""
 
     seed: int
-    device_bytes: int
-    baseline: int
-    reader: str
+    device_bytes: int  # of the first GPU, or of the host
+    baseline: int  # bytes of Triton without models
+    reader: str  # host, nvml, triton or off
     is_embedded: bool
     models: dict[str, Spec]
     shifts: tuple[Settings, ...]
     entries: tuple[Entry, ...]
-    shelf: Shelf | None = None
-    more_gpus: tuple[int, ...] = ()
+    catalog: Catalog | None = None  # of an endpoint's store, on a day that has one
+    more_gpus: tuple[int, ...] = ()  # bytes of each GPU beside the first
 
     def only(self, entries: tuple[Entry, ...]) -> "Plan":
         return replace(self, entries=entries)
@@ -143,7 +141,7 @@ def _with_hangs(plan: Plan) -> Plan:
     small = {name: each for name, each in plan.models.items() if each.takes < room}
     if (
         not plan.is_embedded
-        or plan.shelf is not None
+        or plan.catalog is not None
         or plan.shifts[shift].platform is not None
         or all(each.is_python for each in small.values())
         or Draws(plan.seed).of("hangs").random() < 0.5
@@ -161,13 +159,13 @@ def _undone_after(shift: Settings) -> float:
 
 def _with_endpoint(plan: Plan) -> Plan:
     """Add an endpoint, in some days."""
-    shelf, more = drawn_shelf(plan.seed, plan.device_bytes - plan.baseline, len(plan.shifts))
-    if shelf is None:
+    catalog, more = drawn_catalog(plan.seed, plan.device_bytes - plan.baseline, len(plan.shifts))
+    if catalog is None:
         return plan
-    are_left_out = _OPERATIONS if shelf.is_alone else ()
+    are_left_out = _OPERATIONS if catalog.is_alone else ()
     entries = [*more, *(each for each in plan.entries if each.verb not in are_left_out)]
     entries.sort(key=lambda entry: (entry.shift, entry.at))
-    return replace(plan, entries=tuple(entries), shelf=shelf)
+    return replace(plan, entries=tuple(entries), catalog=catalog)
 
 
 def _with_platform(plan: Plan) -> Plan:

@@ -27,14 +27,13 @@ class V2:
     """Callers of V2's model repository."""
 
     def operation(self, random: Random, names: list[str]) -> Operation:
-        verbs = {"load": 6, "reload": 2, "unload": 4, "invoke": 8, "version": 1, "index": 2}
+        verbs = {"load": 6, "reload": 2, "unload": 4, "invoke": 8, "version": 1}
         [verb] = random.choices([*verbs], weights=[*verbs.values()])
         name = random.choice([*names, *"yzyz"])
         leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.1 else None
         words = {
             "invoke": (name, random.choice((1, 1, 3, 10)), leaves),
             "version": (name,),
-            "index": (),
         }
         return verb, words.get(verb, (name, leaves))
 

@@ -6,6 +6,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from adapter.control.door import StoreState
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -30,6 +31,7 @@ _RECENT_SECONDS = 20.0
 _LONG_SECONDS = 120.0  # what a fetch, a load and their waits may take together
 _SOON_SECONDS = 1.5
 _UNKNOWN_BYTES = 64 * 2**20  # must be free for a model of unknown size
+_COMING = ("FETCHING", "ON_DISK", "LOADING")
 _REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be served
 
 
@@ -58,6 +60,15 @@ class Residents:
     def _of_models(self) -> object:
         return self._world.oracle
 
+    @property
+    def _stores(self) -> StoreState:
+        return self._endpoint.control.state.stores
+
+    def _is_unloading(self) -> bool:
+        """Return whether an unload is about to free memory."""
+        is_late = any(holder.startswith("late ") for holder in self._world.truth.held)
+        return is_late or any(held.state == "UNLOADING" for held in self._world.all_held())
+
     def _since(self, moment: float, *whats: str, key: str = "") -> bool:
         return self._of_models.since(moment, *whats, model_id=key)
 
@@ -75,7 +86,7 @@ class Residents:
         """Return what may have bytes in the ledger of models that calls have loaded."""
         control = self._endpoint.control
         found = {held.spec.url: held.spec for held in self._world.all_held()}
-        for record in control.registry.records():
+        for record in control.models.registry.records():
             if (spec := self._endpoint.known.get(record.source.url)) is not None:
                 found[spec.url] = spec
         return [spec for url, spec in found.items() if url in self._endpoint.items]
@@ -183,7 +194,7 @@ class Residents:
         is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
         if isinstance(error, BackendTimeout):
             is_slow |= self._of_models.may_take_long(self._of_models.settings.load_seconds)
-        is_stuck = self._endpoint.control.registry.stuck or self._world.arriving()
+        is_stuck = self._endpoint.control.stuck() or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
             is_slow = is_slow or no_room
@@ -205,7 +216,7 @@ class Residents:
                 call.begun - _LONG_SECONDS, "publish", key=call.model_id
             )
         is_late = self._has_waited(call, error)  # whatever it waited for
-        is_freed = self._freed_at >= call.begun or self._endpoint.control.memory.accounts.unloads
+        is_freed = self._freed_at >= call.begun or self._is_unloading()
         if is_late and is_freed:
             return True  # it lacked room, and waits for its turn, or for memory to come back
         return not self._surely_fits(call.model_id, lambda s: is_late or self._stays(s.model_id))
@@ -218,10 +229,10 @@ class Residents:
             return False
         if world.reader.kind in {"nvml", "triton"} and self._endpoint.terms.load_concurrency > 1:
             return False  # one of several that were loaded at once may count as all of them
-        versions = self._endpoint.shelf.versions[key]
+        versions = self._endpoint.catalog.versions[key]
         if world.reader.kind == "host" and not all(item.spec.is_python for item in versions):
             return False  # it may count as what others took beside it
-        names = {record.name for record in self._endpoint.control.registry.records()}
+        names = {record.name for record in self._endpoint.control.models.registry.records()}
         if any(held.name not in names for held in world.all_held()):
             return False  # it was left by an earlier adapter, or is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
@@ -238,20 +249,20 @@ class Residents:
     def _is_disk_short(self, key: str) -> bool:
         """Whether there may be too little room on disk beside what cannot leave."""
         endpoint = self._endpoint
-        shelf, terms = endpoint.shelf, endpoint.terms
+        catalog, terms = endpoint.catalog, endpoint.terms
         staying = sum(
             max(map(_on_disk, items))
-            for name, items in shelf.versions.items()
+            for name, items in catalog.versions.items()
             if name != key and self._stays(name)
         )
         if self._since(self._world.now - _LONG_SECONDS, "fill"):
             return True
-        limit = min(terms.cache_limit or shelf.disk_bytes * 0.9, shelf.disk_bytes)
-        return staying + 2 * max(map(_on_disk, shelf.versions[key])) > limit
+        limit = min(terms.cache_limit or catalog.disk_bytes * 0.9, catalog.disk_bytes)
+        return staying + 2 * max(map(_on_disk, catalog.versions[key])) > limit
 
     # -- rule 4: evictions ------------------------------------------------------------------
 
-    def heard(self, event: str, fields: dict[str, object]) -> None:
+    def note_log_line(self, event: str, fields: dict[str, object]) -> None:
         """An adapter that lives has written this line."""
         if event == "model.unloaded":
             self._freed_at = self._world.now
@@ -270,7 +281,7 @@ class Residents:
 
     def _may_go(self, key: str, reason: str) -> None:
         """Raise if something keeps the model."""
-        record = self._endpoint.control.registry.get(key)
+        record = self._endpoint.control.models.registry.get(key)
         if not record.is_on_demand or self._is_kept(key):
             raise Violated("4 evicted", f"{key} was evicted, which a platform has loaded")
         if requests := self.busy[record.name]:
@@ -288,8 +299,8 @@ class Residents:
             return True
         for name in wanted:
             specs = [world.newest[name]]
-            if name in self._endpoint.shelf.versions:
-                specs = [item.spec for item in self._endpoint.shelf.versions[name]]
+            if name in self._endpoint.catalog.versions:
+                specs = [item.spec for item in self._endpoint.catalog.versions[name]]
             others = [*self.present(), *oracle.present.values()]
             needed = max(map(oracle.most, specs))
             if not all(map(oracle.is_known, specs)):
@@ -313,7 +324,8 @@ class Residents:
 
     def _wanted(self) -> list[str]:
         """Return the models that calls have asked for, though these may have given up."""
-        return [wait.model_id for wait in self._endpoint.residency.waits]
+        coming = {r.id for r in self._stores.models() if r.state.value in _COMING}
+        return [*coming, *(key for key, count in self.waiting.items() if count)]
 
     def _for_disk(self, key: str) -> bool:
         return any(name != key for name in self._wanted())
@@ -326,8 +338,8 @@ class Residents:
     # -- rule 5: quiet moments --------------------------------------------------------------
 
     def is_at_rest(self) -> bool:
-        models = self._endpoint.residency.models()
-        are_settled = not [*self._endpoint.residency.waits] and all(
+        models = self._stores.models()
+        are_settled = not self._stores.waiting and all(
             _is_settled(record) and record.id == record.asked_for and not record.files.is_outdated
             for record in models
         )
@@ -343,10 +355,10 @@ class Residents:
         and of the cache are right.
         """
         endpoint = self._endpoint
-        models = endpoint.residency.models()
-        if endpoint.residency.waits.count or [*endpoint.residency.waits]:
+        models = self._stores.models()
+        if self._stores.waiting:
             raise Violated("5 left over", "callers count as waiting, and there are none")
-        records = {r.id: r for r in endpoint.control.registry.records()}
+        records = {r.id: r for r in endpoint.control.models.registry.records()}
         for record in models:
             if not _is_settled(record):
                 raise Violated("5 left over", f"{record.id} is {record.state.value}")

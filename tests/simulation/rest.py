@@ -1,9 +1,9 @@
 """What must be so at quiet moments, when nothing is under way: all books agree with the truth."""
 
-from adapter.control.models import ModelControl
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
+from tests.simulation.control import Control
 from tests.simulation.memory import MIB
 from tests.simulation.models import Violated
 from tests.simulation.triton import LOAD_THREADS
@@ -17,33 +17,32 @@ OOM = "out of memory"
 class Rest:
     """A part of the oracle, for rules 5 and 7."""
 
-    def rest(self, control: ModelControl) -> None:
+    def rest(self, control: Control) -> None:
         """Nothing is under way any more: all books agree with the truth."""
-        records = control.registry.records()
+        records = control.models.registry.records()
         stuck = self._world.stuck_names()
         self._idle(control, records)
         self._not_stuck(control)
         self._same(records, stuck)
         self._came_back(control)
         for model_id in self.serving:
-            if control.registry.get(model_id) is None:
+            if control.models.registry.get(model_id) is None:
                 raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
-        book = control.memory.ledger.snapshot()
-        if book.reserved_bytes:
-            raise Violated("5 ledger", f"{book.reserved_bytes} bytes stay reserved")
-        if not stuck and book.models != len(records):
-            raise Violated("5 ledger", f"it has {book.models} models, of {len(records)}")
+        devices = control.state.devices()
+        if reserved := sum(device.reserved_bytes for device in devices.values()):
+            raise Violated("5 ledger", f"{reserved} bytes stay reserved")
+        held = sum(device.held_bytes for device in devices.values())
+        known = sum(total(control.state.held(record)) for record in (*records, *control.stuck()))
+        if held != known:
+            raise Violated("5 ledger", f"{held} bytes are booked, of which models have {known}")
         self._near_the_truth(control)
         if self._world.story.bugs:
             raise Violated("7 bugs", self._world.story.bugs[0])
 
-    def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
+    def _idle(self, control: Control, records: list[ModelRecord]) -> None:
         endless = self.never_unloaded()
-        if control.operations.in_flight > len(endless):
-            raise Violated("5 left over", f"{control.operations.in_flight} operations never end")
-        stuck = [*control.registry.stuck.values()]
-        if left := [each.id for each in control.load_threads.holders() if each not in stuck]:
-            raise Violated("5 left over", f"load threads are taken by {left}, which are not loaded")
+        if (pending := control.state.pending_operations) > len(endless):
+            raise Violated("5 left over", f"{pending} operations never end")
         for record in records:
             if record.usage.in_flight or record.usage.abandoned:
                 raise Violated("5 left over", f"{record.id} has {record.usage.in_flight} leases")
@@ -75,20 +74,20 @@ class Rest:
             if extra := run - names - stuck:
                 raise Violated("5 left over", f"processes stay: {sorted(extra)}")
 
-    def _not_stuck(self, control: ModelControl) -> None:
+    def _not_stuck(self, control: Control) -> None:
         """Nothing is stuck but what Triton still loads, or where the adapter cannot see processes
         unloads for ever; and never all of its threads.
         """
         goes_on = {"LOADING"} if self._world.is_embedded else {"LOADING", "UNLOADING"}
-        for record in control.registry.stuck.values():
+        for record in control.stuck():
             held = map(self._world.triton.held, record.placement.names)
             if goes_on.isdisjoint(each.state for each in held if each is not None):
                 said = f"{record.name} counts as stuck, and Triton is done with it"
                 raise Violated("5 left over", said)
-        if self._world.is_embedded and len(control.registry.stuck) >= LOAD_THREADS:
+        if self._world.is_embedded and len(control.stuck()) >= LOAD_THREADS:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
-    def _came_back(self, control: ModelControl) -> None:
+    def _came_back(self, control: Control) -> None:
         """What Triton has lost is loaded again, where the adapter does that, or has ended it."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
         recent, room = self._first_end - RECENT_SECONDS, min(self.limits) * 0.8
@@ -106,7 +105,7 @@ class Rest:
                 continue  # its load may take longer than it may
             if any(self.since(recent, each) for each in upset):
                 continue
-            record = control.registry.get(model_id)
+            record = control.models.registry.get(model_id)
             if record is None or record.state is not ModelState.READY:
                 raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
 
@@ -122,13 +121,13 @@ class Rest:
             for (what, whose), at in self._at.items()
         )
 
-    def _near_the_truth(self, control: ModelControl) -> None:
+    def _near_the_truth(self, control: Control) -> None:
         """What the ledger has of models is what they took at most: of those in processes of their
         own, and of those that came alone.
         """
         if self._world.reader.kind != "host":
             return
-        for record in control.registry.records():
+        for record in control.models.registry.records():
             held = self._world.triton.held(record.name)
             if held is None or held.process.over.is_set():
                 continue
@@ -137,9 +136,9 @@ class Rest:
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
-            if was_unloading or not control.memory.accounts.is_measured(record.name):
+            if was_unloading or not control.state.size_of(record).is_measured:
                 continue
-            booked = total(control.memory.ledger.of(record.name))
+            booked = total(control.state.held(record))
             real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
             most = held.spec.package.takes + held.spec.grows
             slack = SLACK_BYTES + (0 if is_apart else self._taken_for_ours)  # by an earlier load

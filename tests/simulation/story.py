@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from adapter.telemetry.log import EVENTS
-from tests.simulation.alive import ADAPTER, Killed
+from tests.simulation.kills import ADAPTER, Killed
 from tests.simulation.loop import BEGIN
 from tests.simulation.models import Violated
 from tests.simulation.plan import Plan
@@ -26,7 +26,7 @@ class Story(logging.Handler):
         self.counts: Counter[str] = Counter()
         self.bugs: list[str] = []
         self.hidden = "\0"  # a path that is another in each run
-        self.heard: Callable[[str, dict[str, object]], object] = lambda _, __: None
+        self.on_log_line: Callable[[str, dict[str, object]], object] = lambda _, __: None
         self._now = now
         self._hash = sha256()
 
@@ -35,7 +35,7 @@ class Story(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         adapter = ADAPTER.get()
-        if adapter is not None and not adapter.is_alive:
+        if adapter is not None and not adapter.is_running:
             return
         event = str(record.msg)
         fields = {k: v for k, v in vars(record).items() if k not in _STANDARD}
@@ -46,7 +46,7 @@ class Story(logging.Handler):
                 return
             self.bugs.append(f"{event} {fields} {error!r}")
         self._add("adapter", event, fields)
-        self.heard(event, fields)
+        self.on_log_line(event, fields)
 
     def _add(self, who: str, event: str, fields: dict[str, object]) -> None:
         said = json.dumps(fields, default=_said, sort_keys=True).replace(self.hidden, "")

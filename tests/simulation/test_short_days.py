@@ -58,7 +58,7 @@ def test_a_day_is_right_unless_the_fault_is_put_back(fault):
     platform, entries = DAYS[fault]
     shifts = (replace(SETTINGS, platform=platform),)
     listed = tuple(Entry(0, at, verb, tuple(words)) for at, verb, *words in entries)
-    day = replace(drawn(2), shelf=None, device_bytes=1000 * MIB, more_gpus=())
+    day = replace(drawn(2), catalog=None, device_bytes=1000 * MIB, more_gpus=())
     is_embedded = platform is not None
     day = replace(day, is_embedded=is_embedded, reader="host" if is_embedded else "nvml")
     day = replace(day, models=MODELS, shifts=shifts, entries=listed)

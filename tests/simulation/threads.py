@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from tests.simulation.alive import ADAPTER, Killed, refuse_dead
+from tests.simulation.kills import ADAPTER, Killed, refuse_dead
 
 _idle: "list[_Thread]" = []
 _here = threading.local()
@@ -87,7 +87,7 @@ def as_thread(
             loop.call_later(_latency(random), work)
 
     def work() -> None:
-        if adapter is not None and not adapter.is_alive:
+        if adapter is not None and not adapter.is_running:
             done.set_exception(Killed())
             return
         if may_wait:

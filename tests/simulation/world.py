@@ -10,44 +10,39 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
-from adapter.control.models import ModelControl
-from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
-from adapter.core.ledger import Ledger
-from adapter.core.residency.placement import PLACINGS
-from adapter.core.sizing import Sizes
 from adapter.errors import AdapterError
 from adapter.runtime import background
-from adapter.telemetry.metrics import Metrics
-from tests.simulation.alive import ADAPTER, Adapter, Guarded, Killed
 from tests.simulation.callers import Callers
-from tests.simulation.crowd import Crowd
+from tests.simulation.control import Build, Control, Machine, PresentControl
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
+from tests.simulation.endpoint_callers import EndpointCallers
 from tests.simulation.growth import Growth
+from tests.simulation.kills import ADAPTER, Adapter, Guarded, Killed
 from tests.simulation.loop import Draws, Standstill, never_awaited, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
-from tests.simulation.oracle import FACTOR, Oracle
+from tests.simulation.oracle import Oracle
 from tests.simulation.outages import Outages
 from tests.simulation.plan import Plan, Settings
 from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
-from tests.simulation.repository import V2Callers
+from tests.simulation.v2_callers import V2Callers
 from tests.simulation.story import Outcome, Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
 
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
-_OF_LRU = 2  # days whose number leaves this, divided by three, evict by it
 _SEEN_SECONDS = 1.0  # after which the adapter knows the process of a load
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
 class World(Outages):
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, build: Build) -> None:
         self.plan = plan
+        self._build = build
         self.draws = Draws(plan.seed)
         self._loop = asyncio.get_running_loop()
         self.story = Story(self._loop.time)
@@ -55,7 +50,7 @@ class World(Outages):
         self.specs = {spec.url: spec for spec in plan.models.values()}
         self.specs |= {f"/models/{name}": spec for name, spec in plan.models.items()}
         self.newest = dict(plan.models)
-        for spec in plan.shelf.specs() if plan.shelf else ():
+        for spec in plan.catalog.specs() if plan.catalog else ():
             self.specs[spec.url] = spec
             self.newest.setdefault(spec.model_id, spec)
         self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -79,28 +74,27 @@ class World(Outages):
         self.disk.admitted = self.judged(self.oracle.admitted)
         self.triton.grew = Growth(self).grew
         self.endpoint: Endpoint | None = None  # of the adapter that runs
-        policy = "lru" if plan.seed % 3 == _OF_LRU else "cost"
-        self._site = Endpoint(self, plan.shelf, policy) if plan.shelf else None
+        self._site = Endpoint(self, plan.catalog) if plan.catalog else None
         if self._site is not None:
             self.disk.cached = self.judged(self._site.spec_at)
             self.disk.read = self.judged(self._site.read_by_triton)
             self.story.hidden = str(self._site.root)
-        self.story.heard = self.judged(self._heard)
+        self.story.on_log_line = self.judged(self._note_log_line)
         self.violation: Violated | None = None
         self._violated = asyncio.Event()
-        self.control: ModelControl | None = None
-        self._begun: list[tuple[Adapter, asyncio.Task[Any]]] = []
+        self.control: Control | None = None
+        self._begun: list[tuple[Adapter, Control]] = []
         self._carried: dict[str, Spec] = {}
         self._served_by: Life | None = None
         self._loop.set_exception_handler(self._unseen)
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def _heard(self, event: str, fields: dict[str, object]) -> None:
+    def _note_log_line(self, event: str, fields: dict[str, object]) -> None:
         """An adapter that lives has written this line."""
-        if (what := _HEARD.get(event)) is not None:
+        if (what := _LOGGED.get(event)) is not None:
             self.oracle.happened(what, str(fields["model_id"]))
         if self._site is not None:
-            self._site.oracle.heard(event, fields)
+            self._site.oracle.note_log_line(event, fields)
 
     # -- what the oracle asks ---------------------------------------------------------------
 
@@ -123,7 +117,7 @@ class World(Outages):
 
     def stuck_names(self) -> set[str]:
         """Return what the adapter has given up, until Triton has done with it."""
-        records = self.control.registry.stuck.values() if self.control is not None else ()
+        records = self.control.stuck() if self.control is not None else ()
         return {str(name) for record in records for name in record.placement.names}
 
     def strayed_bytes(self) -> int:
@@ -203,8 +197,8 @@ class World(Outages):
         if self.control is not None:
             self.begin_of_adapter(self._told_back(self.control))
 
-    async def _told_back(self, control: ModelControl) -> None:
-        if control.is_open:
+    async def _told_back(self, control: Control) -> None:
+        if control.state.triton.is_open:
             with suppress(AdapterError):
                 await control.triton_restarted()
 
@@ -246,42 +240,31 @@ class World(Outages):
 
     # -- a shift ----------------------------------------------------------------------------
 
-    def _new_adapter(self, number: int, settings: Settings) -> tuple[Adapter, ModelControl]:
+    def _new_adapter(self, number: int, settings: Settings) -> tuple[Adapter, Control]:
         adapter = Adapter()
         self._adapters = copy_context()
         self._adapters.run(ADAPTER.set, adapter)
         self.triton.load_seconds = settings.load_seconds
-        sizes = Sizes(FACTOR, 0)
-        sizes.restore(self.disk.sizes)
         server = None
         if self.is_embedded:
             server = SimServer(self.triton, self.draws, self._restart)
-        metrics = Metrics()
-        guarded = [
-            Guarded(each, adapter) if each is not None else None
-            for each in (self.triton, self.disk, self.reader, server)
-        ]
-        control = self._adapters.run(
-            ModelControl,
-            Ports(*guarded, sizes=guarded[1], processes=guarded[3] or NoProcesses()),
-            Ledger(settings.memory_limit, lambda _: settings.reserve),
-            sizes,
-            metrics,
-            Options(
-                limits=TimeLimits(
-                    load=settings.load_seconds,
-                    unload=settings.unload_seconds,
-                    warm_up=60.0 if settings.warms_up else None,
-                ),
-                loads_again=settings.loads_again,
-                load_threads=LOAD_THREADS,
-                placing=PLACINGS["most_free"],  # where there are several GPUs
-            ),
-        )
+            server = Guarded(server, adapter)
         self.endpoint = None if settings.platform else self._site
+        terms = artifacts = None
         if self.endpoint is not None:
-            terms = self.plan.shelf.terms[number]
-            self._adapters.run(self.endpoint.new_adapter, adapter, control, metrics, terms)
+            terms = self.plan.catalog.terms[number]
+            artifacts = self._adapters.run(self.endpoint.new_cache, terms)
+        machine = Machine(
+            triton=Guarded(self.triton, adapter),
+            disk=Guarded(self.disk, adapter),
+            memory=Guarded(self.reader, adapter),
+            server=server,
+            processes=server,
+            artifacts=artifacts,
+        )
+        control = self._adapters.run(self._build, machine, settings, terms)
+        if self.endpoint is not None:
+            self.endpoint.new_adapter(control)
         return adapter, control
 
     def _restart(self, reason: str) -> None:
@@ -300,28 +283,26 @@ class World(Outages):
         self.control = control
         if self.triton.life is self._served_by:
             self.oracle.serving.update(self._carried)
-        work = control.run_housekeeping()
-        keeping = self._adapters.run(background.begin, "control-watch", work)
-        self._begun.append((adapter, keeping))
+        self._adapters.run(control.start)
+        self._begun.append((adapter, control))
         callers = [_CALLERS.get(type(settings.platform), Callers)(self, control)]
         if self.endpoint is not None:
-            await self.begin_call(self.endpoint.begin())
-            callers.append(Crowd(self, control, self.endpoint))
+            callers.append(EndpointCallers(self, control, self.endpoint))
         begun = self.now
         for entry in (each for each in self.plan.entries if each.shift == number):
             await self._until(begun + entry.at)
             if not any(each.play(entry) for each in callers):
                 self.play_fault(entry)
         if settings.is_killed and self.draws.of("kill", number).random() < 0.5:
-            self._kill(adapter)
+            self._kill(adapter, control)
         else:
             await self._quiet(control, callers)
             await self._stop(adapter, control, settings)
-        background.end(keeping)
+        control.end()
         for each in callers:
             each.leave()
 
-    async def _opened(self, control: ModelControl) -> None:
+    async def _opened(self, control: Control) -> None:
         """As the adapter does: the start is tried until Triton answers."""
         while True:
             try:
@@ -339,7 +320,7 @@ class World(Outages):
         if moment > self.now:
             await asyncio.sleep(moment - self.now)
 
-    async def _quiet(self, control: ModelControl, callers: list[Callers]) -> None:
+    async def _quiet(self, control: Control, callers: list[Callers]) -> None:
         """Let the faults stop, wait until all has come to rest, and look at everything."""
         self.stop_faults()
         self.story.note("faults stop")
@@ -359,51 +340,49 @@ class World(Outages):
             self.endpoint.oracle.rest(self.oracle.never_unloaded())
 
     async def _rested(
-        self, control: ModelControl, callers: list[Callers], end: float, pause: float
+        self, control: Control, callers: list[Callers], end: float, pause: float
     ) -> None:
         while self.now < end:
             await asyncio.sleep(pause)
             if self.is_up and self._is_at_rest(control, callers):
                 return
 
-    def _is_at_rest(self, control: ModelControl, callers: list[Callers]) -> bool:
+    def _is_at_rest(self, control: Control, callers: list[Callers]) -> bool:
         if self.endpoint is not None and not self.endpoint.oracle.is_at_rest():
             return False
-        if (
-            any(each.count for each in callers)
-            or control.operations.in_flight
-            or control.memory.is_busy
-        ):
+        devices = control.state.devices().values()
+        is_reserved = any(device.reserved_bytes for device in devices)
+        is_called = any(each.count for each in callers)
+        if is_called or is_reserved or control.state.pending_operations:
             return False
         if not all(held.never_ends for held in self.arriving()):
             return False
         loading = {held.name for held in self.arriving()}
-        stuck = control.registry.stuck.values()
-        if any(loading.isdisjoint(record.placement.names) for record in stuck):
+        if any(loading.isdisjoint(record.placement.names) for record in control.stuck()):
             return False
-        states = {record.state.value for record in control.registry.records()}
+        states = {record.state.value for record in control.models.registry.records()}
         return states <= {"READY", "DEAD"} and self.truth.held.get("strangers", 0) == 0
 
-    async def _stop(self, adapter: Adapter, control: ModelControl, settings: Settings) -> None:
+    async def _stop(self, adapter: Adapter, control: Control, settings: Settings) -> None:
         self._carry()
         self.oracle.happened("stop")
         if settings.is_killed:
-            self._kill(adapter)
+            self._kill(adapter, control)
             return
         self.story.note("adapter stops")
         self.control = None
-        await self.begin_call(control.drain(5.0))
+        await self.begin_call(control.stop())
         if self.endpoint is not None:
-            await self.begin_call(self.endpoint.stop())
-        await self.begin_call(control.undone())
-        adapter.is_alive = False
+            await self.begin_call(self.endpoint.cache.close())
+        adapter.is_running = False
         if self.is_embedded:
             self.triton.end()
 
-    def _kill(self, adapter: Adapter) -> None:
+    def _kill(self, adapter: Adapter, control: Control) -> None:
         self._carry()
         self.story.note("adapter killed")
-        adapter.is_alive, self.control = False, None
+        adapter.is_running, self.control = False, None
+        control.end()
         if self.endpoint is not None:
             self.begin_of_adapter(self.endpoint.killed())
         if self.is_embedded:  # which ends with it
@@ -423,9 +402,9 @@ class World(Outages):
             never_awaited()
         if self._site is not None:
             self._site.close()
-        for adapter, keeping in self._begun:
-            adapter.is_alive = False
-            background.end(keeping)
+        for adapter, control in self._begun:
+            adapter.is_running = False
+            control.end()
         for _ in range(_ROUNDS):
             if not (others := asyncio.all_tasks() - {asyncio.current_task()}):
                 return
@@ -439,7 +418,7 @@ class World(Outages):
             await asyncio.sleep(self.draws.of("night").choice((1.0, 3600.0)))
 
 
-def played(plan: Plan) -> Outcome:
+def played(plan: Plan, build: Build = PresentControl) -> Outcome:
     """Play the run in virtual time."""
     worlds: list[World] = []
     log = logging.getLogger("adapter")
@@ -450,7 +429,7 @@ def played(plan: Plan) -> Outcome:
     gc.disable()
     try:
         with virtual(Draws(plan.seed)) as run:
-            run(_played(plan, worlds))
+            run(_played(plan, worlds, build))
     except Standstill as error:
         [world] = worlds
         world.violation = world.violation or Violated(
@@ -466,8 +445,8 @@ def played(plan: Plan) -> Outcome:
     return Outcome(plan, world.story, world.violation, operations, world.faults)
 
 
-async def _played(plan: Plan, worlds: list[World]) -> None:
-    world = World(plan)
+async def _played(plan: Plan, worlds: list[World], build: Build) -> None:
+    world = World(plan, build)
     worlds.append(world)
     logging.getLogger("adapter").addHandler(world.story)
     try:
@@ -477,7 +456,7 @@ async def _played(plan: Plan, worlds: list[World]) -> None:
 
 
 # What the oracle hears of the log: also of what is done for a caller who has left.
-_HEARD = {
+_LOGGED = {
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
     "model.load_ended": "load cut",

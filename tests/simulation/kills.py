@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Adapter:
-    """One adapter of the run; `is_alive` until it is killed."""
+    """One adapter of the run; `is_running` until it is killed."""
 
     def __init__(self) -> None:
-        self.is_alive = True
+        self.is_running = True
 
 
 class Killed(BaseException):
@@ -24,7 +24,7 @@ ADAPTER: ContextVar[Adapter | None] = ContextVar("adapter", default=None)
 def refuse_dead() -> None:
     """Raise Killed in code of an adapter that was killed."""
     adapter = ADAPTER.get()
-    if adapter is not None and not adapter.is_alive:
+    if adapter is not None and not adapter.is_running:
         raise Killed
 
 
@@ -43,7 +43,7 @@ class Guarded:
         return call
 
     def _check(self) -> None:
-        if not self._adapter.is_alive:
+        if not self._adapter.is_running:
             raise Killed
 
     def _awaited(self, act: Callable[..., Any]) -> Callable[..., Any]:

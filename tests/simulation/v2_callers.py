@@ -1,44 +1,31 @@
-"""Callers of V2's model repository: load, unload and index by name, of packages of several models
-as well.
-"""
+"""Call V2's model repository: load and unload by name, also packages of several models."""
 
 import asyncio
 from collections import Counter
-from pathlib import PurePosixPath
 
-from adapter.control.models import ModelControl
-from adapter.core.model import ModelId
-from adapter.errors import AdapterError
-from adapter.frontends.model_repository import Repository
+from adapter.control.door import Replaces
+from adapter.core.model import ModelId, ModelSource
+from adapter.errors import AdapterError, ModelNotFound
 from tests.simulation.callers import Callers
-from tests.simulation.models import Call, Spec, Violated
+from tests.simulation.control import Control
+from tests.simulation.models import Call, Spec
 from tests.simulation.plan import Entry
 
 
-class Root(PurePosixPath):
-    """The model root, in which each model has a folder of its name."""
-
-    def exists(self) -> bool:
-        return True
-
-
 class V2Callers(Callers):
-    def __init__(self, world: object, control: ModelControl) -> None:
-        super().__init__(world, control)
-        self._repository = Repository(control, self._versions, [Root("/models")])
-        # loaded from elsewhere, where the files are as they were
-        self._adopted = {str(record.id) for record in control.registry.records()}
-        self._reloads = Counter[str]()  # loads, each of which may find other files and unload
+    """Load models by name: a model that serves is replaced if its files have changed."""
 
-    async def _versions(self) -> dict[str, list[str]]:
-        return {name: ["1"] for name in await self._world.triton.ready()}
+    def __init__(self, world: object, control: Control) -> None:
+        super().__init__(world, control)
+        self._registry = control.models.registry
+        # loaded from elsewhere, where the files are as they were
+        self._adopted = {str(record.id) for record in self._registry.records()}
+        self._reloads = Counter[str]()  # loads, each of which may find other files and unload
 
     def play(self, entry: Entry) -> bool:
         match entry.verb, entry.words:
             case "reload", (name, leaves):
                 self._begin(self._reload(name), leaves, name)
-            case "index", ():
-                self._begin(self._index(), None, "")
             case _:
                 return super().play(entry)
         return True
@@ -48,6 +35,20 @@ class V2Callers(Callers):
             await self._load_once(name, is_forced=True)
         except AdapterError:
             return
+
+    async def _replace(self, name: str, *, is_forced: bool) -> None:
+        record = self._registry.get(ModelId(name))
+        source = ModelSource(f"/models/{name}")
+        if record is not None and record.state.value == "READY":
+            source = record.source
+        replaces = Replaces.ALWAYS if is_forced else Replaces.CHANGED_FILES
+        await self._control.models.replace(ModelId(name), source, replaces)
+
+    async def _unload_if_there(self, name: str) -> None:
+        try:
+            await self._control.models.unload(ModelId(name))
+        except ModelNotFound:
+            return  # Triton also accepts the unload of what it does not have
 
     async def _load_once(self, name: str, *, is_forced: bool = False) -> None:
         """Load the model, or load it again where its files have changed, or it is forced."""
@@ -64,8 +65,7 @@ class V2Callers(Callers):
         self._reloads[name] += 1
         failure = None
         try:
-            given = {"force_reload": True} if is_forced else {}
-            await self._of_adapter(self._repository.load(ModelId(name), given))
+            await self._of_adapter(self._replace(name, is_forced=is_forced))
         except AdapterError as error:
             failure = error
         except asyncio.CancelledError:
@@ -94,27 +94,10 @@ class V2Callers(Callers):
         oracle.happened("unload asked", name)
         oracle.unloading[name] += 1
         try:
-            await self._of_adapter(self._repository.unload(ModelId(name), {}))
+            await self._of_adapter(self._unload_if_there(name))
         except AdapterError as error:
             oracle.failed(call, error, self._world.newest[name])
         else:
             oracle.unloaded(call)
         finally:
             oracle.unloading[name] -= 1
-
-    async def _index(self) -> None:
-        """What must answer is in the index, as READY."""
-        before, begun = dict(self._oracle.serving), self._world.now
-        try:
-            entries = await self._of_adapter(self._repository.index(only_ready=True))
-        except AdapterError as error:
-            self._oracle.failed(Call("index", "", self._world.now), error, _NONE)
-            return
-        listed = {entry.name for entry in entries}
-        for name in before.keys() & self._oracle.serving.keys():
-            moves = self._oracle.since(begun, "load asked", "unload asked", model_id=name)
-            if name not in listed and self._world.is_up and not moves:
-                raise Violated("2 index", f"{name} is loaded, and the index has {sorted(listed)}")
-
-
-_NONE = Spec("", 1, is_python=False, takes=0, declared=None, grows=0, seconds=0.0)

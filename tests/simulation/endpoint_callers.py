@@ -1,4 +1,4 @@
-"""The crowd of an endpoint, whose calls load models, and who leave at any moment."""
+"""Call an endpoint, whose calls load models, and leave at any moment."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from tests.simulation.plan import Entry
 _NOTICED_SECONDS = 20.0
 
 
-class Crowd(Callers):
+class EndpointCallers(Callers):
     """`endpoint` is what it calls."""
 
     def __init__(self, world: object, control: object, endpoint: object) -> None:
@@ -81,13 +81,13 @@ class Crowd(Callers):
         try:
             await self._asked(key)
         except CapacityError as error:
-            if not await self._of_adapter(self._endpoint.residency.make_room(error)):
+            if not await self._of_adapter(self._control.stores.make_room(error)):
                 raise
             await self._asked(key)
 
     async def all_answer(self) -> None:
         """Nothing fails any more: each model that has room is loaded for a call."""
-        for key in self._endpoint.shelf.versions:
+        for key in self._endpoint.catalog.versions:
             try:
                 await self.ask_once(key)
             except AdapterError as error:
@@ -140,7 +140,7 @@ class Crowd(Callers):
         return lease
 
     async def _begun(self, key: str) -> Any:
-        lease, _ = await self._endpoint.residency.wait_for_lease(ModelId(key), ArtifactKey("", key))
+        lease, _ = await self._control.stores.wait_for_lease(ModelId(key), ArtifactKey("", key))
         lease.begin()
         return lease
 
@@ -151,7 +151,7 @@ class Crowd(Callers):
         call, residents = Call("load", key, self._world.now), self._residents
         residents.waiting[key] += 1
         try:
-            is_there = await self._of_adapter(self._endpoint.residency.load(ModelId(key)))
+            is_there = await self._of_adapter(self._control.stores.load(ModelId(key)))
         except AdapterError as error:
             residents.refused(call, error)
             return
@@ -173,7 +173,7 @@ class Crowd(Callers):
         self._residents.kept.pop(key, None)
         self._oracle.unloading[key] += 1
         try:
-            await self._of_adapter(self._control.unload(ModelId(key)))
+            await self._of_adapter(self._control.models.unload(ModelId(key)))
         except ModelNotFound:
             pass
         except AdapterError as error:

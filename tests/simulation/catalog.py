@@ -1,4 +1,4 @@
-"""What an endpoint's day has, drawn from a stream of its own: models in a store, and a crowd."""
+"""What an endpoint's day has, drawn from a stream of its own: models in a store, and calls."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -12,6 +12,7 @@ from tests.simulation.store import STORE_FAULTS, Item
 _KEYS = "mnopqrstuvw"
 _VERSIONS = 4
 _MOST_BLOCKS = 6
+_LRU_REMAINDER = 2  # of the seed divided by three, on days that evict the least recently used
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,11 @@ class Terms:
     fetch_concurrency: int
     revalidate_seconds: float
     most_waiting: tuple[int, int]  # in all, for one
+    eviction: str
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class Catalog:
     """`versions` of each model are in the order of their numbers. `is_alone`: no platform calls the
     adapter. `disk_bytes`: what the disk of the cache has.
     """
@@ -44,33 +46,34 @@ class Shelf:
         return [item.spec for items in self.versions.values() for item in items]
 
 
-def drawn_shelf(seed: int, room: int, shifts: int) -> tuple[Shelf | None, list[Entry]]:
+def drawn_catalog(seed: int, room: int, shifts: int) -> tuple[Catalog | None, list[Entry]]:
     """Draw whether the day is an endpoint's, and what happens in it then. `room`: as for models."""
     random = Draws(seed).of("artifacts stores")  # which leaves the days of test_found.py alone
     kind = random.choice(("none", "none", "alone", "alone", "both"))
     if kind == "none":
         return None, []
+    policy = "lru" if seed % 3 == _LRU_REMAINDER else "cost"
     keys = _KEYS[: random.randint(2, len(_KEYS))]
     versions = {key: _versions(random, key, room) for key in keys}
     sizes = [
         max(item.size_bytes for item in items) + 4 * BLOCK_BYTES for items in versions.values()
     ]
-    shelf = Shelf(
+    catalog = Catalog(
         versions,
         is_alone=kind == "alone",
         is_exact=random.random() < 0.7,
         disk_bytes=random.choice((2 * sum(sizes), sum(sizes) * 2 // 3)),
-        terms=tuple(_terms(random, keys, sizes) for _ in range(shifts)),
+        terms=tuple(_terms(random, keys, sizes, policy) for _ in range(shifts)),
     )
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _FAULTS}
     entries = [entry for shift in range(shifts) for entry in _entries(random, shift, keys, rates)]
-    return shelf, [*entries, *_brought_amid_renewal(Draws(seed).of("renewals"), shelf, entries)]
+    return catalog, [*entries, *_brought_amid_renewal(Draws(seed).of("renewals"), catalog, entries)]
 
 
-def _brought_amid_renewal(random: Random, shelf: Shelf, entries: list[Entry]) -> list[Entry]:
+def _brought_amid_renewal(random: Random, catalog: Catalog, entries: list[Entry]) -> list[Entry]:
     """Draw a platform that asks for a model while its next version is loaded beside it."""
-    shift, key = random.randrange(len(shelf.terms)), random.choice([*shelf.versions])
-    if not (seconds := shelf.terms[shift].revalidate_seconds) or random.random() < 0.5:
+    shift, key = random.randrange(len(catalog.terms)), random.choice([*catalog.versions])
+    if not (seconds := catalog.terms[shift].revalidate_seconds) or random.random() < 0.5:
         return []
     at = max((e.at for e in entries if e.shift == shift), default=0.0) + 60.0
     begun = at + 30.0
@@ -95,7 +98,7 @@ def _versions(random: Random, key: str, room: int) -> tuple[Item, ...]:
     return tuple(found)
 
 
-def _terms(random: Random, keys: str, sizes: list[int]) -> Terms:
+def _terms(random: Random, keys: str, sizes: list[int], eviction: str) -> Terms:
     return Terms(
         cache_limit=random.choice((None, sum(sizes), max(*sizes, sum(sizes) // 2))),
         pin=tuple(random.sample(keys, random.choice((0, 0, 1)))),
@@ -105,6 +108,7 @@ def _terms(random: Random, keys: str, sizes: list[int]) -> Terms:
         fetch_concurrency=random.choice((1, 4)),
         revalidate_seconds=random.choice((0.0, 2.0, 30.0)),
         most_waiting=random.choice(((256, 32), (256, 32), (6, 3))),
+        eviction=eviction,
     )
 
 

@@ -1,0 +1,146 @@
+"""Builds the control that is played. Another one is played by passing another builder.
+
+This is the only module of the simulation that knows what is behind the door
+(adapter/control/door.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from adapter.control.door import ControlState, Models, StoreModels
+from adapter.control.models import ModelControl
+from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
+from adapter.control.residency import Options as StoreOptions
+from adapter.control.residency import Residency
+from adapter.control.state import State
+from adapter.core.admission import MeshBooks
+from adapter.core.ledger import Ledger
+from adapter.core.registry import ModelRecord
+from adapter.core.residency.placement import PLACINGS
+from adapter.core.residency.waiting import WaitLimits
+from adapter.core.sizing import Sizes
+from adapter.runtime import background
+from adapter.telemetry.metrics import Metrics
+from tests.simulation.catalog import Terms
+from tests.simulation.models import SIZE_FACTOR
+from tests.simulation.plan import Settings
+from tests.simulation.triton import LOAD_THREADS
+
+_DRAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Holds the ports of one adapter, as adapter/control/ports.py declares them."""
+
+    triton: Any
+    disk: Any  # packages, and the sizes that are known from one run to the next
+    memory: Any
+    server: Any | None  # None for an external Triton
+    processes: Any | None  # of models; None for an external Triton
+    artifacts: Any | None  # None without a store
+
+
+class Control(Protocol):
+    """Starts and stops what is behind the door, and opens the door."""
+
+    models: Models
+    state: ControlState
+    stores: StoreModels | None  # None without a store
+    mesh_books: MeshBooks
+
+    async def open(self) -> None:
+        """Take over what an earlier run has left in Triton."""
+
+    def start(self) -> None:
+        """Start the housekeeping."""
+
+    def end(self) -> None:
+        """End the housekeeping: the adapter is gone."""
+
+    async def triton_restarted(self) -> None:
+        """Note that Triton has exited, and is there again."""
+
+    async def stop(self) -> None:
+        """End all operations, as at the exit of the adapter."""
+
+    def stuck(self) -> list[ModelRecord]:
+        """Return the models that Triton has not ended to load."""
+
+
+Build: TypeAlias = Callable[[Machine, Settings, Terms | None], Control]
+
+
+class PresentControl:
+    """Plays adapter/control."""
+
+    def __init__(self, machine: Machine, settings: Settings, terms: Terms | None) -> None:
+        metrics = Metrics()
+        sizes = Sizes(SIZE_FACTOR, 0)
+        sizes.restore(machine.disk.sizes)
+        limits = TimeLimits(
+            load=settings.load_seconds,
+            unload=settings.unload_seconds,
+            warm_up=60.0 if settings.warms_up else None,
+        )
+        self.models = control = ModelControl(
+            Ports(
+                machine.triton,
+                machine.disk,
+                machine.memory,
+                machine.server,
+                sizes=machine.disk,
+                processes=machine.processes or NoProcesses(),
+            ),
+            Ledger(settings.memory_limit, lambda _: settings.reserve),
+            sizes,
+            metrics,
+            Options(
+                limits=limits,
+                loads_again=settings.loads_again,
+                load_threads=LOAD_THREADS,
+                placing=PLACINGS["most_free"],  # where there are several GPUs
+            ),
+        )
+        self.stores: Residency | None = None
+        if terms is not None:
+            options = StoreOptions(
+                pin=terms.pin,
+                idle_unload_seconds=terms.idle_unload_seconds,
+                model_wait_seconds=terms.model_wait_seconds,
+                load_concurrency=terms.load_concurrency,
+                revalidate_seconds=terms.revalidate_seconds,
+                limits=WaitLimits(*terms.most_waiting),
+                eviction=terms.eviction,
+            )
+            self.stores = Residency(control, machine.artifacts, metrics, options)
+        self.state = State(control, self.stores)
+        self.mesh_books = control.memory.mesh
+        self._watches: list[Any] = []
+
+    async def open(self) -> None:
+        await self.models.open()
+
+    def start(self) -> None:
+        work = self.models.run_housekeeping()
+        self._watches.append(background.begin("control-watch", work))
+        if self.stores is not None:
+            work = self.stores.run_housekeeping()
+            self._watches.append(background.begin("residency-watch", work))
+
+    def end(self) -> None:
+        for watch in self._watches:
+            background.end(watch)
+
+    async def triton_restarted(self) -> None:
+        await self.models.triton_restarted()
+
+    async def stop(self) -> None:
+        await self.models.drain(_DRAIN_SECONDS)
+        if self.stores is not None:
+            await self.stores.close()
+        await self.models.undone()
+
+    def stuck(self) -> list[ModelRecord]:
+        return [*self.models.registry.stuck.values()]
