@@ -59,7 +59,6 @@ SHARES = {
     "another_triton": ("tests/test_another_triton.py", 1.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
-    "found_days": ("tests/simulation/test_found.py", 1.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
     "lowest_versions": ("tests/nightly/test_lowest_versions.py", 1.0),
     "properties": ("tests/nightly/test_properties.py", 4.0),

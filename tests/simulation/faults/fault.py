@@ -1,40 +1,46 @@
-"""How a fault is put back: one function is compiled anew, with other lines in place of some."""
+"""Describes a planted fault: a port, the door, or the settings of control are changed.
 
-import inspect
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+A fault knows nothing of what is behind the door, so that it can be planted into any control.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.catalog import Terms
+from tests.simulation.control import Control, Machine, PresentControl
+from tests.simulation.plan import Settings
+
+
+class Changed:
+    """Replaces some members of a port, or of a part of the door."""
+
+    def __init__(self, target: Any, **members: Any) -> None:
+        self._target = target
+        vars(self).update(members)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+def _keep(part: Any) -> Any:
+    return part
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`breaks` says what goes wrong with it. In the function `attribute` of `owner` `becomes` takes
-    the place of `was`. `test` fails with it, where a minute of days does not find it.
-    """
+    """Builds a control with one fault."""
 
     name: str
-    breaks: str
-    owner: object  # a class or a module
-    attribute: str
-    was: str
-    becomes: str
-    test: str = ""
+    breaks: str  # what goes wrong with it
+    machine: Callable[[Machine], Machine] = _keep
+    settings: Callable[[Settings], Settings] = _keep
+    terms: Callable[[Terms], Terms] = _keep
+    control: Callable[[Control], Control] = _keep
 
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        right = inspect.getattr_static(self.owner, self.attribute)
-        setattr(self.owner, self.attribute, self._wrong(inspect.unwrap(right)))
-        try:
-            yield
-        finally:
-            setattr(self.owner, self.attribute, right)
-
-    def _wrong(self, right: object) -> object:
-        source = textwrap.dedent(inspect.getsource(right))
-        if self.was not in source:
-            raise LookupError(f"{self.name}: {self.attribute} has no {self.was!r}")
-        found: dict[str, object] = {}
-        code = compile(source.replace(self.was, self.becomes, 1), f"<{self.name}>", "exec")
-        exec(code, right.__globals__, found)  # noqa: S102 - a test's own text
-        return found[self.attribute]
+    def build(self, machine: Machine, settings: Settings, terms: Terms | None) -> Control:
+        """Build the control, as tests.simulation.control.Build."""
+        if terms is not None:
+            terms = self.terms(terms)
+        machine = self.machine(machine)
+        return self.control(PresentControl(machine, self.settings(settings), terms))
