@@ -17,12 +17,11 @@ _INODES = 40
 
 
 class Room:
-    """What the disk has beside its reserve: `all_bytes`, less what the files of the cache take, and
-    `strangers`. The folders of the cache itself are free.
-    """
+    """Counts the room on a disk beside its reserve. The folders of the cache itself are free."""
 
     def __init__(self, all_bytes: int) -> None:
-        self.all_bytes, self.strangers = all_bytes, 0
+        self.all_bytes = all_bytes
+        self.strangers = 0
 
     def free(self, folder: Path) -> Free:
         taken, count = used(folder / "artifacts"), 0
@@ -45,7 +44,8 @@ class SimFolder(CacheFolder):
 
     def __init__(self, path: Path, room: Room, fault: Callable[[str, str], str | None]) -> None:
         super().__init__(path, lock_seconds=0.0)
-        self._room, self._fault = room, fault
+        self._room = room
+        self._fault = fault
         self.kept: Callable[[Path], object] = lambda _: None  # a package, from now on
 
     def free(self) -> Free:
@@ -55,7 +55,7 @@ class SimFolder(CacheFolder):
         if (fault := self._fault("publish", note.path)) is not None:
             raise OSError(_ERRNO[fault], os.strerror(_ERRNO[fault]))
         super().publish(work, note)
-        # else the note would have the real time until it is used again
+        # without this the note has the real time until its next use
         self.touch(note.id, clock.wall())
         [package] = (self.path / "artifacts" / note.id / "files").iterdir()
         self.kept(package)
@@ -89,6 +89,6 @@ def files_at(package: Path) -> dict[str, bytes]:
     return {str(path.relative_to(package)): path.read_bytes() for path in sorted(found)}
 
 
-def said_by(files: dict[str, bytes]) -> dict[str, tuple[str, int]]:
+def labels_of(files: dict[str, bytes]) -> dict[str, tuple[str, int]]:
     """Return what each file says that it is of, and its length."""
     return {path: (read_back(content)[0], len(content)) for path, content in files.items()}

@@ -1,4 +1,4 @@
-"""Who calls the adapter: a platform as SageMaker, which loads, invokes, and unloads on 507."""
+"""Call the adapter as a platform like SageMaker does: load, invoke, and unload on 507."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,8 @@ _TRIES = 4
 
 class Callers:
     def __init__(self, world: object, control: Control) -> None:
-        self._world, self._control = world, control
+        self._world = world
+        self._control = control
         self._oracle = world.oracle
         self._tasks: set[asyncio.Task[Any]] = set()
         self._used: dict[str, float] = {}
@@ -57,7 +58,7 @@ class Callers:
             task.cancel()
 
     async def _load(self, name: str) -> None:
-        """As SageMaker does: on a 507 another model is unloaded, and the load asked for again."""
+        """Load as SageMaker does: on a 507 it unloads another model, and asks again."""
         for _ in range(_TRIES):
             try:
                 await self._load_once(name)
@@ -82,7 +83,7 @@ class Callers:
         source = ModelSource(spec.url)
         oracle.loading[name] += 1
         try:
-            await self._of_adapter(self._control.models.load(ModelId(name), source))
+            await self._await_adapter(self._control.models.load(ModelId(name), source))
         except AdapterError as error:
             failure = error
         else:
@@ -100,7 +101,7 @@ class Callers:
         self._oracle.happened("unload asked", name)
         self._oracle.unloading[name] += 1
         try:
-            await self._of_adapter(self._control.models.unload(ModelId(name)))
+            await self._await_adapter(self._control.models.unload(ModelId(name)))
         except ModelNotFound as error:
             if must and not self._oracle.since(call.begun, "end", "stub ended"):
                 raise Violated(
@@ -157,13 +158,13 @@ class Callers:
             lease.__exit__(type(left), left, None)  # as where a `with` block has it
             raise
         except AdapterError as error:
-            judged = await self._of_adapter(lease.judge(error))
+            judged = await self._await_adapter(lease.judge(error))
             raise lease.end(judged) from None
         lease.end()
         return spec
 
-    async def _of_adapter(self, work: Any) -> Any:
-        """Run what is the adapter's in its context, and go when the caller does."""
+    async def _await_adapter(self, work: Any) -> Any:
+        """Run a call of the adapter in its context. The caller may be cancelled."""
         try:
             return await self._world.begin_call(work)
         except AdapterError:

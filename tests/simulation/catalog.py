@@ -1,4 +1,4 @@
-"""What an endpoint's day has, drawn from a stream of its own: models in a store, and calls."""
+"""Draw what an endpoint's day has, from a stream of its own: models in a store, and calls."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -32,14 +32,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """`versions` of each model are in the order of their numbers. `is_alone`: no platform calls the
-    adapter. `disk_bytes`: what the disk of the cache has.
-    """
+    """Lists the models in the store of an endpoint."""
 
-    versions: dict[str, tuple[Item, ...]]
-    is_alone: bool
-    is_exact: bool
-    disk_bytes: int
+    versions: dict[str, tuple[Item, ...]]  # in the order of their numbers
+    is_alone: bool  # no platform calls the adapter
+    is_exact: bool  # a download that broke off may go on where it was
+    disk_bytes: int  # of the disk of the cache
     terms: tuple[Terms, ...]
 
     def specs(self) -> list[Spec]:
@@ -48,7 +46,7 @@ class Catalog:
 
 def drawn_catalog(seed: int, room: int, shifts: int) -> tuple[Catalog | None, list[Entry]]:
     """Draw whether the day is an endpoint's, and what happens in it then. `room`: as for models."""
-    random = Draws(seed).of("artifacts stores")  # which leaves the days of test_found.py alone
+    random = Draws(seed).of("catalog")
     kind = random.choice(("none", "none", "alone", "alone", "both"))
     if kind == "none":
         return None, []

@@ -4,9 +4,9 @@ This is the only module of the simulation that knows what is behind the door
 (adapter/control/door.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from adapter.control.door import ControlState, Models, StoreModels
 from adapter.control.models import ModelControl
@@ -49,6 +49,7 @@ class Control(Protocol):
     state: ControlState
     stores: StoreModels | None  # None without a store
     mesh_books: MeshBooks
+    unkept: Mapping[str, str]  # rules of the oracle, and what this control does instead
 
     async def open(self) -> None:
         """Take over what an earlier run has left in Triton."""
@@ -74,6 +75,11 @@ Build: TypeAlias = Callable[[Machine, Settings, Terms | None], Control]
 
 class PresentControl:
     """Plays adapter/control."""
+
+    unkept: ClassVar[Mapping[str, str]] = {
+        "2 blame": "models are suspected that were not at work when Triton exited",
+        "2 too large": "growth, and what was measured beside others, count as the need of a load",
+    }
 
     def __init__(self, machine: Machine, settings: Settings, terms: Terms | None) -> None:
         metrics = Metrics()

@@ -29,7 +29,8 @@ class SimDisk:
         # where the files are of a model in Triton, and which part of their package it is
         self._placed: dict[str, tuple[str, int]] = {}
         self._gpus: dict[str, int | None] = {}
-        self._draws, self._fault = draws, fault
+        self._draws = draws
+        self._fault = fault
         # what the files of the disk cache are at a place; None if there are none any more
         self.cached: Callable[[str], Spec | None] = lambda _: None
         self.read: Callable[[str, str], Spec | None] = lambda _, __: None  # by Triton

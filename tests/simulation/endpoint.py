@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 from adapter.core.state import ModelState
 from adapter.store.cache import ArtifactCache
-from tests.simulation.cache import Room, SimFolder, files_at, new_cache, said_by
+from tests.simulation.cache import Room, SimFolder, files_at, labels_of, new_cache
 from tests.simulation.catalog import Catalog, Terms
 from tests.simulation.control import Control
 from tests.simulation.models import Spec, Violated
@@ -20,17 +20,18 @@ _MOST_ROOM_SECONDS = 10.0  # for which a fetch waits for room on disk
 
 
 class Endpoint:
-    """`control`, `cache` and `terms` are those of the adapter that runs now."""
+    """Holds the store, and what the adapter that runs now has of it."""
 
     def __init__(self, world: object, catalog: Catalog) -> None:
-        self._world, self.catalog = world, catalog
+        self._world = world
+        self.catalog = catalog
         self.root = Path(mkdtemp(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
         self.store = SimStore(
             catalog.versions, world.draws, world.take_fault, is_exact=catalog.is_exact
         )
         self.room = Room(catalog.disk_bytes)
         self.items = {item.spec.url: item for items in catalog.versions.values() for item in items}
-        self.known: dict[str, Spec] = {}  # what the files at a place are, or were
+        self.known: dict[str, Spec] = {}  # by place: its files, also those that are gone
         self.oracle = Residents(world, self)
         self.terms: Terms | None = None
         self.control: Control | None = None
@@ -60,7 +61,7 @@ class Endpoint:
         self.oracle.new_adapter()
 
     async def killed(self) -> None:
-        """What the system does for a process that has gone; in the context of the adapter."""
+        """Close what the system closes for a process that is gone, in its context."""
         self._folder.close()
         await self.cache.close()
 
@@ -71,7 +72,7 @@ class Endpoint:
 
         Raises Violated for what the store never had at one time.
         """
-        said = said_by(files_at(Path(place)))
+        said = labels_of(files_at(Path(place)))
         if not said:
             return None
         spec = self.known[place] = self.spec_of(said, place)
@@ -90,7 +91,7 @@ class Endpoint:
 
     def _kept(self, package: Path) -> None:
         """A folder is kept only if the store had it once all of it was read."""
-        said = said_by(files_at(package))
+        said = labels_of(files_at(package))
         key = self.items[next(iter(said.values()))[0]].key
         self.spec_of(said, package.name, self.store.read_at[key] if CONFIG in said else 0.0)
 

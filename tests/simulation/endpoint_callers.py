@@ -14,7 +14,7 @@ _NOTICED_SECONDS = 20.0
 
 
 class EndpointCallers(Callers):
-    """`endpoint` is what it calls."""
+    """Call for models of the store; platforms load and unload some of them."""
 
     def __init__(self, world: object, control: object, endpoint: object) -> None:
         super().__init__(world, control)
@@ -77,11 +77,11 @@ class EndpointCallers(Callers):
                 await asyncio.sleep(0.5)
 
     async def ask_once(self, key: str) -> None:
-        """As the endpoint does: where an inference runs out of memory, others make room once."""
+        """Infer, and once more after an eviction where memory ran out, as the endpoint does."""
         try:
             await self._asked(key)
         except CapacityError as error:
-            if not await self._of_adapter(self._control.stores.make_room(error)):
+            if not await self._await_adapter(self._control.stores.make_room(error)):
                 raise
             await self._asked(key)
 
@@ -91,7 +91,7 @@ class EndpointCallers(Callers):
             try:
                 await self.ask_once(key)
             except AdapterError as error:
-                self._residents.must_answer(key, error)
+                self._residents.check_answer(key, error)
 
     async def _asked(self, key: str) -> None:
         call = Call("infer", key, self._world.now)
@@ -147,11 +147,11 @@ class EndpointCallers(Callers):
     # -- platforms --------------------------------------------------------------------------
 
     async def _bring(self, key: str) -> None:
-        """As V2's repository does: load a model of the store by its name, and keep it."""
+        """Load a model of the store by its name, and keep it, as V2's repository does."""
         call, residents = Call("load", key, self._world.now), self._residents
         residents.waiting[key] += 1
         try:
-            is_there = await self._of_adapter(self._control.stores.load(ModelId(key)))
+            is_there = await self._await_adapter(self._control.stores.load(ModelId(key)))
         except AdapterError as error:
             residents.refused(call, error)
             return
@@ -173,7 +173,7 @@ class EndpointCallers(Callers):
         self._residents.kept.pop(key, None)
         self._oracle.unloading[key] += 1
         try:
-            await self._of_adapter(self._control.models.unload(ModelId(key)))
+            await self._await_adapter(self._control.models.unload(ModelId(key)))
         except ModelNotFound:
             pass
         except AdapterError as error:

@@ -1,4 +1,4 @@
-"""Which adapter the code belongs to that runs now, and what a kill does to that code."""
+"""Know which adapter the running code belongs to, and keep a killed one from any effect."""
 
 import inspect
 from collections.abc import Callable
@@ -32,7 +32,8 @@ class Guarded:
     """A port of one adapter, which does nothing once that was killed."""
 
     def __init__(self, target: object, adapter: Adapter) -> None:
-        self._target, self._adapter = target, adapter
+        self._target = target
+        self._adapter = adapter
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self._target, name)

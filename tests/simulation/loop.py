@@ -45,17 +45,17 @@ class Standstill(Exception):
 
 
 def _spins(_signal: int, _frame: object) -> None:
-    never_awaited()
+    ignore_unawaited()
     raise Standstill(f"a turn of the loop has taken {_MOST_CPU_SECONDS} s of CPU")
 
 
-def never_awaited() -> None:
+def ignore_unawaited() -> None:
     """Let the rest of a day leave coroutines that nobody awaits: it is broken off where it is."""
     warnings.simplefilter("ignore", RuntimeWarning)
 
 
 class _Jump:
-    """What the loop asks to wait for files: it lets the time pass instead."""
+    """Lets time pass where the loop would wait for files."""
 
     def __init__(self, loop: "VirtualLoop") -> None:
         self._loop = loop
@@ -90,10 +90,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Timers for the same moment fire in a drawn order."""
         return super().call_at(when + self._order.random() * _SAME_SECONDS, *args, **kwargs)
 
-    def look_later(self, seconds: float, act: Callable[[], object]) -> None:
-        """Call what changes nothing of the day: it draws no order."""
-        super().call_at(self.now + seconds, act)
-
     def _process_events(self, event_list: list[Any]) -> None:
         pass
 
@@ -121,7 +117,8 @@ def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     ask = asyncio.run_coroutine_threadsafe
     before = signal.signal(signal.SIGPROF, _spins)
     loop = _DayLoop(draws)
-    clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
+    clock.monotonic = loop.time
+    clock.wall = lambda: EPOCH + loop.time()
     clock.sleep = lambda _: None
     Threads.submit = submit
     asyncio.run_coroutine_threadsafe = Asked

@@ -1,4 +1,4 @@
-"""What is really taken of the device, and readers that show it late, coarsely, or not at all."""
+"""Keep what is really in use of a device; read it late, coarsely, or not at all."""
 
 import asyncio
 import math
@@ -18,14 +18,16 @@ def gpu(number: int) -> Device:
 
 
 class Truth:
-    """Bytes by holder: a model's name in Triton, `baseline`, `strangers`, and what is `late`: given
-    back by a model that is gone, but not free yet. `sizes` are the bytes of each device, `gpu_of`
-    says on which a holder is; it is the first for those that are not there.
+    """Counts bytes by holder.
+
+    A holder is a process of a model, `baseline`, `strangers`, or what a model that is gone has
+    given back late.
     """
 
     def __init__(self, device_bytes: int, baseline: int, more: Sequence[int] = ()) -> None:
-        self.device_bytes, self.sizes = device_bytes, (device_bytes, *more)
-        self.gpu_of: dict[str, int] = {}
+        self.device_bytes = device_bytes
+        self.sizes = (device_bytes, *more)
+        self.gpu_of: dict[str, int] = {}  # of each holder; the first for all others
         self.held: dict[str, int] = {"baseline": baseline}
         self.watch: Callable[[], None] = lambda: None
         self._history: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=4096)
@@ -74,20 +76,24 @@ class Truth:
 
 
 class Reader:
-    """`kind`: host (by process), nvml, triton (late), or off. `unread_until`: it has no reading.
-    `models` returns the bytes in processes of one model alone.
-    """
+    """Reads memory as one of the adapter's sources does."""
 
     def __init__(
-        self, kind: str, truth: Truth, models: Callable[[], dict[str, int]], draws: Draws
+        self,
+        kind: str,  # host (by process), nvml, triton (late), or off
+        truth: Truth,
+        models: Callable[[], dict[str, int]],  # bytes in processes of one model alone
+        draws: Draws,
     ) -> None:
         self.kind = kind
         self.last: MemoryReading | None = None
         self.unread_until = -math.inf
-        self._truth, self._models = truth, models
+        self._truth = truth
+        self._models = models
         self._random = draws.of("memory reader")
         self._shown: tuple[int, ...] | None = None
-        self._moved_at, self._doubted_at = -math.inf, None
+        self._moved_at = -math.inf
+        self._doubted_at = None
         self.oom_kills = 0
 
     async def read(self) -> MemoryReading | None:
@@ -98,10 +104,10 @@ class Reader:
         elif self.kind == "triton":
             self.last = self._late()
         else:
-            self.last = self._at_once()
+            self.last = self._read_now()
         return self.last
 
-    def _at_once(self) -> MemoryReading:
+    def _read_now(self) -> MemoryReading:
         if self.kind == "host":
             return MemoryReading(
                 {HOST: DeviceReading(self._truth.device_bytes, self._truth.used)},
@@ -122,7 +128,9 @@ class Reader:
         now = _now()
         shown = self._truth.used_at(now - now % 2 - self._random.random())
         if shown != self._shown:
-            self._shown, self._moved_at, self._doubted_at = shown, now, None
+            self._shown = shown
+            self._moved_at = now
+            self._doubted_at = None
         elif self._doubted_at and now - self._doubted_at > LAG_SECONDS + _GRACE_SECONDS:
             return None
         return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)

@@ -70,7 +70,10 @@ class MeshCallers(Callers):
             version="v1",
         )
         self._runtime = ModelRuntime(
-            *(control.models, state.triton, world.triton, sizes),
+            control.models,
+            state.triton,
+            world.triton,
+            sizes,
             options=options,
             metrics=Metrics(),
             access=None,
@@ -104,7 +107,8 @@ class MeshCallers(Callers):
             case "mesh", ():
                 self._world.story.note("modelmesh ends")
                 self.leave()
-                self._cache, self._started = None, asyncio.Event()
+                self._cache = None
+                self._started = asyncio.Event()
                 self._begin(self._start(), None, "")
             case _:
                 return False
@@ -119,7 +123,7 @@ class MeshCallers(Callers):
             self._oracle.happened("unload asked", model_id)
         while self._world.now < end:
             with suppress(AdapterError):
-                status = await self._of_adapter(self._runtime.status(pb.RuntimeStatusRequest()))
+                status = await self._await_adapter(self._runtime.status(pb.RuntimeStatusRequest()))
                 if status.status == pb.RuntimeStatusResponse.READY:
                     self._began(status)
                     return
@@ -167,7 +171,7 @@ class MeshCallers(Callers):
         asked, size = self._asked(pb.PredictModelSizeRequest, model_id), _DEFAULT_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(_PREDICT_SECONDS):
-                found = await self._of_adapter(self._runtime.predict_size(asked))
+                found = await self._await_adapter(self._runtime.predict_size(asked))
                 size = found.sizeInBytes
         self._books.predicted(model_id, size)
         return size
@@ -182,7 +186,7 @@ class MeshCallers(Callers):
         self._books.begins(call, spec)
         try:
             request = self._asked(pb.LoadModelRequest, model_id)
-            answer = await self._of_adapter(self._runtime.load(request))
+            answer = await self._await_adapter(self._runtime.load(request))
         except asyncio.CancelledError:
             oracle.happened("caller left", model_id)
             raise
@@ -214,7 +218,7 @@ class MeshCallers(Callers):
         try:
             async with asyncio.timeout(_SIZE_SECONDS):
                 asked = pb.ModelSizeRequest(modelId=model_id)
-                size = (await self._of_adapter(self._runtime.size(asked))).sizeInBytes
+                size = (await self._await_adapter(self._runtime.size(asked))).sizeInBytes
         except (AdapterError, TimeoutError):
             return self._books.last(model_id)
         self._books.told(self._paths[model_id], size, self._begun[model_id])
@@ -228,7 +232,7 @@ class MeshCallers(Callers):
             self._oracle.unloading[model_id] += 1
             try:
                 request = pb.UnloadModelRequest(modelId=model_id)
-                await self._of_adapter(self._runtime.unload(request))
+                await self._await_adapter(self._runtime.unload(request))
             except AdapterError as error:
                 self._oracle.failed(call, error, self._paths[model_id])
             else:
@@ -251,7 +255,7 @@ class MeshCallers(Callers):
         return await self._infer(model_id)
 
     async def _load_again(self, model_id: str) -> None:
-        """Once for all whose requests found that it is gone, and without an unload."""
+        """Load the model once for all whose requests found that it is gone."""
         task = self._returning.get(model_id)
         if task is None or task.done():
             task = self._returning[model_id] = self._world.begin(self._quietly(model_id))

@@ -1,4 +1,4 @@
-"""What a ModelMesh may rely on: the capacity and the sizes that it was told are enough."""
+"""Check that ModelMesh may rely on the capacity and the sizes that it was told."""
 
 from adapter.errors import AdapterError, CapacityError, ModelTooLarge, OutOfMemory
 from tests.simulation.memory import MIB
@@ -10,7 +10,6 @@ _SLACK_BYTES = 16 * MIB
 _UPSET_SECONDS = 100.0
 _UPSETS = (
     "strangers",
-    "leak",
     "unread",
     "unload",
     "remove",
@@ -30,14 +29,12 @@ _GROWTH_SHARE = 50  # of the limit, at least: by so much Triton itself may grow
 
 
 class MeshOracle:
-    """`_sizes`: what ModelMesh counts of each model; `_tries`: urls whose loads may take more than
-    it has made room for.
-    """
+    """Keeps the books of a ModelMesh, and judges the adapter by them."""
 
     def __init__(self, world: object) -> None:
         self._world = world
-        self._sizes: dict[str, int] = {}
-        self._tries: set[str] = set()
+        self._sizes: dict[str, int] = {}  # as ModelMesh counts them, by model
+        self._tries: set[str] = set()  # urls whose loads may take more than ModelMesh has free
         self._unknown: set[str] = set()  # urls whose size the adapter cannot know
         self._alone: set[str] = set()  # loads that have nothing to wait for
         self._over_since: float | None = None
@@ -129,7 +126,7 @@ class MeshOracle:
         return (
             oracle.since(world.now - _UPSET_SECONDS, *_UPSETS)
             or has_leaked > oracle.limit // _GROWTH_SHARE
-            or not {"strangers", "lost"}.isdisjoint(world.truth.held)
+            or "strangers" in world.truth.held
             or self._ends_a_load()
         )
 
@@ -145,7 +142,7 @@ class MeshOracle:
         others = {held.spec for held in present.values()} | {spec}
         is_short = any(self.last(each.model_id) < each.takes for each in others)
         if spec.version > 1 and self.last(spec.model_id) < (spec.declared or 0):
-            return True  # what was told is of the files before these
+            return True  # ModelMesh was told the size of older files
         return is_short or any(map(self._grown, present.values()))
 
     def _grown(self, held: object) -> int:

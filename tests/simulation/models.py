@@ -11,23 +11,19 @@ SIZE_FACTOR = 1.25  # of the size on disk, what a load is supposed to take
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Version `version` of a model. `declared`: what its config says that it takes. `grows`: what
-    it takes more under traffic, at most. `is_python`: in processes of its own. `steps` of an
-    ensemble and `helpers` are further models of the package, `whole` the package of such a part.
-    `is_mixed`: the first step has no process of its own.
-    """
+    """Describes one version of a model, which may be a package of several models."""
 
     model_id: str
     version: int
-    is_python: bool
-    takes: int
-    declared: int | None
-    grows: int
-    seconds: float
-    steps: int = 0
-    helpers: int = 0
-    whole: "Spec | None" = None
-    is_mixed: bool = False
+    is_python: bool  # in processes of its own
+    takes: int  # bytes after its load
+    declared: int | None  # bytes, by its config
+    grows: int  # bytes more under traffic, at most
+    seconds: float  # of its load
+    steps: int = 0  # further models, of an ensemble
+    helpers: int = 0  # further models, which its Python code calls
+    whole: "Spec | None" = None  # the package, of one of its parts
+    is_mixed: bool = False  # the first step has no process of its own
 
     @property
     def package(self) -> "Spec":
@@ -60,12 +56,12 @@ def steps_of(name: str, spec: Spec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`at` seconds after the begin of its shift. `words` are what the verb needs."""
+    """Is one operation or fault of a shift."""
 
     shift: int
-    at: float
+    at: float  # seconds after the begin of the shift
     verb: str
-    words: tuple[object, ...] = ()
+    words: tuple[object, ...] = ()  # as the verb needs them
 
     def __str__(self) -> str:
         return f"{self.at:.1f} s: {' '.join(map(str, (self.verb, *self.words)))}"
@@ -84,11 +80,16 @@ class Call:
 
 
 class Violated(Exception):
-    """`rule` is its number and name, `said` what was wrong."""
+    """Raised by the oracle when a rule is broken."""
 
-    def __init__(self, rule: str, said: str) -> None:
+    def __init__(
+        self,
+        rule: str,  # its number and name
+        said: str,  # the text
+    ) -> None:
         super().__init__(f"{rule}: {said}")
-        self.rule, self.said = rule, said
+        self.rule = rule
+        self.said = said
 
 
 def drawn_models(random: Random, room: int) -> dict[str, Spec]:

@@ -1,4 +1,4 @@
-"""What must be so, judged by what is true in the world: after each answer, and at quiet moments.
+"""Judge the adapter by what is true in the world, after each answer and at quiet moments.
 
 The rules are those of docs/simulation.md. The oracle knows the faults that were played: an error
 without a cause among them is a violation.
@@ -32,27 +32,27 @@ from tests.simulation.plan import Settings
 from tests.simulation.rest import OOM, RECENT_SECONDS, SLACK_BYTES, Rest
 from tests.simulation.triton import Held
 
-_LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
+_LEAST_BYTES = 64 * MIB  # free before a load of unknown size begins
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
 # within which the death of a process that loads is noticed: of one that was never seen, or was
 _DEATH_SECONDS = {"stub dies": 65.0, "seen stub dies": 20.0}
-_ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
+_CHARGES = 3  # exits of Triton with a model at work, after which it may be given up
+_ALONE_SECONDS = 5.0  # for which a load of unknown size waits for another
+_STILL_SECONDS = 1.4  # after which one that takes nothing more is not waited for
 
 # After these what there is of a load, or another load of the model, goes on.
 _GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
 
 
 class Oracle(Rest):
-    """`serving`: the models that must answer, with the files that they were loaded from. `present`:
-    those that may have bytes in the ledger.
-    """
+    """Checks the rules for calls, and keeps what they are judged by."""
 
     def __init__(self, world: object) -> None:
         self._world = world
-        self.serving: dict[str, Spec] = {}
-        self.present: dict[str, Spec] = {}
+        self.serving: dict[str, Spec] = {}  # models that must answer, and their files
+        self.present: dict[str, Spec] = {}  # models that may have bytes in the ledger
         self.loading: defaultdict[str, int] = defaultdict(int)  # callers who wait
         self.unloading: defaultdict[str, int] = defaultdict(int)
         self._believed: set[str] = set()
@@ -64,6 +64,7 @@ class Oracle(Rest):
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
         self._first_end = 0.0  # of Triton in this shift
+        self._exits_at_work = Counter[str]()  # of Triton, by model
         self._hangs = Counter[str]()  # of an external Triton, by the models that it was loading
         self._shift_begun = 0.0
         self.settings: Settings | None = None
@@ -73,8 +74,7 @@ class Oracle(Rest):
     def happened(self, what: str, model_id: str = "") -> None:
         self._at[what, model_id] = self._now()
         self._at[what, ""] = self._now()
-        held = self._world.truth.held
-        now_there = held.get("strangers", 0) + held.get("lost", 0)
+        now_there = self._world.truth.held.get("strangers", 0)
         self._strangers = max(self._strangers, now_there)
         self._taken_for_ours = max(self._taken_for_ours, now_there)
         if what == "end":
@@ -105,6 +105,7 @@ class Oracle(Rest):
         self._believed.clear()
         self._ends = self._strangers = 0
         self._hangs.clear()
+        self._exits_at_work.clear()
         self._shift_begun = self._now()
 
     # -- rule 1, 2: answers -----------------------------------------------------------------
@@ -112,7 +113,7 @@ class Oracle(Rest):
     def loaded(self, call: Call, spec: Spec) -> None:
         """A load has been answered well."""
         self._measured.add(spec.url)
-        self._in_time(call, self.settings.load_seconds + RECENT_SECONDS)
+        self._check_time(call, self.settings.load_seconds + RECENT_SECONDS)
         upset = ("unload asked", "stub ended", "end")
         if any(self.since(call.begun, each, model_id=call.model_id) for each in upset[:2]):
             return
@@ -146,12 +147,12 @@ class Oracle(Rest):
 
     def unloaded(self, call: Call) -> None:
         """An unload has been answered well: the model is gone, and what it took."""
-        self._in_time(call, self.settings.unload_seconds + RECENT_SECONDS)
+        self._check_time(call, self.settings.unload_seconds + RECENT_SECONDS)
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_wanted(call):
             return
         self.present.pop(call.model_id, None)
         if self.since(self._shift_begun, "given up", model_id=call.model_id):
-            return  # what Triton was stuck with is gone later
+            return  # Triton lets go of a stuck model later
         held = self._world.held_of(call.model_id)
         if held and not any(each.state == "LOADING" for each in held):  # a step may be loaded
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
@@ -166,7 +167,7 @@ class Oracle(Rest):
             call.begun - self.settings.load_seconds, "caller left", model_id=call.model_id
         )
 
-    def _in_time(self, call: Call, seconds: float) -> None:
+    def _check_time(self, call: Call, seconds: float) -> None:
         took = self._now() - call.begun - call.extra
         if self.since(call.begun, "unload asked", model_id=call.model_id):
             took -= RECENT_SECONDS  # a load of others goes on until then
@@ -190,7 +191,7 @@ class Oracle(Rest):
         model_id = held.spec.model_id
         asked = self._at.get(("unload asked", model_id), -1.0)
         is_asked = self.unloading[model_id] > 0
-        # those of an adapter that was killed are nobody's
+        # nobody has the requests of an adapter that was killed
         is_asked &= self._now() - self._shift_begun > RECENT_SECONDS
         if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
             said = f"{model_id} is unloaded amid {held.of_callers} requests"
@@ -208,7 +209,7 @@ class Oracle(Rest):
             raise Violated("2 unloads", said)
 
     def not_leased(self, call: Call, error: AdapterError) -> None:
-        """No lease was given: of a model that must answer that is wrong."""
+        """Judge that no lease was given: wrong for a model that must answer."""
         if call.model_id in self.serving and self._world.is_up:
             said = f"{call.model_id} is loaded, and a call for it is {error!r}"
             raise Violated("2 not found", said)
@@ -225,7 +226,7 @@ class Oracle(Rest):
         if call.verb == "unload":
             self.happened("unload failed", call.model_id)
         limits = {"unload": self.settings.unload_seconds}
-        self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
+        self._check_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
@@ -235,9 +236,9 @@ class Oracle(Rest):
 
     def has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
         causes = {
-            AlreadyLoaded: self._may_be_there,
+            AlreadyLoaded: self._is_loaded_by_others,
             UnloadedMeanwhile: self._was_unloaded,
-            GivenUp: lambda *_: self._ends > 1 or self._ends + self._hangs[call.model_id] > 2,
+            GivenUp: self._is_given_up,
             ModelTooLarge: self._is_too_large,
             InsufficientMemory: self._does_not_fit,
             OutOfMemory: self._ran_out,
@@ -246,9 +247,9 @@ class Oracle(Rest):
             StubDied: self._has_died,
             LoadFailed: lambda *_: self._was_hit(call, "load", "stub ended", "answer", OOM),
             InferenceFailed: lambda *_: self._was_hit(call, "infer", "stub ended", OOM),
-            ModelNotFound: self._may_be_gone,
-            ModelNotReady: self._may_come_back,
-            BackendTimeout: self._may_time_out,
+            ModelNotFound: self._is_absent,
+            ModelNotReady: self._is_returning,
+            BackendTimeout: self._is_timeout_due,
             BackendUnavailable: self._was_away,
             BackendError: self._was_refused_by_disk,
         }
@@ -270,12 +271,12 @@ class Oracle(Rest):
         self.happened("death told", call.model_id)
         return self._was_hit(call, "load", "stub ended", OOM)
 
-    def _may_be_gone(self, call: Call, _: Spec) -> bool:
-        must_answer = call.model_id in self.serving and self._world.is_up
-        return call.verb != "load" and not must_answer
+    def _is_absent(self, call: Call, _: Spec) -> bool:
+        is_due = call.model_id in self.serving and self._world.is_up
+        return call.verb != "load" and not is_due
 
-    def _may_come_back(self, call: Call, spec: Spec) -> bool:
-        return self._may_be_gone(call, spec) or (call.verb == "load" and self._ends > 0)
+    def _is_returning(self, call: Call, spec: Spec) -> bool:
+        return self._is_absent(call, spec) or (call.verb == "load" and self._ends > 0)
 
     def _was_away(self, call: Call, _: Spec) -> bool:
         whats = ("end", "hang", "answer", "stop", "restart")
@@ -287,7 +288,7 @@ class Oracle(Rest):
             call.begun - RECENT_SECONDS, "hang", "end"
         )
 
-    def _may_be_there(self, call: Call, _: Spec) -> bool:
+    def _is_loaded_by_others(self, call: Call, _: Spec) -> bool:
         """Whether somebody else may have loaded the model, or loads it, or it comes back."""
         begun = call.begun - self.settings.load_seconds - RECENT_SECONDS
         return (
@@ -302,7 +303,7 @@ class Oracle(Rest):
         begun = call.begun if call.verb == "load" else 0.0
         return any(self.since(begun, each, model_id=call.model_id) for each in whats)
 
-    def _may_time_out(self, call: Call, spec: Spec) -> bool:
+    def _is_timeout_due(self, call: Call, spec: Spec) -> bool:
         took = self._now() - call.begun
         if self.since(call.begun - RECENT_SECONDS, "hang", "end"):
             return True
@@ -315,7 +316,7 @@ class Oracle(Rest):
         limits = [self.settings.load_seconds] if is_joined else []
         limits += [self.settings.unload_seconds] if call.verb != "load" else []
         limit = min(limits)
-        return self.may_take_long(limit) and (is_joined or took >= 5.0)
+        return self.are_loads_slow(limit) and (is_joined or took >= 5.0)
 
     def _has_died_since(self, call: Call) -> bool:
         """Return whether the load should have failed by now, as its process has died."""
@@ -337,7 +338,7 @@ class Oracle(Rest):
         was_hit = any(self.since(0.0, each, model_id=call.model_id) for each in upset)
         return self._world.is_embedded and spec.is_python and not spec.is_mixed and not was_hit
 
-    def may_take_long(self, limit: float) -> bool:
+    def are_loads_slow(self, limit: float) -> bool:
         """Whether a load may take longer than `limit` seconds."""
         faults = ("load", "answer", "unload", "stub ended", "restart")
         return self.are_long(limit) or any(self.since(0.0, each) for each in faults)
@@ -379,13 +380,31 @@ class Oracle(Rest):
         names = {each.id.partition("#")[0] for each in records if each.state.value != "READY"}
         return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 
+    def _is_given_up(self, call: Call, _: Spec) -> bool:
+        hangs = self._hangs[call.model_id]
+        charges = self._exits_at_work[call.model_id] + hangs
+        if charges < _CHARGES:
+            text = f"{call.model_id} was given up, and was at work at {charges} exits of Triton"
+            self._world.expect("2 blame", text)
+        return self._ends > 1 or self._ends + hangs > 2
+
+    def note_exit(self, models: Iterable[Held]) -> None:
+        """Note the models that were at work when Triton exited: they alone may be charged."""
+        at_work = {
+            held.spec.model_id for held in models if held.state == "LOADING" or held.in_flight
+        }
+        self._exits_at_work.update(at_work)
+
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
+        needed = max(spec.declared or 0, spec.takes) + self.settings.reserve + SLACK_BYTES
+        was_upset = self.since(self._shift_begun, "strangers", "echo")
+        if needed + self._world.truth.held["baseline"] <= self.limit and not was_upset:
+            text = f"{call.model_id} is too large for good, and would fit alone"
+            self._world.expect("2 too large", text)
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
-        # what has leaked was there until Triton ended
-        is_slow |= self.since(self._shift_begun, "leak") and self.since(call.begun, "end")
         return is_large or is_slow or self.since(call.begun - RECENT_SECONDS, "strangers", OOM)
 
     def surely_fits(self, call: Call, spec: Spec) -> bool:
@@ -417,7 +436,7 @@ class Oracle(Rest):
         if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
             return False
         ended = self._at.get(("load cut", call.model_id), -1.0)
-        refused = ended if ended >= call.begun else self._now()  # and undone since then
+        refused = ended if ended >= call.begun else self._now()  # the load was undone since then
         return any(
             refused - held.unloading_since > _NOTICED_SECONDS
             and not held.process.over.is_set()
@@ -463,7 +482,7 @@ class Oracle(Rest):
             return
         recent = self._now() - 2.0  # a size may have been learned while strangers left
         since = 0.0 if spec.url in self._measured else recent
-        upset = ("unread", "infer done", "end", "leak")
+        upset = ("unread", "infer done", "end")
         if self.since(since, "strangers") or self.since(recent, *upset):
             return
         coming = [
@@ -492,7 +511,7 @@ class Oracle(Rest):
         kind = self._world.reader.kind
         is_apart = kind == "host" and spec.is_python
         if kind in {"nvml", "host"} and spec.declared is None and not is_apart:
-            held = self._world.all_held()  # one that has died may seem to give back all in between
+            held = self._world.all_held()  # a dead model may seem to give back all in between
             others = sum(
                 h.spec.takes
                 for h in held
@@ -516,11 +535,12 @@ class Oracle(Rest):
         return spec.declared is not None or spec.url in self._measured
 
     def _runs_alone(self, spec: Spec) -> None:
-        """Where growth is measured a load of unknown size waits for others, for 20 s; one that
-        Triton reports only for those that it does not.
+        """Check that loads of unknown size go one at a time, for 5 s each, where memory is read.
+
+        One that Triton reports waits only for those that it does not.
         """
         is_known, model_id, now = self.is_known(spec), spec.model_id, self._now()
-        given_up = now - self.settings.load_seconds  # what was admitted before then
+        given_up = now - self.settings.load_seconds  # older loads do not count
         loads = [
             held
             for held in self._world.arriving()

@@ -1,4 +1,4 @@
-"""What is done to the world: faults that are set for the next act, and those that come at once."""
+"""Play what is done to the world: faults that are set for the next act, or come at once."""
 
 import asyncio
 
@@ -21,7 +21,6 @@ class Outages:
             "stub": self._end_stub,
             "strangers": self._strangers_come,
             "unread": self._unread,
-            "leak": self._leak,
         }
         plays[verb](*words)
 
@@ -36,12 +35,6 @@ class Outages:
     def _strangers_come(self, count: int, seconds: float) -> None:
         self.truth.add("strangers", count)
         self._loop.call_later(seconds, self._strangers_leave, count)
-
-    def _leak(self, parts: int) -> None:
-        """Triton loses so many twentieths of the device, until it ends."""
-        count = self.truth.device_bytes * parts // 20
-        if self.triton.life is not None and self.truth.has_room("lost", count + 1):
-            self.truth.add("lost", count)
 
     def _unread(self, seconds: float) -> None:
         self.reader.unread_until = self.now + seconds
@@ -67,4 +60,4 @@ class Outages:
         if self.triton.life is life and not self.triton.live:
             self.oracle.happened("hang")
             self.triton.answers()
-            self._tell_back()
+            self._report_restart()

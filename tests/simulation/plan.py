@@ -1,4 +1,4 @@
-"""What happens in a run, drawn first, as a list, so that a failure shrinks by leaving entries out.
+"""Draw what happens in a run, first, as a list, so that a failure shrinks by leaving entries out.
 
 A run is a simulated day of several shifts. In each an adapter starts with settings of its own, on
 what the last one left behind; operations and faults come at drawn moments; then the faults stop,
@@ -40,16 +40,16 @@ _KINDS = ("crash", "hang", "stub", "strangers", "unread", *FAULTS)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one adapter. `reserve`: the headroom, in bytes. `platform`: None for SageMaker."""
+    """Holds the settings of one adapter."""
 
     memory_limit: int | None
-    reserve: int
+    reserve: int  # bytes of headroom
     loads_again: bool | None
     load_seconds: float
     unload_seconds: float
     warms_up: bool
     is_killed: bool
-    platform: Platform | None = None
+    platform: Platform | None = None  # None for SageMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,13 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    plan = _with_leaks(_with_platform(_with_endpoint(_with_incident(_with_squeeze(plan)))))
-    return _with_hangs(_with_gpus(_with_restart(plan)))
+    plan = _with_squeeze(plan)
+    plan = _with_incident(plan)
+    plan = _with_endpoint(plan)
+    plan = _with_platform(plan)
+    plan = _with_restart(plan)
+    plan = _with_gpus(plan)
+    return _with_hangs(plan)
 
 
 def _with_gpus(plan: Plan) -> Plan:
@@ -194,23 +199,6 @@ def _with_platform(plan: Plan) -> Plan:
         entries.sort(key=lambda entry: entry.at)
     shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
     return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
-
-
-def _with_leaks(plan: Plan) -> Plan:
-    """Have an embedded Triton lose memory, and an operator end it for that, in some days."""
-    random = Draws(plan.seed).of("leaks")
-    if not plan.is_embedded or random.random() < 0.7:
-        return plan
-    found = [*plan.entries]
-    for shift in range(len(plan.shifts)):
-        at = random.uniform(1.0, 40.0)
-        for _ in range(random.choice((1, 2, 4))):
-            found.append(Entry(shift, at, "leak", (random.choice((3, 8)),)))
-            at += random.choice((2.0, 30.0, 100.0))
-            if random.random() < 0.4:
-                found.append(Entry(shift, at, "crash", ()))
-    found.sort(key=lambda entry: (entry.shift, entry.at))
-    return replace(plan, entries=tuple(found))
 
 
 def _bursts(random: Random, count: int, names: list[str]) -> list[Entry]:

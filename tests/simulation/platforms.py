@@ -1,4 +1,4 @@
-"""Who else than SageMaker calls the adapter in a shift, drawn from streams of their own."""
+"""Draw who else than SageMaker calls the adapter in a shift."""
 
 from dataclasses import dataclass
 from random import Random

@@ -16,14 +16,12 @@ _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """What a model computes in: a python process, or, not `is_real`, a part of tritonserver.
-    `key` names its bytes in the truth.
-    """
+    """Stands for what a model computes in: a python process, or a part of tritonserver."""
 
     name: str
-    key: str
+    key: str  # of its bytes in the truth
     id: ProcessId
-    is_real: bool
+    is_real: bool  # False for a part of tritonserver
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -32,7 +30,7 @@ class Processes:
         self._truth = truth
         self._random = draws.of("processes")
         self._numbers = count(100)
-        self.all: list[Process] = []  # those that run
+        self.all: list[Process] = []  # running ones
         self.killed_for_memory = 0
 
     def start(self, name: str, spec: Spec) -> Process:

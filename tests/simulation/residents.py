@@ -23,12 +23,12 @@ from adapter.errors import (
     TooManyWaiting,
 )
 from adapter.packages.unpacking import BLOCK_BYTES, disk_bytes
-from tests.simulation.cache import files_at, said_by, used
+from tests.simulation.cache import files_at, labels_of, used
 from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.store import CONFIG, Item
 
 _RECENT_SECONDS = 20.0
-_LONG_SECONDS = 120.0  # what a fetch, a load and their waits may take together
+_LONG_SECONDS = 120.0  # for a fetch, a load and their waits together
 _SOON_SECONDS = 1.5
 _UNKNOWN_BYTES = 64 * 2**20  # must be free for a model of unknown size
 _COMING = ("FETCHING", "ON_DISK", "LOADING")
@@ -36,12 +36,13 @@ _REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be se
 
 
 class Residents:
-    """`waiting`: callers who have no lease yet, by key; `busy`: requests of each name in Triton."""
+    """Checks the rules for models that calls load."""
 
     def __init__(self, world: object, endpoint: object) -> None:
-        self._world, self._endpoint = world, endpoint
-        self.waiting: Counter[str] = Counter()
-        self.busy: Counter[str] = Counter()
+        self._world = world
+        self._endpoint = endpoint
+        self.waiting: Counter[str] = Counter()  # callers without a lease, by key
+        self.busy: Counter[str] = Counter()  # requests, by name in Triton
         self.used_at: dict[str, float] = {}  # by key
         # keys of models that a platform has loaded by name: those that stay, with the time, and all
         self.kept: dict[str, float] = {}
@@ -51,8 +52,11 @@ class Residents:
         self._freed_at = -1.0
 
     def new_adapter(self) -> None:
-        self.waiting, self.busy = Counter(), Counter()
-        self.used_at, self.kept, self._load_begun = {}, {}, {}
+        self.waiting = Counter()
+        self.busy = Counter()
+        self.used_at = {}
+        self.kept = {}
+        self._load_begun = {}
         self.brought.clear()
         self._arriving.clear()
 
@@ -152,7 +156,7 @@ class Residents:
     def _timed_out(self, call: Call, error: AdapterError) -> bool:
         """The load, or its undo, may have gone on since long before the call."""
         whats = ("hang", "end")
-        return self._of_models.may_take_long(self._of_models.settings.load_seconds) or self._since(
+        return self._of_models.are_loads_slow(self._of_models.settings.load_seconds) or self._since(
             call.begun - _LONG_SECONDS, *whats
         )
 
@@ -185,7 +189,7 @@ class Residents:
         disk = is_plain and self._since(call.begun - _LONG_SECONDS, "publish", key=call.model_id)
         return disk or self._of_load(call, error)
 
-    def must_answer(self, key: str, error: AdapterError) -> None:
+    def check_answer(self, key: str, error: AdapterError) -> None:
         """A call for the model has failed though nothing else is wrong any more."""
         # the death of a process may be told by the first call alone
         is_slow = isinstance(error, ModelNotReady | StubDied) or self._since(
@@ -193,7 +197,7 @@ class Residents:
         )
         is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
         if isinstance(error, BackendTimeout):
-            is_slow |= self._of_models.may_take_long(self._of_models.settings.load_seconds)
+            is_slow |= self._of_models.are_loads_slow(self._of_models.settings.load_seconds)
         is_stuck = self._endpoint.control.stuck() or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
@@ -224,17 +228,17 @@ class Residents:
     def _surely_fits(self, key: str, stays: object) -> bool:
         """Whether it fits beside what stays, even if the adapter supposed the worst."""
         world, oracle = self._world, self._of_models
-        upset = ("out of memory", "strangers", "leak", "unload", "load")
+        upset = ("out of memory", "strangers", "unload", "load")
         if self._since(world.now - _LONG_SECONDS, *upset):
             return False
         if world.reader.kind in {"nvml", "triton"} and self._endpoint.terms.load_concurrency > 1:
             return False  # one of several that were loaded at once may count as all of them
         versions = self._endpoint.catalog.versions[key]
         if world.reader.kind == "host" and not all(item.spec.is_python for item in versions):
-            return False  # it may count as what others took beside it
+            return False  # the model may count as what others took beside it
         names = {record.name for record in self._endpoint.control.models.registry.records()}
         if any(held.name not in names for held in world.all_held()):
-            return False  # it was left by an earlier adapter, or is stuck
+            return False  # an earlier adapter has left it, or it is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
         booked = world.truth.held["baseline"] + world.strayed_bytes()
@@ -274,12 +278,12 @@ class Residents:
         judges = {"room": self._for_room, "disk": self._for_disk, "idle": self._as_idle}
         reason = fields.get("evicted") if event == "model.unloading" else None
         if reason in judges:
-            self._may_go(str(fields["model_id"]), str(reason))
+            self._check_eviction(str(fields["model_id"]), str(reason))
             if not judges[reason](str(fields["model_id"])):
                 said = f"{fields['model_id']} was evicted for {reason}, and there was no need"
                 raise Violated("4 evicted", said)
 
-    def _may_go(self, key: str, reason: str) -> None:
+    def _check_eviction(self, key: str, reason: str) -> None:
         """Raise if something keeps the model."""
         record = self._endpoint.control.models.registry.get(key)
         if not record.is_on_demand or self._is_kept(key):
@@ -293,7 +297,7 @@ class Residents:
         """Whether something that is wanted may not fit beside all that there is."""
         oracle, world = self._of_models, self._world
         wanted = self._wanted() + [name for name, count in oracle.loading.items() if count > 0]
-        # and new versions that nobody waits for
+        # nobody waits for new versions
         wanted += [name for name in self._arriving if name in world.newest]
         if self._since(world.now - _LONG_SECONDS, "out of memory", "caller left", "echo"):
             return True
@@ -312,9 +316,9 @@ class Residents:
     def _has_some_room(self, needed: int, others: list[Spec]) -> bool:
         """Return whether some device surely has room for so much beside these."""
         oracle, truth = self._of_models, self._world.truth
-        # what is being loaded is in the readings and among what is reserved
+        # loads in progress are in the readings, and are reserved
         arriving = sum(oracle.most(held.spec) for held in self._world.arriving())
-        kept = sum(truth.held.get(each, 0) for each in ("baseline", "strangers", "lost"))
+        kept = truth.held["baseline"] + truth.held.get("strangers", 0)
         for gpu, limit in enumerate(oracle.limits):
             used = truth.most_since(self._world.now - _RECENT_SECONDS, gpu) + arriving
             booked = max(kept + oracle.booked_on(gpu, others), used)
@@ -386,7 +390,7 @@ class Residents:
         real = 0
         for folder in folders:
             files = folder / "files"
-            endpoint.spec_of(said_by(_package(files)), "an artifact")
+            endpoint.spec_of(labels_of(_package(files)), "an artifact")
             # folders count as a block each, in the books
             real += used(files) + BLOCK_BYTES * sum(
                 1 for p in [files, *files.rglob("*")] if p.is_dir()
@@ -403,7 +407,7 @@ class Residents:
 
 
 def _is_settled(record: ModelRecord) -> bool:
-    """What a platform keeps stays dead until it is loaded again or unloaded."""
+    """Return whether nothing is to become of the model. A platform's own may stay dead."""
     is_dead = record.state is ModelState.DEAD and not record.is_on_demand
     return is_dead or record.state is ModelState.READY
 

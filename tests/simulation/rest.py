@@ -1,4 +1,4 @@
-"""What must be so at quiet moments, when nothing is under way: all books agree with the truth."""
+"""Check at quiet moments, when nothing is in progress, that all books agree with the truth."""
 
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord
@@ -36,11 +36,12 @@ class Rest:
         if held != known:
             raise Violated("5 ledger", f"{held} bytes are booked, of which models have {known}")
         self._near_the_truth(control)
+        self._free_is_free(control)
         if self._world.story.bugs:
             raise Violated("7 bugs", self._world.story.bugs[0])
 
     def _idle(self, control: Control, records: list[ModelRecord]) -> None:
-        endless = self.never_unloaded()
+        endless = self.endless_loads()
         if (pending := control.state.pending_operations) > len(endless):
             raise Violated("5 left over", f"{pending} operations never end")
         for record in records:
@@ -49,7 +50,7 @@ class Rest:
             if record.state not in {ModelState.READY, ModelState.DEAD} and record.id not in endless:
                 raise Violated("5 left over", f"{record.id} is {record.state.value}")
 
-    def never_unloaded(self) -> set[str]:
+    def endless_loads(self) -> set[str]:
         """Return the models that Triton loads for ever; an unload of one is never answered by a
         Triton whose processes the adapter cannot end.
         """
@@ -88,16 +89,16 @@ class Rest:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
     def _came_back(self, control: Control) -> None:
-        """What Triton has lost is loaded again, where the adapter does that, or has ended it."""
+        """Check that models come back that Triton has lost, where the adapter loads them again."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
         recent, room = self._first_end - RECENT_SECONDS, min(self.limits) * 0.8
         names = [name for name in self.present if self.since(recent, "load asked", model_id=name)]
         others = {name: self.present[name] for name in names} | self._lost
-        # what was lost together fits again where there is nothing to choose
+        # models that were lost together fit again on a single device
         has_fitted = others == self._lost and len(self.limits) == 1
         is_full = not has_fitted and sum(map(self.most, others.values())) > room
         comes_back = self.settings.loads_again or self.since(self._shift_begun, "restart")
-        is_full = is_full or self.since(self._first_end, "leak", "strangers")
+        is_full = is_full or self.since(self._first_end, "strangers")
         if not comes_back or is_full or self._ends > 2:
             return
         for model_id, spec in self._lost.items():
@@ -122,9 +123,7 @@ class Rest:
         )
 
     def _near_the_truth(self, control: Control) -> None:
-        """What the ledger has of models is what they took at most: of those in processes of their
-        own, and of those that came alone.
-        """
+        """Check what is booked of models with processes of their own, or that came alone."""
         if self._world.reader.kind != "host":
             return
         for record in control.models.registry.records():
@@ -142,6 +141,20 @@ class Rest:
             real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
             most = held.spec.package.takes + held.spec.grows
             slack = SLACK_BYTES + (0 if is_apart else self._taken_for_ours)  # by an earlier load
-            if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + slack:
+            loaded = min(real, held.spec.package.takes)  # growth need not be booked
+            if booked < loaded * 0.9 - SLACK_BYTES or booked > most * 1.1 + slack:
                 said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
                 raise Violated("5 ledger", said)
+
+    def _free_is_free(self, control: Control) -> None:
+        """Check that nothing which is in use counts as free, whoever has it."""
+        reader, truth = self._world.reader, self._world.truth
+        if reader.kind not in {"host", "nvml"} or reader.last is None:
+            return
+        devices = control.state.devices(reader.last)
+        for number, device in enumerate(reader.last.devices):
+            free = devices[device].free_bytes
+            left = devices[device].limit_bytes - truth.used_on(number)
+            if free > max(0, left) + SLACK_BYTES:
+                text = f"{free // MIB} MiB count as free on {device}, where {left // MIB} are left"
+                raise Violated("5 ledger", text)

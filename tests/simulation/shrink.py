@@ -16,7 +16,7 @@ def shrunk(outcome: Outcome, play: Callable[[Plan], Outcome] = played) -> Outcom
         entries, found = best.plan.entries, None
         for start in range(0, len(entries), size):
             runs += 1
-            tried = play(best.plan.only(_without(entries, start, size)))
+            tried = play(best.plan.only(_leave_out(entries, start, size)))
             if tried.violation is not None and tried.violation.rule == rule:
                 found = tried
                 break
@@ -28,5 +28,5 @@ def shrunk(outcome: Outcome, play: Callable[[Plan], Outcome] = played) -> Outcom
     return best
 
 
-def _without(entries: tuple[Entry, ...], start: int, size: int) -> tuple[Entry, ...]:
+def _leave_out(entries: tuple[Entry, ...], start: int, size: int) -> tuple[Entry, ...]:
     return entries[:start] + entries[start + size :]

@@ -15,7 +15,7 @@ CONFIG, WEIGHTS = "config.pbtxt", "1/model.bin"
 _CONFIG_BYTES = 200
 _LATENCIES = (0.0, 0.0, 0.001, 0.05, 0.3)
 _SLOW_SECONDS = (8.0, 40.0)
-# what may become of a request, by the store's method
+# faults of a request, by the store's method
 STORE_FAULTS = {
     "stat": ("denied", "unavailable", "lacks", "slow"),
     "below": ("denied", "unavailable", "lacks", "slow"),
@@ -73,7 +73,8 @@ class SimStore:
         self.history: defaultdict[str, list[tuple[float, tuple[int, int] | None]]]
         self.history = defaultdict(list, {key: [(0.0, (0, 0))] for key in versions})
         self.read_at: dict[str, float] = {}
-        self._draws, self._fault = draws, fault
+        self._draws = draws
+        self._fault = fault
         self._is_exact = is_exact
 
     def changed_at(self, key: str) -> float:

@@ -1,4 +1,4 @@
-"""What happened in a run, in the words of docs/events.md, with simulated times."""
+"""Keep what happened in a run, in the words of docs/events.md, with simulated times."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ _BUGS = frozenset({"operation.failed", "task.failed", "task.ended", "triton.rest
 
 
 class Story(logging.Handler):
-    """`on_bug` is called with the lines that tell of a bug."""
+    """Collects the events of the log, and those of the world."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Story(logging.Handler):
         self.on_log_line(event, fields)
 
     def _add(self, who: str, event: str, fields: dict[str, object]) -> None:
-        said = json.dumps(fields, default=_said, sort_keys=True).replace(self.hidden, "")
+        said = json.dumps(fields, default=_text_of, sort_keys=True).replace(self.hidden, "")
         line = f"{self._now() - BEGIN:11.3f} {who:7} {event} {said if fields else ''}".rstrip()
         self.counts[event] += 1
         self.lines.append(line)
@@ -62,16 +62,17 @@ class Story(logging.Handler):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run has ended. `violation` is None when all went well."""
+    """Says how a run has ended."""
 
     plan: Plan
     story: Story
-    violation: Violated | None
+    violation: Violated | None  # None when all went well
     operations: int
     faults: Counter[str]
+    differences: Counter[str]  # expected ones, by the rule that control does not keep
 
 
-def _said(value: object) -> object:
+def _text_of(value: object) -> object:
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     return str(value)

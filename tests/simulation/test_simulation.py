@@ -22,7 +22,7 @@ from tests.simulation.world import Outcome, played
 HERE = Path(__file__).parent
 # What the world may know of the adapter: the door, values, errors, and the clock.
 SEAMS = ("adapter.control.door", "adapter.core.", "adapter.errors", "adapter.runtime.")
-# What is real beside control, by the file that plays it.
+# Parts that are real beside control, by the file that plays them.
 REAL = {
     "cache.py": ("adapter.packages.unpacking", "adapter.store."),
     "catalog.py": ("adapter.packages.unpacking",),

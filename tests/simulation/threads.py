@@ -18,7 +18,8 @@ class _Thread:
     """A real thread. It and the loop take turns: only one of them ever runs."""
 
     def __init__(self) -> None:
-        self._its_turn, self._loops_turn = threading.Lock(), threading.Lock()
+        self._its_turn = threading.Lock()
+        self._loops_turn = threading.Lock()
         self._its_turn.acquire()
         self._loops_turn.acquire()
         self._act: Callable[[], Any] | None = None
@@ -30,7 +31,9 @@ class _Thread:
         """Run `act` until it ends or waits for the loop. At its end `ended` is called, with what
         settles a future.
         """
-        self._loop, self._act, self._ended = loop, act, ended
+        self._loop = loop
+        self._act = act
+        self._ended = ended
         self.go_on()
 
     def go_on(self) -> None:
@@ -56,7 +59,7 @@ class _Thread:
 
 
 class Asked:
-    """What a thread has asked of the loop, as asyncio.run_coroutine_threadsafe returns it."""
+    """Holds what a thread has asked of the loop, as asyncio.run_coroutine_threadsafe does."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
         self._thread: _Thread = _here.thread

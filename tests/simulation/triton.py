@@ -3,7 +3,7 @@ adapter/control/ports.py. Its processes are in processes.py.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -34,7 +34,7 @@ _MANY_PARTS = 30  # of a load that takes memory all the time
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """What Triton has under one name. `ended`: its load was answered, or it is gone."""
+    """Is what Triton has under one name."""
 
     name: str
     spec: Spec
@@ -46,6 +46,7 @@ class Held:
     never_ends: bool = False  # its load
     gpu: int = 0
     begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    # set when the load was answered, or the model is gone
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,34 +62,38 @@ class Life:
 
 
 class SimTriton:
-    """`spec_at(name)` returns the files that are under this name in the repository. `fault(verb,
-    model_id)` takes the fault that is set for the next such act. `load_seconds`: the time limit of
-    the adapter's calls. `is_gpu`: models take its memory.
-    """
+    """Loads, unloads and answers as Triton does."""
 
     def __init__(
         self,
         truth: Truth,
         draws: Draws,
         *,
-        spec_at: Callable[[str], Spec | None],
-        fault: Callable[[str, str], str | None],
+        spec_at: Callable[[str], Spec | None],  # the files under a name in the repository
+        fault: Callable[[str, str], str | None],  # takes the one that is set for such an act
         note: Callable[..., None],
         unload_begins: Callable[[Held], None],
         loads_again: Callable[[Held], None],
     ) -> None:
-        self.truth, self._draws = truth, draws
-        self._spec_at, self._fault, self._note = spec_at, fault, note
-        self._unload_begins, self._loads_again = unload_begins, loads_again
+        self.truth = truth
+        self._draws = draws
+        self._spec_at = spec_at
+        self._fault = fault
+        self._note = note
+        self._unload_begins = unload_begins
+        self._loads_again = loads_again
         self.processes = Processes(truth, draws)
-        self.load_seconds, self.is_gpu = 60.0, False
+        self.load_seconds = 60.0  # time limit of the adapter's calls
+        self.is_gpu = False  # whether models take memory of GPUs
         self.reports = draws.of("memory tracker").random() < 0.5
-        self.live, self.lives, self.version = False, 0, "2.51.0"
+        self.live = False
+        self.lives = 0
+        self.version = "2.51.0"
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
         self.gpu_at: Callable[[str], int] = lambda _: 0  # for which the name's files are
-        self.grew: Callable[[Held], object] = lambda _: None  # in a request
+        self.exits: Callable[[Iterable[Held]], None] = lambda _: None
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -101,12 +106,17 @@ class SimTriton:
 
     def answers(self) -> None:
         """It answers the probes again."""
-        self.live, self.lives = True, self.lives + 1
+        self.live = True
+        self.lives = self.lives + 1
         self.up.set()
 
     def end(self) -> None:
         """It ends, with all models and processes."""
-        life, self.life, self.live = self.life, None, False
+        life = self.life
+        if life is not None:
+            self.exits(life.models.values())
+        self.life = None
+        self.live = False
         self.up.clear()
         if life is not None:
             self.processes.end_all()
@@ -322,7 +332,8 @@ class SimTriton:
             self._unload_begins(held)
             entries = [h for h in self._with_steps(life, held) if h.state == "READY"]
             for each in entries:
-                each.state, each.unloading_since = "UNLOADING", _now()
+                each.state = "UNLOADING"
+                each.unloading_since = _now()
             self._go(self._unload_all(life, entries))
 
     async def _unload_all(self, life: Life, entries: list[Held]) -> None:
@@ -345,7 +356,7 @@ class SimTriton:
             self.processes.end(held.process)
             return
         if held.process.over.is_set():
-            return  # it stays in UNLOADING until its name is loaded again
+            return  # UNLOADING until its name is loaded again
         del life.models[held.name]
         if fault == "survives" and held.process.is_real:
             self._note("a process survives the unload", name=held.name)
@@ -367,15 +378,15 @@ class SimTriton:
     # -- the index --------------------------------------------------------------------------
 
     async def ready(self) -> set[str]:
-        return await self._in_state("READY")
+        return await self._list_names("READY")
 
     async def being_loaded(self) -> set[str]:
-        return await self._in_state("LOADING")
+        return await self._list_names("LOADING")
 
     async def present(self) -> set[str]:
-        return await self._in_state("READY", "LOADING", "UNLOADING")
+        return await self._list_names("READY", "LOADING", "UNLOADING")
 
-    async def _in_state(self, *states: str) -> set[str]:
+    async def _list_names(self, *states: str) -> set[str]:
         """Return what was so when it was asked, which may be otherwise when the answer arrives."""
         life = await self._asked("index")
         found = {name for name, held in life.models.items() if held.state in states}
@@ -438,7 +449,6 @@ class SimTriton:
         count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
         if self.truth.has_room(held.process.key, count):
             self.truth.add(held.process.key, count)
-            self.grew(held)
             return
         self._note("out of memory in an inference", name=held.name)
         raise OutOfMemory(

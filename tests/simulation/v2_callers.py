@@ -65,11 +65,11 @@ class V2Callers(Callers):
         self._reloads[name] += 1
         failure = None
         try:
-            await self._of_adapter(self._replace(name, is_forced=is_forced))
+            await self._await_adapter(self._replace(name, is_forced=is_forced))
         except AdapterError as error:
             failure = error
         except asyncio.CancelledError:
-            if may_reload:  # what was asked for goes on without its caller
+            if may_reload:  # the replacement goes on without its caller
                 oracle.happened("unload asked", name)
             raise
         finally:
@@ -94,7 +94,7 @@ class V2Callers(Callers):
         oracle.happened("unload asked", name)
         oracle.unloading[name] += 1
         try:
-            await self._of_adapter(self._unload_if_there(name))
+            await self._await_adapter(self._unload_if_there(name))
         except AdapterError as error:
             oracle.failed(call, error, self._world.newest[name])
         else:

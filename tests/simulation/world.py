@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
@@ -17,9 +17,8 @@ from tests.simulation.control import Build, Control, Machine, PresentControl
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
 from tests.simulation.endpoint_callers import EndpointCallers
-from tests.simulation.growth import Growth
 from tests.simulation.kills import ADAPTER, Adapter, Guarded, Killed
-from tests.simulation.loop import Draws, Standstill, never_awaited, virtual
+from tests.simulation.loop import Draws, Standstill, ignore_unawaited, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
@@ -28,9 +27,9 @@ from tests.simulation.outages import Outages
 from tests.simulation.plan import Plan, Settings
 from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
-from tests.simulation.v2_callers import V2Callers
 from tests.simulation.story import Outcome, Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
+from tests.simulation.v2_callers import V2Callers
 
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
@@ -55,6 +54,8 @@ class World(Outages):
             self.newest.setdefault(spec.model_id, spec)
         self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
+        self.differences: Counter[str] = Counter()  # by rule
+        self._unkept: Collection[str] = ()  # rules, by the control that runs
         self.disk = SimDisk(self.specs, self.draws, self.take_fault)
         self.oracle = Oracle(self)
         self.triton = SimTriton(
@@ -72,7 +73,7 @@ class World(Outages):
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
         self.disk.admitted = self.judged(self.oracle.admitted)
-        self.triton.grew = Growth(self).grew
+        self.triton.exits = self.oracle.note_exit
         self.endpoint: Endpoint | None = None  # of the adapter that runs
         self._site = Endpoint(self, plan.catalog) if plan.catalog else None
         if self._site is not None:
@@ -179,7 +180,7 @@ class World(Outages):
         return judged
 
     async def _keep_triton(self) -> None:
-        """What starts Triton again when it has ended, and tells the adapter."""
+        """Start Triton again whenever it has exited, and tell the adapter."""
         random = self.draws.of("supervisor")
         while True:
             self.triton.start()
@@ -187,17 +188,17 @@ class World(Outages):
             await asyncio.sleep(random.uniform(*_START_SECONDS))
             if self.triton.life is life:
                 self.triton.answers()
-                self._tell_back()
+                self._report_restart()
             await life.over.wait()
             self.oracle.happened("end")
             self.story.note("triton ended")
             await asyncio.sleep(random.choice((0.3, 1.0, 5.0)))
 
-    def _tell_back(self) -> None:
+    def _report_restart(self) -> None:
         if self.control is not None:
-            self.begin_of_adapter(self._told_back(self.control))
+            self.begin_of_adapter(self._reconcile(self.control))
 
-    async def _told_back(self, control: Control) -> None:
+    async def _reconcile(self, control: Control) -> None:
         if control.state.triton.is_open:
             with suppress(AdapterError):
                 await control.triton_restarted()
@@ -205,14 +206,14 @@ class World(Outages):
     # -- tasks ------------------------------------------------------------------------------
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Of the world, or of a caller; what it raises ends the run."""
+        """Begin a task of the world, or of a caller. An error of it ends the run."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def begin_call(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """What a caller awaits of the adapter."""
+        """Begin in the context of the adapter what a caller awaits."""
         return self._adapters.run(asyncio.ensure_future, work)
 
     def begin_of_adapter(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -231,6 +232,12 @@ class World(Outages):
         error = about.get("exception")
         if not isinstance(error, Killed | AdapterError):
             self.story.bugs.append(f"{about['message']}: {error!r}")
+
+    def expect(self, rule: str, text: str) -> None:
+        """Raise Violated, or count the difference of a control that does not keep the rule."""
+        if rule not in self._unkept:
+            raise Violated(rule, text)
+        self.differences[rule] += 1
 
     def violate(self, found: Violated) -> None:
         if self.violation is None:
@@ -263,6 +270,7 @@ class World(Outages):
             artifacts=artifacts,
         )
         control = self._adapters.run(self._build, machine, settings, terms)
+        self._unkept = control.unkept
         if self.endpoint is not None:
             self.endpoint.new_adapter(control)
         return adapter, control
@@ -290,7 +298,7 @@ class World(Outages):
             callers.append(EndpointCallers(self, control, self.endpoint))
         begun = self.now
         for entry in (each for each in self.plan.entries if each.shift == number):
-            await self._until(begun + entry.at)
+            await self._wait_until(begun + entry.at)
             if not any(each.play(entry) for each in callers):
                 self.play_fault(entry)
         if settings.is_killed and self.draws.of("kill", number).random() < 0.5:
@@ -303,7 +311,7 @@ class World(Outages):
             each.leave()
 
     async def _opened(self, control: Control) -> None:
-        """As the adapter does: the start is tried until Triton answers."""
+        """Try the start until Triton answers, as the adapter does."""
         while True:
             try:
                 await self.begin_call(control.open())
@@ -314,9 +322,10 @@ class World(Outages):
 
     def _carry(self) -> None:
         """Remember what the next adapter has to adopt, if Triton goes on meanwhile."""
-        self._carried, self._served_by = dict(self.oracle.serving), self.triton.life
+        self._carried = dict(self.oracle.serving)
+        self._served_by = self.triton.life
 
-    async def _until(self, moment: float) -> None:
+    async def _wait_until(self, moment: float) -> None:
         if moment > self.now:
             await asyncio.sleep(moment - self.now)
 
@@ -331,13 +340,15 @@ class World(Outages):
         if self.violation is None and (left := sum(each.count for each in callers)):
             raise Violated("2 in time", f"{left} calls are never answered")
         await asyncio.sleep(5.0)
-        await self._rested(control, callers, end, 0.5)  # it may have looked for other versions
+        await self._rested(
+            control, callers, end, 0.5
+        )  # the adapter may have looked for other versions
         self.oracle.rest(control)
         if self.endpoint is not None:
-            self.endpoint.oracle.rest(self.oracle.never_unloaded())
+            self.endpoint.oracle.rest(self.oracle.endless_loads())
             await callers[-1].all_answer()
             await self._rested(control, callers, self.now + _QUIET_SECONDS, 1.0)
-            self.endpoint.oracle.rest(self.oracle.never_unloaded())
+            self.endpoint.oracle.rest(self.oracle.endless_loads())
 
     async def _rested(
         self, control: Control, callers: list[Callers], end: float, pause: float
@@ -381,7 +392,8 @@ class World(Outages):
     def _kill(self, adapter: Adapter, control: Control) -> None:
         self._carry()
         self.story.note("adapter killed")
-        adapter.is_running, self.control = False, None
+        adapter.is_running = False
+        self.control = None
         control.end()
         if self.endpoint is not None:
             self.begin_of_adapter(self.endpoint.killed())
@@ -399,7 +411,7 @@ class World(Outages):
     async def close(self) -> None:
         """End all that still goes on, adapters too; whatever they do has no effect any more."""
         if self.violation is not None:
-            never_awaited()
+            ignore_unawaited()
         if self._site is not None:
             self._site.close()
         for adapter, control in self._begun:
@@ -442,7 +454,7 @@ def played(plan: Plan, build: Build = PresentControl) -> Outcome:
             log.removeHandler(each.story)
     [world] = worlds
     operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
-    return Outcome(plan, world.story, world.violation, operations, world.faults)
+    return Outcome(plan, world.story, world.violation, operations, world.faults, world.differences)
 
 
 async def _played(plan: Plan, worlds: list[World], build: Build) -> None:

@@ -32,7 +32,7 @@ class Fault:
     """Builds a control with one fault."""
 
     name: str
-    breaks: str  # what goes wrong with it
+    breaks: str  # in the words of a caller or an operator
     machine: Callable[[Machine], Machine] = _keep
     settings: Callable[[Settings], Settings] = _keep
     terms: Callable[[Terms], Terms] = _keep

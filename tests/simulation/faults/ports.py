@@ -9,7 +9,7 @@ from tests.simulation.control import Machine
 from tests.simulation.faults.fault import Changed, Fault
 
 
-def _at(port: str, change: Callable[[Any], Any]) -> Callable[[Machine], Machine]:
+def _change_port(port: str, change: Callable[[Any], Any]) -> Callable[[Machine], Machine]:
     """Return what changes this port of a machine, if the machine has the port."""
 
     def changed(machine: Machine) -> Machine:
@@ -138,42 +138,42 @@ PORTS = [
     Fault(
         "an unload is answered before Triton has let go",
         "the next load does not find the memory that the last unload promised",
-        _at("triton", lambda triton: Changed(triton, wait_gone=_returns(value=set()))),
+        _change_port("triton", lambda triton: Changed(triton, wait_gone=_returns(value=set()))),
     ),
     Fault(
         "of a package the entry alone is unloaded",
         "its helpers stay in Triton, with their memory",
-        _at("triton", _skip_parts("unload")),
+        _change_port("triton", _skip_parts("unload")),
     ),
     Fault(
         "of a package the entry alone is loaded",
         "Python code calls models that Triton does not have",
-        _at("triton", _skip_parts("load")),
+        _change_port("triton", _skip_parts("load")),
     ),
     Fault(
         "the unload of a package waits for its entry alone",
         "its steps are still there when the unload is answered",
-        _at("triton", _wait_for_entries_alone),
+        _change_port("triton", _wait_for_entries_alone),
     ),
     Fault(
         "lost models are not looked for",
         "models that Triton has lost are served for ever",
-        _at("triton", _remember_loads),
+        _change_port("triton", _remember_loads),
     ),
     Fault(
         "what is not ready is adopted",
         "models that Triton does not serve are served",
-        _at("triton", lambda triton: Changed(triton, ready=triton.present)),
+        _change_port("triton", lambda triton: Changed(triton, ready=triton.present)),
     ),
     Fault(
         "a failed load is not unloaded",
         "Triton goes on with a load whose caller was told that it failed, and serves it in the end",
-        _at("triton", _unload_good_loads_alone),
+        _change_port("triton", _unload_good_loads_alone),
     ),
     Fault(
         "the death of a process is not noticed",
         "a model without a process is given one request after the other",
-        _at(
+        _change_port(
             "server",
             lambda server: Changed(
                 server, has_live_stub=lambda _: None, live_instances=lambda _: None
@@ -183,7 +183,7 @@ PORTS = [
     Fault(
         "an unload is answered before the processes have ended",
         "a process that survives keeps the memory, and nobody ends it",
-        _at(
+        _change_port(
             "server",
             lambda server: Changed(
                 server, processes_of=_returns(value=frozenset()), living=_returns(value=frozenset())
@@ -193,52 +193,52 @@ PORTS = [
     Fault(
         "Triton is not restarted when all its threads hang",
         "no model can be loaded any more",
-        _at("server", lambda server: Changed(server, restart=_returns(value=None))),
+        _change_port("server", lambda server: Changed(server, restart=_returns(value=None))),
     ),
     Fault(
         "an unload leaves the folders",
         "the repository fills with folders that no model has",
-        _at("disk", lambda disk: Changed(disk, remove=_returns(value=None))),
+        _change_port("disk", lambda disk: Changed(disk, remove=_returns(value=None))),
     ),
     Fault(
         "a load is not noted for the next run",
         "an adapter that is started again unloads what it should adopt",
-        _at("disk", lambda disk: Changed(disk, confirm=_returns(value=None))),
+        _change_port("disk", lambda disk: Changed(disk, confirm=_returns(value=None))),
     ),
     Fault(
         "an adopted model has no bytes",
         "after a restart of the adapter all memory seems free",
-        _at("disk", _forget_sizes),
+        _change_port("disk", _forget_sizes),
     ),
     Fault(
         "a load of V2 does not look whether the files have changed",
         "the old files are served, and the caller was told that the new ones are",
-        _at("disk", lambda disk: Changed(disk, has_changed=_returns(value=False))),
+        _change_port("disk", lambda disk: Changed(disk, has_changed=_returns(value=False))),
     ),
     Fault(
         "a model is put on another GPU than the one that has its reservation",
         "GPU 0 runs out of memory",
-        _at("disk", _place_on_first),
+        _change_port("disk", _place_on_first),
     ),
     Fault(
         "half of the memory in use is not seen",
         "models are let in to memory that others have",
-        _at("memory", _read_half),
+        _change_port("memory", _read_half),
     ),
     Fault(
         "the files of a model that is gone stay in use",
         "the disk fills with models that are not loaded",
-        _at("artifacts", lambda artifacts: Changed(artifacts, release=bool)),
+        _change_port("artifacts", lambda artifacts: Changed(artifacts, release=bool)),
     ),
     Fault(
         "files in use leave the disk",
         "a model cannot be loaded again, or is loaded by halves",
-        _at("artifacts", _release_at_once),
+        _change_port("artifacts", _release_at_once),
     ),
     Fault(
         "a store that refused once refuses for good",
         "a model is refused after its permissions were mended",
-        _at("artifacts", _refuse_for_good),
+        _change_port("artifacts", _refuse_for_good),
     ),
     Fault(
         "models are forgotten when Triton exits",
