@@ -340,9 +340,8 @@ class World(Outages):
         if self.violation is None and (left := sum(each.count for each in callers)):
             raise Violated("2 in time", f"{left} calls are never answered")
         await asyncio.sleep(5.0)
-        await self._rested(
-            control, callers, end, 0.5
-        )  # the adapter may have looked for other versions
+        # the adapter may have looked for other versions
+        await self._rested(control, callers, end, 0.5)
         self.oracle.rest(control)
         if self.endpoint is not None:
             self.endpoint.oracle.rest(self.oracle.endless_loads())
