@@ -31,10 +31,12 @@ class Rest:
         devices = control.state.devices()
         if reserved := sum(device.reserved_bytes for device in devices.values()):
             raise Violated("5 ledger", f"{reserved} bytes stay reserved")
-        held = sum(device.held_bytes for device in devices.values())
-        known = sum(total(control.state.held(record)) for record in (*records, *control.stuck()))
-        if held != known:
-            raise Violated("5 ledger", f"{held} bytes are booked, of which models have {known}")
+        owners = (*records, *control.stuck())
+        for device, shown in devices.items():
+            held = sum(control.state.held(record).get(device, 0) for record in owners)
+            if shown.held_bytes != held:
+                text = f"{shown.held_bytes} bytes are booked, of which models have {held}"
+                raise Violated("5 ledger", text)
         self._near_the_truth(control)
         self._free_is_free(control)
         if self._world.story.bugs:

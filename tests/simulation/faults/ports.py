@@ -174,20 +174,14 @@ PORTS = [
         "the death of a process is not noticed",
         "a model without a process is given one request after the other",
         _change_port(
-            "server",
-            lambda server: Changed(
-                server, has_live_stub=lambda _: None, live_instances=lambda _: None
-            ),
+            "processes", lambda processes: Changed(processes, instances=_returns(value={}))
         ),
     ),
     Fault(
         "an unload is answered before the processes have ended",
         "a process that survives keeps the memory, and nobody ends it",
         _change_port(
-            "server",
-            lambda server: Changed(
-                server, processes_of=_returns(value=frozenset()), living=_returns(value=frozenset())
-            ),
+            "processes", lambda processes: Changed(processes, wait=_returns(value=frozenset()))
         ),
     ),
     Fault(
