@@ -5,11 +5,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free, Limits, disk_bytes
+from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free, disk_bytes
 from adapter.runtime import clock
-from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder, Note
-from tests.simulation.store import SimStore, read_back
+from tests.simulation.store import read_back
 
 CACHE_FAULTS = {"publish": ("full", "broken")}
 _ERRNO = {"full": errno.ENOSPC, "broken": errno.EIO}
@@ -59,26 +58,6 @@ class SimFolder(CacheFolder):
         self.touch(note.id, clock.wall())
         [package] = (self.path / "artifacts" / note.id / "files").iterdir()
         self.kept(package)
-
-
-def new_cache(
-    store: SimStore,
-    folder: SimFolder,
-    *,
-    limit_bytes: int | None,
-    concurrency: int,
-    room_seconds: float,
-    on_evicted: Callable[[str], None],
-) -> ArtifactCache:
-    return ArtifactCache(
-        {"": store},
-        folder,
-        limit_bytes=limit_bytes,
-        concurrency=concurrency,
-        limits=Limits(),
-        room_seconds=room_seconds,
-        on_evicted=on_evicted,
-    )
 
 
 def files_at(package: Path) -> dict[str, bytes]:

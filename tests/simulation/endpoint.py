@@ -7,8 +7,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from adapter.core.state import ModelState
+from adapter.packages.unpacking import Limits
 from adapter.store.cache import ArtifactCache
-from tests.simulation.cache import Room, SimFolder, files_at, labels_of, new_cache
+from tests.simulation.cache import Room, SimFolder, files_at, labels_of
 from tests.simulation.catalog import Catalog, Terms
 from tests.simulation.control import Control
 from tests.simulation.models import Spec, Violated
@@ -46,11 +47,12 @@ class Endpoint:
         self.terms = terms
         self._folder = SimFolder(self.root / "cache", self.room, self._world.take_fault)
         self._folder.kept = self._world.judged(self._kept)
-        self.cache = new_cache(
-            self.store,
+        self.cache = ArtifactCache(
+            {"": self.store},
             self._folder,
             limit_bytes=terms.cache_limit,
             concurrency=terms.fetch_concurrency,
+            limits=Limits(),
             room_seconds=min(_MOST_ROOM_SECONDS, terms.model_wait_seconds / 2),
             on_evicted=lambda _: None,
         )

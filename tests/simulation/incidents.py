@@ -1,5 +1,6 @@
-"""Short scripts of operations and faults that chance seldom puts together; drawn from a stream of
-their own, and played after all else of a shift.
+"""Draw short scripts of operations and faults that chance seldom puts together.
+
+They are drawn from a stream of their own, and played after all else of a shift.
 """
 
 from random import Random
@@ -36,24 +37,6 @@ _SCRIPTS: tuple[tuple[_Step, ...], ...] = (
 )
 _LAST_SECONDS = 10.0  # before the faults stop
 _LOAD_SECONDS = 50.0  # in which a load is done
-
-SQUEEZE_SECONDS = 80.0
-
-
-def drawn_squeeze(random: Random, models: dict[str, Spec], room: int) -> list[Entry]:
-    """Draw two loads at once of which either fits beside strangers' memory, and not both; a small
-    model is there before, so that the strangers do not count as Triton's own.
-    """
-    if random.random() < 0.85 or len(models) < 3:
-        return []
-    names = sorted(models, key=lambda name: models[name].takes)
-    small, *pair = names[0], *random.sample(names[1:], 2)
-    sizes = sorted(models[name].takes for name in pair)
-    strangers = room - models[small].takes - sizes[1] - sizes[0] // 2
-    if strangers <= 0:
-        return []
-    begun = [Entry(0, 1.0, "load", (small, None)), Entry(0, 45.0, "strangers", (strangers, 20.0))]
-    return [*begun, *(Entry(0, 49.0, "load", (name, None)) for name in pair)]
 
 
 def drawn_incident(random: Random, names: list[str], ends: list[float]) -> list[Entry]:

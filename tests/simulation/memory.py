@@ -9,8 +9,7 @@ from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.simulation.loop import Draws
 
 MIB = 2**20
-# as adapter/backend/memory/triton_metrics.py has them
-LAG_SECONDS, _GRACE_SECONDS = 3.0, 2.0
+LAG_SECONDS = 3.0  # as adapter/backend/memory/triton_metrics.py has it
 
 
 def gpu(number: int) -> Device:
@@ -91,10 +90,8 @@ class Reader:
         self._truth = truth
         self._models = models
         self._random = draws.of("memory reader")
-        self._shown: tuple[int, ...] | None = None
-        self._moved_at = -math.inf
-        self._doubted_at = None
         self.oom_kills = 0
+        self.is_in_doubt = False
 
     async def read(self) -> MemoryReading | None:
         for _ in range(self._random.choice((0, 0, 1, 2))):
@@ -124,24 +121,13 @@ class Reader:
             for number, size in enumerate(self._truth.sizes)
         }
 
-    def _late(self) -> MemoryReading | None:
+    def _late(self) -> MemoryReading:
         now = _now()
         shown = self._truth.used_at(now - now % 2 - self._random.random())
-        if shown != self._shown:
-            self._shown = shown
-            self._moved_at = now
-            self._doubted_at = None
-        elif self._doubted_at and now - self._doubted_at > LAG_SECONDS + _GRACE_SECONDS:
-            return None
         return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)
 
-    @property
-    def is_in_doubt(self) -> bool:
-        return self._doubted_at is not None
-
     def changed(self, since: float) -> None:
-        if self.kind == "triton" and self._doubted_at is None and self._moved_at < since:
-            self._doubted_at = _now()
+        """Ignore the note: the readings always show what was so a moment ago."""
 
 
 def _now() -> float:

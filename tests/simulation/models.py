@@ -23,7 +23,6 @@ class Spec:
     steps: int = 0  # further models, of an ensemble
     helpers: int = 0  # further models, which its Python code calls
     whole: "Spec | None" = None  # the package, of one of its parts
-    is_mixed: bool = False  # the first step has no process of its own
 
     @property
     def package(self) -> "Spec":
@@ -40,8 +39,7 @@ class Spec:
         part = replace(self, takes=share, declared=None, grows=0, steps=0, helpers=0, whole=self)
         entry = replace(part, takes=self.takes - share * others, steps=self.steps)
         if self.steps:
-            first = [replace(part, is_python=False)] * self.is_mixed
-            return [*[part] * (others - len(first)), *first, replace(entry, is_python=False)]
+            return [*[part] * others, replace(entry, is_python=False)]
         return [*[part] * others, replace(entry, grows=self.grows)]
 
     @property
@@ -118,9 +116,8 @@ def drawn_packages(random: Random, room: int) -> dict[str, Spec]:
     """Draw a package with an ensemble, and one whose Python code calls others by name."""
     ensemble, helped = drawn_model("y", random, room), drawn_model("z", random, room)
     steps, helpers = random.choice((1, 2, 3)), random.choice((1, 2))
-    is_mixed = steps > 1 and ensemble.is_python and Random(ensemble.takes).random() < 0.7
     helped_by = random.choice((0, 0, 1))
     return {
-        "y": replace(ensemble, steps=steps, helpers=helped_by, grows=0, is_mixed=is_mixed),
+        "y": replace(ensemble, steps=steps, helpers=helped_by, grows=0),
         "z": replace(helped, helpers=helpers),
     }

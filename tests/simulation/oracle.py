@@ -36,8 +36,7 @@ _LEAST_BYTES = 64 * MIB  # free before a load of unknown size begins
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
-# within which the death of a process that loads is noticed: of one that was never seen, or was
-_DEATH_SECONDS = {"stub dies": 65.0, "seen stub dies": 20.0}
+_DEATH_SECONDS = 65.0  # within which the death of a process that loads is noticed
 _CHARGES = 3  # exits of Triton with a model at work, after which it may be given up
 _ALONE_SECONDS = 5.0  # for which a load of unknown size waits for another
 _STILL_SECONDS = 1.4  # after which one that takes nothing more is not waited for
@@ -320,12 +319,9 @@ class Oracle(Rest):
 
     def _has_died_since(self, call: Call) -> bool:
         """Return whether the load should have failed by now, as its process has died."""
-        for what, seconds in _DEATH_SECONDS.items():
-            died = self._at.get((what, call.model_id), -1.0)
-            is_last = not self.since(died, "admitted", model_id=call.model_id)
-            if is_last and call.begun <= died < self._now() - seconds:
-                return True
-        return False
+        died = self._at.get(("stub dies", call.model_id), -1.0)
+        is_last = not self.since(died, "admitted", model_id=call.model_id)
+        return is_last and call.begun <= died < self._now() - _DEATH_SECONDS
 
     def _is_loading(self, model_id: str) -> bool:
         """Whether Triton still loads the model."""
@@ -336,7 +332,7 @@ class Oracle(Rest):
         """Whether nothing keeps the unload of a python model: a load that hangs is ended."""
         upset = ("unload", "answer", "stub dies", "stub ended")
         was_hit = any(self.since(0.0, each, model_id=call.model_id) for each in upset)
-        return self._world.is_embedded and spec.is_python and not spec.is_mixed and not was_hit
+        return self._world.is_embedded and spec.is_python and not was_hit
 
     def are_loads_slow(self, limit: float) -> bool:
         """Whether a load may take longer than `limit` seconds."""

@@ -11,11 +11,9 @@ from random import Random
 
 from tests.simulation.catalog import Catalog, drawn_catalog
 from tests.simulation.incidents import (
-    SQUEEZE_SECONDS,
     drawn_hangs,
     drawn_incident,
     drawn_restart,
-    drawn_squeeze,
 )
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
@@ -90,7 +88,6 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    plan = _with_squeeze(plan)
     plan = _with_incident(plan)
     plan = _with_endpoint(plan)
     plan = _with_platform(plan)
@@ -107,16 +104,6 @@ def _with_gpus(plan: Plan) -> Plan:
         return plan
     sizes = [int(plan.device_bytes * random.choice((0.5, 1.0, 2.0))) for _ in range(3)]
     return replace(plan, more_gpus=tuple(sizes[: random.choice((1, 1, 3))]))
-
-
-def _with_squeeze(plan: Plan) -> Plan:
-    """Begin with two loads that do not fit together, in some days."""
-    room = (plan.shifts[0].memory_limit or plan.device_bytes) - plan.baseline
-    found = drawn_squeeze(Draws(plan.seed).of("squeeze"), plan.models, room)
-    if not found:
-        return plan
-    rest = [replace(e, at=e.at + SQUEEZE_SECONDS * (e.shift == 0)) for e in plan.entries]
-    return replace(plan, entries=(*found, *rest))
 
 
 def _with_incident(plan: Plan) -> Plan:

@@ -112,28 +112,13 @@ class Rest:
             if record is None or record.state is not ModelState.READY:
                 raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
 
-    def _came_alone(self, model_id: str) -> bool:
-        """Return whether nothing else was asked for, or went wrong, since shortly before the load
-        of the model: what it takes in Triton's own process is measured then.
-        """
-        asked = self._at.get(("load asked", model_id), -1.0)
-        return all(
-            at < asked - RECENT_SECONDS
-            or whose == model_id
-            or (not whose and at == self._at.get((what, model_id)))
-            for (what, whose), at in self._at.items()
-        )
-
     def _near_the_truth(self, control: Control) -> None:
-        """Check what is booked of models with processes of their own, or that came alone."""
+        """Check what is booked of models with processes of their own."""
         if self._world.reader.kind != "host":
             return
         for record in control.models.registry.records():
             held = self._world.triton.held(record.name)
-            if held is None or held.process.over.is_set():
-                continue
-            is_apart = held.spec.is_python
-            if not is_apart and not (held.spec.package.is_mixed and self._came_alone(record.id)):
+            if held is None or held.process.over.is_set() or not held.spec.is_python:
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
@@ -142,9 +127,8 @@ class Rest:
             booked = total(control.state.held(record))
             real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
             most = held.spec.package.takes + held.spec.grows
-            slack = SLACK_BYTES + (0 if is_apart else self._taken_for_ours)  # by an earlier load
             loaded = min(real, held.spec.package.takes)  # growth need not be booked
-            if booked < loaded * 0.9 - SLACK_BYTES or booked > most * 1.1 + slack:
+            if booked < loaded * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
                 said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
                 raise Violated("5 ledger", said)
 

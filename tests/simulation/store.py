@@ -77,9 +77,6 @@ class SimStore:
         self._fault = fault
         self._is_exact = is_exact
 
-    def changed_at(self, key: str) -> float:
-        return self.history[key][-1][0]
-
     def put(self, key: str, *, config: int | None = None, weights: int | None = None) -> None:
         """Put other files in place; without a number those that there are stay."""
         known = self.has.get(key, (0, 0))

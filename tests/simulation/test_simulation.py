@@ -24,10 +24,10 @@ HERE = Path(__file__).parent
 SEAMS = ("adapter.control.door", "adapter.core.", "adapter.errors", "adapter.runtime.")
 # Parts that are real beside control, by the file that plays them.
 REAL = {
-    "cache.py": ("adapter.packages.unpacking", "adapter.store."),
+    "cache.py": ("adapter.packages.unpacking", "adapter.store.cache_folder"),
     "catalog.py": ("adapter.packages.unpacking",),
     "control.py": ("adapter.",),
-    "endpoint.py": ("adapter.store.cache",),
+    "endpoint.py": ("adapter.packages.unpacking", "adapter.store.cache"),
     "mesh.py": ("adapter._proto", "adapter.frontends.grpc.", "adapter.telemetry.metrics"),
     "residents.py": ("adapter.packages.unpacking",),
     "store.py": ("adapter.settings.locations", "adapter.store.ports"),

@@ -29,7 +29,6 @@ CALL_SECONDS, _UNLOAD_SECONDS = 10.0, 350.0
 LOAD_THREADS = 4
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _LEAK_BYTES = 2 * MIB
-_MANY_PARTS = 30  # of a load that takes memory all the time
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +44,6 @@ class Held:
     unloading_since: float = 0.0
     never_ends: bool = False  # its load
     gpu: int = 0
-    begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     # set when the load was answered, or the model is gone
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -230,8 +228,6 @@ class SimTriton:
         if fault == "slow":
             seconds += self.load_seconds * random.choice((0.5, 1.5))
         parts = random.choice((1, 1, 2, 3))
-        if self._draws.of("parts", held.name).random() < 0.1:
-            parts = _MANY_PARTS
         for part in range(parts):
             if fault is not None and fault != "slow" and part == parts - 1:
                 return await self._failed(life, held, fault)

@@ -34,7 +34,6 @@ from tests.simulation.v2_callers import V2Callers
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
-_SEEN_SECONDS = 1.0  # after which the adapter knows the process of a load
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -164,8 +163,7 @@ class World(Outages):
             self.oracle.happened("out of memory", held.spec.model_id if held else "")
         if event == "a process dies in a load":
             held = self.triton.held(str(fields["name"]))
-            seen = "seen " if self.now - held.begun > _SEEN_SECONDS else ""
-            self.oracle.happened(f"{seen}stub dies", held.spec.model_id)
+            self.oracle.happened("stub dies", held.spec.model_id)
 
     def judged(self, judge: Callable[..., Any]) -> Callable[..., Any]:
         """Return it with what it finds wrong told to the run, not to who calls it."""
