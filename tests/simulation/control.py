@@ -6,6 +6,7 @@ This is the only module of the simulation that knows what is behind the door
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from adapter.control.door import ControlState, Models, StoreModels
@@ -16,10 +17,12 @@ from adapter.control.residency import Residency
 from adapter.control.state import State
 from adapter.core.admission import MeshBooks
 from adapter.core.ledger import Ledger
+from adapter.core.model import ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.placement import PLACINGS
 from adapter.core.residency.waiting import WaitLimits
 from adapter.core.sizing import Sizes
+from adapter.core.state import ModelState
 from adapter.runtime import background
 from adapter.telemetry.metrics import Metrics
 from tests.simulation.catalog import Terms
@@ -28,6 +31,11 @@ from tests.simulation.plan import Settings
 from tests.simulation.triton import LOAD_THREADS
 
 _DRAIN_SECONDS = 5.0
+_STATES = {
+    ModelState.FETCHING: "COMING",
+    ModelState.ON_DISK: "COMING",
+    ModelState.RETURNING: "LOST",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,22 @@ class Machine:
     server: Any | None  # None for an external Triton
     processes: Any | None  # of models; None for an external Triton
     artifacts: Any | None  # None without a store
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """Shows one model as control has it, in words that each control has."""
+
+    id: str
+    name: str  # in Triton
+    names: tuple[str, ...]  # in Triton, of all models of the package
+    state: str  # READY, DEAD, STUCK or LOST; COMING, LOADING or UNLOADING
+    requests: int  # in flight, also those whose callers have left
+    source: ModelSource
+    is_for_calls: bool  # a call needed it, and it may be evicted
+    is_update: bool  # the other one of two versions, or one whose update is due
+    folder: Path | None  # of its files in the disk cache
+    record: Any  # as the door has it
 
 
 class Control(Protocol):
@@ -66,8 +90,8 @@ class Control(Protocol):
     async def stop(self) -> None:
         """End all operations, as at the exit of the adapter."""
 
-    def stuck(self) -> list[ModelRecord]:
-        """Return the models that Triton has not ended to load."""
+    def known_models(self) -> list[KnownModel]:
+        """Return all models: also those that come from a store, and those that are stuck."""
 
 
 Build: TypeAlias = Callable[[Machine, Settings, Terms | None], Control]
@@ -148,5 +172,24 @@ class PresentControl:
             await self.stores.close()
         await self.models.undone()
 
-    def stuck(self) -> list[ModelRecord]:
-        return [*self.models.registry.stuck.values()]
+    def known_models(self) -> list[KnownModel]:
+        registry = self.models.registry
+        others = (*registry.coming.values(), *registry.stuck.values())
+        return [_show(record) for record in (*registry.records(), *others)]
+
+
+def _show(record: ModelRecord) -> KnownModel:
+    files = record.files
+    artifact = files.artifact if files else None
+    return KnownModel(
+        id=str(record.id),
+        name=str(record.name),
+        names=tuple(map(str, record.placement.names)),
+        state=_STATES.get(record.state, record.state.value),
+        requests=record.usage.in_flight + record.usage.abandoned,
+        source=record.source,
+        is_for_calls=record.is_on_demand,
+        is_update=record.id != record.asked_for or (files is not None and files.is_outdated),
+        folder=artifact.folder if artifact else None,
+        record=record,
+    )

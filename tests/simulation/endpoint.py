@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
-from adapter.core.state import ModelState
 from adapter.packages.unpacking import Limits
 from adapter.store.cache import ArtifactCache
 from tests.simulation.cache import Room, SimFolder, files_at, labels_of
@@ -85,9 +84,10 @@ class Endpoint:
         held = self._world.triton.held(name)
         is_unloading = held is not None and held.state == "UNLOADING"  # which may do without files
         is_ours = self._world.control is self.control and not is_unloading
-        if (spec := self.spec_at(place)) is None and is_ours:
-            records = self.control.models.registry.records()
-            if any(r.name == name and r.state is ModelState.LOADING for r in records):
+        spec = self.spec_at(place)
+        if spec is None and is_ours:
+            loading = {model.name for model in self._world.known_models("LOADING")}
+            if name in loading:
                 raise Violated("5 cache", f"the files of {name} have left the disk")
         return spec
 

@@ -372,8 +372,8 @@ class Oracle(Rest):
     def _is_elsewhere(self, spec: Spec, gpu: int) -> bool:
         held = self._world.held_of(spec.model_id)
         is_settled = bool(held) and all(h.state == "READY" and h.gpu != gpu for h in held)
-        records = self._world.control.models.registry.records() if self._world.control else ()
-        names = {each.id.partition("#")[0] for each in records if each.state.value != "READY"}
+        known = self._world.known_models()
+        names = {model.id.partition("#")[0] for model in known if model.state != "READY"}
         return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 
     def _is_given_up(self, call: Call, _: Spec) -> bool:

@@ -7,8 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from adapter.control.door import StoreState
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
 from adapter.errors import (
     AboutMemory,
     AdapterError,
@@ -24,6 +22,7 @@ from adapter.errors import (
 )
 from adapter.packages.unpacking import BLOCK_BYTES, disk_bytes
 from tests.simulation.cache import files_at, labels_of, used
+from tests.simulation.control import KnownModel
 from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.store import CONFIG, Item
 
@@ -31,7 +30,7 @@ _RECENT_SECONDS = 20.0
 _LONG_SECONDS = 120.0  # for a fetch, a load and their waits together
 _SOON_SECONDS = 1.5
 _UNKNOWN_BYTES = 64 * 2**20  # must be free for a model of unknown size
-_COMING = ("FETCHING", "ON_DISK", "LOADING")
+_ABSENT = ("COMING", "STUCK")
 _REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be served
 
 
@@ -68,6 +67,15 @@ class Residents:
     def _stores(self) -> StoreState:
         return self._endpoint.control.state.stores
 
+    def _models_of_store(self) -> list[KnownModel]:
+        records = self._stores.models()
+        return [model for model in self._world.known_models() if model.record in records]
+
+    def _known_in_triton(self) -> dict[str, KnownModel]:
+        """Return the models by id, without those that come and those that are stuck."""
+        known = self._world.known_models()
+        return {model.id: model for model in known if model.state not in _ABSENT}
+
     def _is_unloading(self) -> bool:
         """Return whether an unload is about to free memory."""
         is_late = any(holder.startswith("late ") for holder in self._world.truth.held)
@@ -88,10 +96,9 @@ class Residents:
 
     def present(self) -> list[Spec]:
         """Return what may have bytes in the ledger of models that calls have loaded."""
-        control = self._endpoint.control
         found = {held.spec.url: held.spec for held in self._world.all_held()}
-        for record in control.models.registry.records():
-            if (spec := self._endpoint.known.get(record.source.url)) is not None:
+        for model in self._world.known_models():
+            if (spec := self._endpoint.known.get(model.source.url)) is not None:
                 found[spec.url] = spec
         return [spec for url, spec in found.items() if url in self._endpoint.items]
 
@@ -198,7 +205,7 @@ class Residents:
         is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
         if isinstance(error, BackendTimeout):
             is_slow |= self._of_models.are_loads_slow(self._of_models.settings.load_seconds)
-        is_stuck = self._endpoint.control.stuck() or self._world.arriving()
+        is_stuck = self._world.stuck_names() or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
             is_slow = is_slow or no_room
@@ -236,7 +243,7 @@ class Residents:
         versions = self._endpoint.catalog.versions[key]
         if world.reader.kind == "host" and not all(item.spec.is_python for item in versions):
             return False  # the model may count as what others took beside it
-        names = {record.name for record in self._endpoint.control.models.registry.records()}
+        names = {model.name for model in self._known_in_triton().values()}
         if any(held.name not in names for held in world.all_held()):
             return False  # an earlier adapter has left it, or it is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
@@ -285,10 +292,10 @@ class Residents:
 
     def _check_eviction(self, key: str, reason: str) -> None:
         """Raise if something keeps the model."""
-        record = self._endpoint.control.models.registry.get(key)
-        if not record.is_on_demand or self._is_kept(key):
+        model = self._known_in_triton()[key]
+        if not model.is_for_calls or self._is_kept(key):
             raise Violated("4 evicted", f"{key} was evicted, which a platform has loaded")
-        if requests := self.busy[record.name]:
+        if requests := self.busy[model.name]:
             raise Violated("4 evicted", f"{key} was evicted amid {requests} requests")
         if self.is_pinned(key) and not self._since(0.0, "stub ended", key=key):
             raise Violated("4 evicted", f"{key} was evicted for {reason}, and is pinned")
@@ -328,7 +335,8 @@ class Residents:
 
     def _wanted(self) -> list[str]:
         """Return the models that calls have asked for, though these may have given up."""
-        coming = {r.id for r in self._stores.models() if r.state.value in _COMING}
+        states = ("COMING", "LOADING")
+        coming = [m.id for m in self._models_of_store() if m.state in states and not m.is_update]
         return [*coming, *(key for key, count in self.waiting.items() if count)]
 
     def _for_disk(self, key: str) -> bool:
@@ -342,14 +350,13 @@ class Residents:
     # -- rule 5: quiet moments --------------------------------------------------------------
 
     def is_at_rest(self) -> bool:
-        models = self._stores.models()
+        models = self._models_of_store()
         are_settled = not self._stores.waiting and all(
-            _is_settled(record) and record.id == record.asked_for and not record.files.is_outdated
-            for record in models
+            _is_settled(model) and not model.is_update for model in models
         )
         if self._endpoint.terms.idle_unload_seconds:
             are_settled &= all(
-                self.is_pinned(record.id) or not record.is_on_demand for record in models
+                self.is_pinned(model.id) or not model.is_for_calls for model in models
             )
         use = self._endpoint.cache.disk()
         return are_settled and not use.fetching_bytes
@@ -358,25 +365,24 @@ class Residents:
         """Nothing is under way any more but unloads of the models `endless`: the books of residency
         and of the cache are right.
         """
-        endpoint = self._endpoint
-        models = self._stores.models()
+        models = self._models_of_store()
         if self._stores.waiting:
             raise Violated("5 left over", "callers count as waiting, and there are none")
-        records = {r.id: r for r in endpoint.control.models.registry.records()}
-        for record in models:
-            if not _is_settled(record):
-                raise Violated("5 left over", f"{record.id} is {record.state.value}")
-        known = {record.id for record in models}
-        if extra := {r.id for r in records.values() if r.is_on_demand} - known - endless:
+        known = self._known_in_triton()
+        for model in models:
+            if not _is_settled(model):
+                raise Violated("5 left over", f"{model.id} is {model.state}")
+        for_calls = {model.id for model in known.values() if model.is_for_calls}
+        if extra := for_calls - {model.id for model in models} - endless:
             raise Violated("5 left over", f"no call has loaded {sorted(extra)}")
         for key in filter(self._is_kept, self.kept):
-            self._stays_a_platforms(key, records.get(key))
-        self._cache_is_right(len({record.files.artifact.folder for record in models}))
+            self._stays_a_platforms(key, known.get(key))
+        self._cache_is_right(len({model.folder for model in models}))
 
-    def _stays_a_platforms(self, key: str, record: ModelRecord | None) -> None:
-        if record is None:
+    def _stays_a_platforms(self, key: str, model: KnownModel | None) -> None:
+        if model is None:
             raise Violated("5 desired", f"{key} was loaded by its name, and is gone")
-        if record.is_on_demand:
+        if model.is_for_calls:
             raise Violated("4 evicted", f"{key} was loaded by its name, and may be evicted")
 
     def _cache_is_right(self, pinned: int) -> None:
@@ -406,10 +412,10 @@ class Residents:
             raise Violated("5 cache", f"{held} artifacts count as in use, and {pinned} are")
 
 
-def _is_settled(record: ModelRecord) -> bool:
+def _is_settled(model: KnownModel) -> bool:
     """Return whether nothing is to become of the model. A platform's own may stay dead."""
-    is_dead = record.state is ModelState.DEAD and not record.is_on_demand
-    return is_dead or record.state is ModelState.READY
+    is_dead = model.state == "DEAD" and not model.is_for_calls
+    return is_dead or model.state == "READY"
 
 
 def _package(files: Path) -> dict[str, bytes]:

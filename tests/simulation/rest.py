@@ -1,9 +1,7 @@
 """Check at quiet moments, when nothing is in progress, that all books agree with the truth."""
 
 from adapter.core.memory import total
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
-from tests.simulation.control import Control
+from tests.simulation.control import Control, KnownModel
 from tests.simulation.memory import MIB
 from tests.simulation.models import Violated
 from tests.simulation.triton import LOAD_THREADS
@@ -19,21 +17,21 @@ class Rest:
 
     def rest(self, control: Control) -> None:
         """Nothing is under way any more: all books agree with the truth."""
-        records = control.models.registry.records()
-        stuck = self._world.stuck_names()
-        self._idle(control, records)
-        self._not_stuck(control)
-        self._same(records, stuck)
-        self._came_back(control)
+        models = [model for model in self._world.known_models() if model.state != "STUCK"]
+        known = {model.id: model for model in models}
+        self._idle(control, models)
+        self._not_stuck()
+        self._same(models, self._world.stuck_names())
+        self._came_back(known)
         for model_id in self.serving:
-            if control.models.registry.get(model_id) is None:
+            if model_id not in known:
                 raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
         devices = control.state.devices()
         if reserved := sum(device.reserved_bytes for device in devices.values()):
             raise Violated("5 ledger", f"{reserved} bytes stay reserved")
-        owners = (*records, *control.stuck())
         for device, shown in devices.items():
-            held = sum(control.state.held(record).get(device, 0) for record in owners)
+            owners = [model.record for model in self._world.known_models()]
+            held = sum(control.state.held(owner).get(device, 0) for owner in owners)
             if shown.held_bytes != held:
                 text = f"{shown.held_bytes} bytes are booked, of which models have {held}"
                 raise Violated("5 ledger", text)
@@ -42,15 +40,15 @@ class Rest:
         if self._world.story.bugs:
             raise Violated("7 bugs", self._world.story.bugs[0])
 
-    def _idle(self, control: Control, records: list[ModelRecord]) -> None:
+    def _idle(self, control: Control, models: list[KnownModel]) -> None:
         endless = self.endless_loads()
         if (pending := control.state.pending_operations) > len(endless):
             raise Violated("5 left over", f"{pending} operations never end")
-        for record in records:
-            if record.usage.in_flight or record.usage.abandoned:
-                raise Violated("5 left over", f"{record.id} has {record.usage.in_flight} leases")
-            if record.state not in {ModelState.READY, ModelState.DEAD} and record.id not in endless:
-                raise Violated("5 left over", f"{record.id} is {record.state.value}")
+        for model in models:
+            if model.requests:
+                raise Violated("5 left over", f"{model.id} has {model.requests} leases")
+            if model.state not in {"READY", "DEAD"} and model.id not in endless:
+                raise Violated("5 left over", f"{model.id} is {model.state}")
 
     def endless_loads(self) -> set[str]:
         """Return the models that Triton loads for ever; an unload of one is never answered by a
@@ -60,10 +58,10 @@ class Rest:
             return set()
         return {held.spec.model_id for held in self._world.arriving() if held.never_ends}
 
-    def _same(self, records: list[ModelRecord], stuck: set[str]) -> None:
+    def _same(self, models: list[KnownModel], stuck: set[str]) -> None:
         world = self._world
-        names = {str(name) for record in records for name in record.placement.names}
-        served = {str(n) for r in records if r.state is ModelState.READY for n in r.placement.names}
+        names = {name for model in models for name in model.names}
+        served = {name for model in models if model.state == "READY" for name in model.names}
         has = {held.name for held in world.all_held() if held.state == "READY"}
         if missing := served - has:
             raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
@@ -77,20 +75,21 @@ class Rest:
             if extra := run - names - stuck:
                 raise Violated("5 left over", f"processes stay: {sorted(extra)}")
 
-    def _not_stuck(self, control: Control) -> None:
+    def _not_stuck(self) -> None:
         """Nothing is stuck but what Triton still loads, or where the adapter cannot see processes
         unloads for ever; and never all of its threads.
         """
         goes_on = {"LOADING"} if self._world.is_embedded else {"LOADING", "UNLOADING"}
-        for record in control.stuck():
-            held = map(self._world.triton.held, record.placement.names)
+        stuck = self._world.known_models("STUCK")
+        for model in stuck:
+            held = map(self._world.triton.held, model.names)
             if goes_on.isdisjoint(each.state for each in held if each is not None):
-                said = f"{record.name} counts as stuck, and Triton is done with it"
+                said = f"{model.name} counts as stuck, and Triton is done with it"
                 raise Violated("5 left over", said)
-        if self._world.is_embedded and len(control.stuck()) >= LOAD_THREADS:
+        if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
-    def _came_back(self, control: Control) -> None:
+    def _came_back(self, known: dict[str, KnownModel]) -> None:
         """Check that models come back that Triton has lost, where the adapter loads them again."""
         upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
         recent, room = self._first_end - RECENT_SECONDS, min(self.limits) * 0.8
@@ -108,28 +107,27 @@ class Rest:
                 continue  # its load may take longer than it may
             if any(self.since(recent, each) for each in upset):
                 continue
-            record = control.models.registry.get(model_id)
-            if record is None or record.state is not ModelState.READY:
+            if model_id not in known or known[model_id].state != "READY":
                 raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
 
     def _near_the_truth(self, control: Control) -> None:
         """Check what is booked of models with processes of their own."""
         if self._world.reader.kind != "host":
             return
-        for record in control.models.registry.records():
-            held = self._world.triton.held(record.name)
+        for model in self._world.known_models("READY", "DEAD"):
+            held = self._world.triton.held(model.name)
             if held is None or held.process.over.is_set() or not held.spec.is_python:
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
-            was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
-            if was_unloading or not control.state.size_of(record).is_measured:
+            was_unloading = self.since(self._shift_begun, "unload", model_id=model.id)
+            if was_unloading or not control.state.size_of(model.record).is_measured:
                 continue
-            booked = total(control.state.held(record))
-            real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
+            booked = total(control.state.held(model.record))
+            real = sum(map(self._world.bytes_of, self._world.held_of(model.id)))
             most = held.spec.package.takes + held.spec.grows
             loaded = min(real, held.spec.package.takes)  # growth need not be booked
             if booked < loaded * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
-                said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
+                said = f"{model.id} has {booked // MIB} MiB, and takes {real // MIB}"
                 raise Violated("5 ledger", said)
 
     def _free_is_free(self, control: Control) -> None:

@@ -17,9 +17,8 @@ class V2Callers(Callers):
 
     def __init__(self, world: object, control: Control) -> None:
         super().__init__(world, control)
-        self._registry = control.models.registry
         # loaded from elsewhere, where the files are as they were
-        self._adopted = {str(record.id) for record in self._registry.records()}
+        self._adopted = {model.id for model in control.known_models()}
         self._reloads = Counter[str]()  # loads, each of which may find other files and unload
 
     def play(self, entry: Entry) -> bool:
@@ -37,10 +36,8 @@ class V2Callers(Callers):
             return
 
     async def _replace(self, name: str, *, is_forced: bool) -> None:
-        record = self._registry.get(ModelId(name))
-        source = ModelSource(f"/models/{name}")
-        if record is not None and record.state.value == "READY":
-            source = record.source
+        ready = {model.id: model.source for model in self._world.known_models("READY")}
+        source = ready.get(name, ModelSource(f"/models/{name}"))
         replaces = Replaces.ALWAYS if is_forced else Replaces.CHANGED_FILES
         await self._control.models.replace(ModelId(name), source, replaces)
 

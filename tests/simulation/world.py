@@ -13,7 +13,7 @@ from typing import Any
 from adapter.errors import AdapterError
 from adapter.runtime import background
 from tests.simulation.callers import Callers
-from tests.simulation.control import Build, Control, Machine, PresentControl
+from tests.simulation.control import Build, Control, KnownModel, Machine, PresentControl
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
 from tests.simulation.endpoint_callers import EndpointCallers
@@ -117,8 +117,12 @@ class World(Outages):
 
     def stuck_names(self) -> set[str]:
         """Return what the adapter has given up, until Triton has done with it."""
-        records = self.control.stuck() if self.control is not None else ()
-        return {str(name) for record in records for name in record.placement.names}
+        return {name for model in self.known_models("STUCK") for name in model.names}
+
+    def known_models(self, *states: str) -> list[KnownModel]:
+        """Return the models that the adapter has in one of these states; without any, all."""
+        known = self.control.known_models() if self.control is not None else []
+        return [model for model in known if not states or model.state in states]
 
     def strayed_bytes(self) -> int:
         """Return the bytes of strangers, of processes that have outlived their model, and of loads
@@ -366,10 +370,10 @@ class World(Outages):
         if not all(held.never_ends for held in self.arriving()):
             return False
         loading = {held.name for held in self.arriving()}
-        if any(loading.isdisjoint(record.placement.names) for record in control.stuck()):
+        if any(loading.isdisjoint(model.names) for model in self.known_models("STUCK")):
             return False
-        states = {record.state.value for record in control.models.registry.records()}
-        return states <= {"READY", "DEAD"} and self.truth.held.get("strangers", 0) == 0
+        states = {model.state for model in self.known_models()}
+        return states <= {"READY", "DEAD", "STUCK"} and self.truth.held.get("strangers", 0) == 0
 
     async def _stop(self, adapter: Adapter, control: Control, settings: Settings) -> None:
         self._carry()
