@@ -25,6 +25,7 @@ from enum import Enum
 from adapter.core.memory import HOST, Bytes, Device, MemoryReading
 from adapter.core.oom import Strength, Verdict
 from adapter.errors import MemoryFigures
+from adapter.next.core.sizes import remember
 
 # Below a twentieth of a device allocators begin to fail, as memory is in pieces.
 LOW_SHARE = 0.05
@@ -99,11 +100,11 @@ class FailedInferences:
     def add(self, package_key: str) -> int:
         """Count a failure; return the number of those before it."""
         before = self._counts.get(package_key, 0)
-        self._counts[package_key] = before + 1
+        remember(self._counts, package_key, before + 1)
         return before
 
     def clear(self, package_key: str) -> None:
-        """Forget the failures of a package: it has answered, or is not loaded any more."""
+        """Forget the failures of a package, which has answered. A reload alone ends no row."""
         self._counts.pop(package_key, None)
 
 

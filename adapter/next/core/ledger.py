@@ -50,7 +50,7 @@ from adapter.core.memory import NO_BYTES, Bytes, Device
 from adapter.core.model import Package, TritonName
 from adapter.errors import MemoryFigures
 from adapter.next.core import times
-from adapter.next.core.sizes import Need, Sizes, usable_devices
+from adapter.next.core.sizes import Need, Sizes, remember, usable_devices
 
 # An unload is answered when readings show most of its memory free. Drivers and allocators return
 # the last quarter late or never.
@@ -95,6 +95,10 @@ class LoadEntry:
     is_alone: bool  # nothing else is or was in progress on its devices since its begin
     is_only: bool  # nothing else was loaded on its devices
     ended_at: float | None = None  # when Triton had loaded it; None until then
+
+    def reading_before(self, device: Device) -> int | None:
+        """Return the reading that the load can be measured from; None if it was not alone."""
+        return self.before.get(device) if self.is_alone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +350,7 @@ class Ledger:
             self.sizes.end_shortage(key)
             self.tried.pop(key, None)
         elif overrun.is_permanent:
-            self.tried[key] = had
+            remember(self.tried, key, had)
         return Settlement(booked, is_measured, overrun)
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
@@ -358,7 +362,7 @@ class Ledger:
         if is_memory:
             self.sizes.record_shortage(load.need.package_key, load.reserved)
             if load.is_only and load.is_alone:
-                self.tried[load.need.package_key] = self._free_for(load)
+                remember(self.tried, load.need.package_key, self._free_for(load))
 
     def find_overrun(self, device: Device) -> Overrun | None:
         """Return the load to end if more is used than the limit: the newest one in progress with a
@@ -373,9 +377,10 @@ class Ledger:
         guessed = [name for name in names if not self.loads[name].need.is_known]
         name = (guessed or names)[-1]
         load = self.loads[name]
+        before = load.reading_before(device)
         own_bytes = load.reserved[device]
-        if load.is_alone and device in load.before:
-            own_bytes = max(own_bytes, book.used_bytes - load.before[device])
+        if before is not None:
+            own_bytes = max(own_bytes, book.used_bytes - before)
         free_bytes = max(0, book.limit_bytes - book.used_bytes + own_bytes)
         figures = MemoryFigures(own_bytes, free_bytes, book.limit_bytes, device)
         return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
@@ -392,9 +397,9 @@ class Ledger:
         book = self.devices.get(device)
         if book is None or book.used_bytes is None:
             return believed
-        before = book.settled_bytes
-        if load.is_alone and device in load.before:
-            before = load.before[device]
+        before = load.reading_before(device)
+        if before is None:
+            before = book.settled_bytes
         lower = book.used_bytes - before - self._loading(device) - self.leaving(device)
         upper = book.used_bytes - before + load.kept[device]
         return _clamp(believed, max(0, lower), max(0, upper))
@@ -402,7 +407,7 @@ class Ledger:
     def _is_measured(self, load: LoadEntry, device: Device) -> bool:
         book = self.devices.get(device)
         has_reading = book is not None and book.used_bytes is not None
-        return load.is_alone and has_reading and device in load.before
+        return has_reading and load.reading_before(device) is not None
 
     def _free_for(self, load: LoadEntry) -> Bytes:
         """Return what was left for a load that was the only one on its devices."""
@@ -435,6 +440,10 @@ class Ledger:
         """Keep the bytes of a load or an unload that Triton is stuck with, until `free_stuck`."""
         load = self.loads.pop(name, None)
         self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
+
+    def record_futile_eviction(self, package_key: str, now: float) -> None:
+        """Record that others were evicted for a load that was then refused all the same."""
+        remember(self.futile_evictions, package_key, now)
 
     def free_stuck(self, name: TritonName, now: float) -> None:
         """Release what Triton was stuck with, and has finished after all."""

@@ -136,12 +136,12 @@ class Sizes:
         """Remember what a load was booked with. A guess never replaces a measurement."""
         size = self.find(package_key)
         if size is None or is_measured or not size.is_measured:
-            _remember(self._sizes, self._version_of(package_key), Size(dict(booked), is_measured))
+            remember(self._sizes, self._version_of(package_key), Size(dict(booked), is_measured))
 
     def record_shortage(self, package_key: str, reserved: Bytes) -> None:
         """Raise the next need of a package, whose load ran out of memory with `reserved`."""
         needed = {device: SHORTAGE_FACTOR * count for device, count in reserved.items()}
-        _remember(self._shortages, self._version_of(package_key), needed)
+        remember(self._shortages, self._version_of(package_key), needed)
 
     def end_shortage(self, package_key: str) -> None:
         """Forget that the package ran out of memory: it was loaded."""
@@ -155,11 +155,11 @@ class Sizes:
 
     def remember_place(self, url: str, package_key: str) -> None:
         """Remember which package was last loaded from a place."""
-        _remember(self._key_by_place, strip_last_slash(url), package_key)
+        remember(self._key_by_place, strip_last_slash(url), package_key)
 
     def remember_model(self, model_id: ModelId, package_key: str) -> None:
         """Remember which package was last loaded under a name."""
-        _remember(self._key_by_model, model_id, package_key)
+        remember(self._key_by_model, model_id, package_key)
 
     def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
         """Return what the package took that was last loaded from the place, else under the name;
@@ -201,12 +201,12 @@ class Sizes:
         for entry in packages if isinstance(packages, list) else []:
             parsed = _parse_size(entry)
             if parsed is not None:
-                _remember(self._sizes, *parsed)
+                remember(self._sizes, *parsed)
         keys = {key for key, _ in self._sizes}
         for name, key in _parse_keys(data.get("places"), keys):
-            _remember(self._key_by_place, strip_last_slash(name), key)
+            remember(self._key_by_place, strip_last_slash(name), key)
         for name, key in _parse_keys(data.get("models"), keys):
-            _remember(self._key_by_model, name, key)
+            remember(self._key_by_model, name, key)
         return len(self._sizes)
 
     def _version_of(self, package_key: str) -> _PackageVersion:
@@ -261,7 +261,7 @@ def _fit(count: int, room_bytes: int | None) -> int:
     return count if room_bytes is None else min(count, max(0, room_bytes))
 
 
-def _remember(entries: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+def remember(entries: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     """Put the entry last; drop the first beyond MAX_REMEMBERED."""
     entries.pop(key, None)
     entries[key] = value

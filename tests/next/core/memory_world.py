@@ -339,7 +339,7 @@ class Books:
         """Note a refusal."""
         self.mesh.drop(ModelId(str(request.package)))
         if request.evictions and self.world.variant.caller == "endpoint":
-            self.ledger.futile_evictions[str(request.package)] = self.world.tick
+            self.ledger.record_futile_eviction(str(request.package), self.world.tick)
 
     def exit(self) -> None:
         """Note that Triton has ended, and another one is up."""

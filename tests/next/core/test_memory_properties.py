@@ -252,7 +252,7 @@ class AnyBooks(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def note_futile_eviction(self, name):
-        self.ledger.futile_evictions[name] = self.now
+        self.ledger.record_futile_eviction(name, self.now)
 
     @rule()
     def exit(self):

@@ -416,7 +416,7 @@ def test_guess_waits_for_no_stuck_load():
 def test_futile_eviction_is_not_repeated_at_once():
     books = gpu(1000)
     books.add("a", 600)
-    books.ledger.futile_evictions["n"] = books.now
+    books.ledger.record_futile_eviction("n", books.now)
     assert books.decide(known(500), evict="a").reason is Reason.FUTILE
     assert books.victims(known(500, key="other"), evict="a") == ["a"]
     books.now += 29.9
