@@ -205,6 +205,7 @@ class Role(Enum):
     ENTRY = "entry"  # answers to the caller's name
     STEP = "step"  # reached by an ensemble of the package; Triton loads it along
     HELPER = "helper"  # reached by name from Python code; loaded before the entry
+    NEIGHBOUR = "neighbour"  # no model: a folder beside the models, which their code may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ class Package:
     asks_for_cache: bool = (
         False  # the entry's, or a step's, config turns Triton's response cache on
     )
+    neighbours: tuple[ModelPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

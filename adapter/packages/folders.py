@@ -58,6 +58,8 @@ class Ownership:
     along: tuple[str, ...] = ()
     loaded: Loaded | None = None  # None until Triton serves the model
     gpu: int | None = None  # the number of the one that the package was put on
+    beside: tuple[str, ...] = ()  # folders of the package that are no models
+    is_model: bool = True  # False for a folder that gives way to a model of its name
 
 
 def note_ownership(folder: Path, ownership: Ownership) -> None:
@@ -89,7 +91,12 @@ def ownership_of(folder: Path) -> Ownership | None:
         } if all(isinstance(name, str) for name in (*load, *along)):
             loaded, gpu = _loaded(found.get("loaded")), found.get("gpu")
             gpu = gpu if isinstance(gpu, int) else None
-            return Ownership(owner, model_id, tuple(load), tuple(along), loaded, gpu)
+            beside = found.get("beside")
+            beside = tuple(map(str, beside)) if isinstance(beside, list) else ()
+            is_model = found.get("is_model") is not False
+            return Ownership(
+                owner, model_id, tuple(load), tuple(along), loaded, gpu, beside, is_model
+            )
     return None
 
 
@@ -100,6 +107,10 @@ def _written(ownership: Ownership) -> dict[str, Any]:
         "load": ownership.load,
         "along": ownership.along,
     }
+    if ownership.beside:
+        note["beside"] = ownership.beside
+    if not ownership.is_model:
+        note["is_model"] = False
     if ownership.gpu is not None:
         note["gpu"] = ownership.gpu
     if (loaded := ownership.loaded) is not None:
@@ -157,11 +168,15 @@ def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:
         raise InvalidRequest(
             f"{folder} is in Triton's repository already and not of this adapter's making"
         )
-    if known is not None and known.owner != ownership.owner:
+    is_others = known is not None and known.owner != ownership.owner
+    if known is not None and known.is_model and is_others:
         raise InvalidRequest(
             f"{folder.name!r} is the name of a model in the package {known.model_id!r}"
         )
     try:
+        if is_others:
+            clear(folder)
+            known = None
         if known is None:
             _make(folder, ownership)
         else:
@@ -205,7 +220,8 @@ def clear(folder: Path) -> None:
 def clear_others(repository: Path, owner: str) -> None:
     """Clear the folders of a package beside the entry's own."""
     known = ownership_of(repository / owner)
-    for other in {*known.load, *known.along} - {owner} if known is not None else ():
+    others = {*known.load, *known.along, *known.beside} if known is not None else set()
+    for other in others - {owner}:
         folder = repository / other
         theirs = ownership_of(folder)
         if theirs is not None and theirs.owner == owner:

@@ -132,6 +132,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         processes=processes((model.part.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.part.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
+        neighbours=tuple(_neighbours(path, contents.tree)),
     )
 
 
@@ -172,9 +173,27 @@ def _models(
     return [_laid_out(path, tree, source.model_type, schema, inside)]
 
 
+def _neighbours(path: Path, tree: formats.Tree | None) -> Iterator[ModelPart]:
+    """Yield the folders that lie beside the models of the package and are no models."""
+    if tree is not None and (wrapper := _wrapper(tree)):
+        path, tree = path / wrapper, tree[wrapper]
+    if tree is None or CONFIG in tree:
+        return
+    models = _model_folders(tree)
+    for name, below in tree.items() if models else ():
+        if below is not None and name not in models and not _is_hidden(name):
+            links = tuple(_links(path / name, below, frozenset()))
+            yield ModelPart(name, Role.NEIGHBOUR, None, links)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a folder is no part of a package: a Mac's archiver makes `__MACOSX`."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def _wrapper(tree: formats.Tree) -> str | None:
     """Return the single folder that holds all models, as is common in archives."""
-    visible = [name for name in tree if not name.startswith(".") and name != "__MACOSX"]
+    visible = [name for name in tree if not _is_hidden(name)]
     below = tree[visible[0]] if len(visible) == 1 else None
     if below is None or CONFIG in below or not _model_folders(below):
         return None
@@ -238,14 +257,9 @@ def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset
 
 
 def _model_folders(tree: formats.Tree) -> list[str]:
-    """Return the sub-folders that are models, if at least one of them has a config.
-
-    Archives made on a Mac contain a `__MACOSX` folder that mirrors the real one.
-    """
+    """Return the sub-folders that are models, if at least one of them has a config."""
     folders = {
-        name: below
-        for name, below in tree.items()
-        if below is not None and not name.startswith(".") and name != "__MACOSX"
+        name: below for name, below in tree.items() if below is not None and not _is_hidden(name)
     }
     if not any(CONFIG in below for below in folders.values()):
         return []

@@ -1,10 +1,11 @@
 """Stages packages in Triton's repository and removes them again."""
 
 import asyncio
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from adapter.core.memory import Bytes
 from adapter.core.model import (
     LinkKind,
     ModelId,
+    ModelPart,
     ModelSource,
     Package,
     Placement,
@@ -27,7 +29,7 @@ from adapter.packages.archives import archive_at
 from adapter.packages.backends import UNPACKED, refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import is_within
-from adapter.packages.faults import shown
+from adapter.packages.faults import quoted_list, shown
 from adapter.packages.folders import (
     Loaded,
     Ownership,
@@ -51,6 +53,8 @@ from adapter.packages.unpacking import Limits
 from adapter.packages.unpacking_process import UnpackingProcess
 from adapter.packages.uploads import write_package
 from adapter.runtime.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS
+
+_log = logging.getLogger(__name__)
 
 # By this parameter Python code learns the name in Triton of a model that could not keep its own.
 PARAMETER = "triton_adapter.model."
@@ -290,11 +294,14 @@ class Packages:
             names = self._names(name, package)
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
+            beside = self._free_neighbours(name, package, {*load, *along})
             # the entry's own folder first: it says which others there will be
-            owner = Ownership(name, model_id, load, along, gpu=gpu)
+            owner = Ownership(name, model_id, load, along, gpu=gpu, beside=tuple(beside))
             claim_entry(self._repository, owner, keep=kept)
             for other in {*load, *along} - {name}:
                 claim(self._repository / other, Ownership(name, model_id))
+            for neighbour in beside:
+                claim(self._repository / neighbour, Ownership(name, model_id, is_model=False))
         renamed = {own: str(given) for own, given in names.items() if own != given}
         helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
         is_cached = self._is_cached(package.root)
@@ -307,9 +314,27 @@ class Packages:
                 parameters = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
                 place = self._repository / names[part.own_name]
                 fill(place, part, renamed, parameters, staging=staging, inside=inside, gpu=gpu)
+            for neighbour, part in beside.items():
+                fill(self._repository / neighbour, part, {}, {}, staging=staging, inside=inside)
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
+        _warn_of_left_out(model_id, package, beside)
         return Placement(load, along)
+
+    def _free_neighbours(
+        self, name: TritonName, package: Package, taken: Collection[str]
+    ) -> dict[str, ModelPart]:
+        """Return the package's neighbours whose names are free, or its own from an earlier try."""
+        found = {part.own_name: part for part in package.neighbours if part.own_name not in taken}
+        return {
+            own: part
+            for own, part in found.items()
+            if self._is_free(own) or self._is_neighbour_of(name, own)
+        }
+
+    def _is_neighbour_of(self, name: TritonName, own_name: str) -> bool:
+        known = ownership_of(self._repository / own_name) if is_safe_name(own_name) else None
+        return known is not None and known.owner == name and not known.is_model
 
     def _names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
         """Map own names to Triton's. A helper keeps its own name if that is free."""
@@ -380,6 +405,17 @@ class Packages:
             for name, known in found
             if known and known.owner == name
         ]
+
+
+def _warn_of_left_out(model_id: ModelId, package: Package, beside: Collection[str]) -> None:
+    """Log the folders beside the models that are not in the repository."""
+    left_out = [part.own_name for part in package.neighbours if part.own_name not in beside]
+    if left_out:
+        reason = (
+            f"{shown(package.root)}: code of its models does not find the folders"
+            f" {quoted_list(left_out)} beside them: others in Triton's repository have these names"
+        )
+        _log.warning("model.package_odd", extra={"model_id": model_id, "warnings": [reason]})
 
 
 def _staged_model(known: Ownership, folder: Path) -> StagedModel:

@@ -321,6 +321,30 @@ def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: st
         client.close()
 
 
+# -- folders beside the models ---------------------------------------------------------------------
+
+
+def test_code_finds_the_folder_beside_its_model(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    source = package / "source"
+    write_python_model(
+        source / "net",
+        imports="from pathlib import Path",
+        initialize="""
+        repository = Path(args["model_repository"]).parent
+        self.factor = float((repository / "common/factor.txt").read_text())
+        """,
+        answer="values = values * self.factor",
+    )
+    (source / "common").mkdir()
+    (source / "common" / "factor.txt").write_text("3")
+    put(client, "m", pack(source, package / "m.tar.gz"))
+    assert ask(client, "m", 2) == [6]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
 # -- the steps that a config names ----------------------------------------------------------------
 
 

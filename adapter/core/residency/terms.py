@@ -45,7 +45,10 @@ class Terms:
 
 def can_be_doubled(package: Package) -> bool:
     """Return whether two versions may be loaded at a time. Not those of a package of several
-    models, which know each other by name, nor of one that keeps state from request to request.
+    models or folders, which know each other by name, nor of one that keeps state from request to
+    request.
     """
     texts = [part.config_text or "" for part in package.parts]
-    return len(texts) <= 1 and not any(_SEQUENCES in text for text in texts)
+    return (
+        len(texts) <= 1 and not package.neighbours and not any(_SEQUENCES in text for text in texts)
+    )

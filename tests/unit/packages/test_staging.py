@@ -296,6 +296,56 @@ async def test_a_deep_folder_is_refused_before_anything_recurses_into_it(staging
         await prepare(Packages(repository, [root], staging=staging), "a", source)
 
 
+# --- folders beside the models
+
+
+def package_with(folder, content):
+    make(folder / "net")
+    for name in ("common", ".git", "__MACOSX"):
+        (folder / name).mkdir()
+        (folder / name / "factor.txt").write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("staging", ["symlink", "hardlink", "copy"])
+async def test_folder_beside_the_models_is_beside_them_in_triton(root, repository, staging):
+    """Python code finds it from its own folder, as `../common`."""
+    packages = Packages(repository, [root], staging=staging)
+    await place(packages, "a", package_with(root / "m", "one"))
+    assert (repository / "common" / "factor.txt").read_text() == "one"
+    assert sorted(path.name for path in repository.iterdir()) == ["a", "common"]
+    await place(packages, "a", root / "m")
+    assert (repository / "common" / "factor.txt").read_text() == "one"
+    await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+async def test_neighbour_is_left_out_when_its_name_is_taken(root, repository, caplog):
+    packages = Packages(repository, [root])
+    for name in ("a", "b"):
+        assert not caplog.records
+        await place(packages, name, package_with(root / name, name))
+    [odd] = caplog.records
+    assert (odd.message, odd.model_id) == ("model.package_odd", "id of b")
+    assert "does not find the folders 'common' beside them" in odd.warnings[0]
+    assert (repository / "common" / "factor.txt").read_text() == "a"
+    await remove(packages, "b")
+    assert (repository / "common" / "factor.txt").read_text() == "a"
+    await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+async def test_neighbour_gives_way_to_a_model_of_its_name(root, repository):
+    packages = Packages(repository, [root])
+    await place(packages, "a", package_with(root / "a", "a"))
+    await place(packages, "common", make(root / "m"))
+    assert (repository / "common" / "config.pbtxt").exists()
+    await remove(packages, "a")
+    assert (repository / "common" / "config.pbtxt").exists()
+    await remove(packages, "common")
+    assert tree(repository) == {}
+
+
 # --- backends
 
 
