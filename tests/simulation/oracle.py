@@ -377,12 +377,14 @@ class Oracle(Rest):
         return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 
     def _is_given_up(self, call: Call, _: Spec) -> bool:
-        hangs = self._hangs[call.model_id]
-        charges = self._exits_at_work[call.model_id] + hangs
+        return self._ends > 1 or self._ends + self._hangs[call.model_id] > 2
+
+    def given_up(self, model_id: str) -> None:
+        """Judge that the adapter loads the model no more, as it may be what ends Triton."""
+        charges = self._exits_at_work[model_id] + self._hangs[model_id]
         if charges < _CHARGES:
-            text = f"{call.model_id} was given up, and was at work at {charges} exits of Triton"
+            text = f"{model_id} was given up, and was at work at {charges} exits of Triton"
             self._world.expect("2 blame", text)
-        return self._ends > 1 or self._ends + hangs > 2
 
     def note_exit(self, models: Iterable[Held]) -> None:
         """Note the models that were at work when Triton exited: they alone may be charged."""

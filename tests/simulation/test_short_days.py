@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulation.control import PresentControl
 from tests.simulation.faults import FAULTS
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec
-from tests.simulation.plan import Settings, drawn
+from tests.simulation.plan import Plan, Settings, drawn
 from tests.simulation.platforms import V2, Mesh
 from tests.simulation.world import played
 
@@ -42,13 +43,34 @@ DAYS = {
 }
 
 
-@pytest.mark.parametrize("fault", DAYS)
-def test_a_day_is_right_unless_the_fault_is_put_back(fault):
-    platform, entries = DAYS[fault]
-    shifts = (replace(SETTINGS, platform=platform),)
+def make_day(settings: Settings, entries: list) -> Plan:
+    """Return a day of one shift on a small machine."""
     listed = tuple(Entry(0, at, verb, tuple(words)) for at, verb, *words in entries)
     day = replace(drawn(2), catalog=None, device_bytes=1000 * MIB, more_gpus=())
     day = replace(day, is_embedded=True, reader="host")
-    day = replace(day, models=MODELS, shifts=shifts, entries=listed)
+    return replace(day, models=MODELS, shifts=(settings,), entries=listed)
+
+
+@pytest.mark.parametrize("fault", DAYS)
+def test_day_is_right_unless_a_fault_is_planted(fault):
+    platform, entries = DAYS[fault]
+    day = make_day(replace(SETTINGS, platform=platform), entries)
     assert played(day).violation is None
     assert played(day, FAULTS[fault].build).violation is not None
+
+
+def test_unkept_rule_is_counted_or_violated():
+    """An idle model is given up after exits of Triton, which no model may have caused."""
+
+    def build(*parts):
+        control = PresentControl(*parts)
+        control.unkept = {}
+        return control
+
+    exits = [(at, "crash") for at in (5, 14, 23, 32, 41)]
+    loads = [(at, "load", "a", None) for at in (1, 13, 22, 31, 40)]
+    day = make_day(replace(SETTINGS, loads_again=True), sorted([*exits, *loads]))
+    outcome = played(day)
+    assert outcome.violation is None
+    assert outcome.differences["2 blame"] > 0
+    assert played(day, build).violation.rule == "2 blame"

@@ -93,6 +93,10 @@ class World(Outages):
         """An adapter that lives has written this line."""
         if (what := _LOGGED.get(event)) is not None:
             self.oracle.happened(what, str(fields["model_id"]))
+        # a return is given up for other reasons, too
+        has_ended = "Triton has ended again" in str(fields.get("reason"))
+        if event == "model.given_up" or has_ended:
+            self.oracle.given_up(str(fields["model_id"]))
         if self._site is not None:
             self._site.oracle.note_log_line(event, fields)
 
