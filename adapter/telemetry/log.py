@@ -71,6 +71,8 @@ EVENTS: Mapping[str, str] = {
     "model.admitted": "at debug: a load has its memory reserved; bytes by device",
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
     "model.drain_timed_out": "an unload stopped waiting for inferences in flight",
+    "model.given_up": "a model is not loaded for some seconds, because it was at work at several "
+    "exits of Triton",
     "model.left_running": "a process of an unloaded model still runs, or cannot be ended",
     "model.load_failed": "a load failed, or was undone because it took more than was free",
     "model.load_refused": "a load was refused before Triton began it, for the reason given",
@@ -123,6 +125,8 @@ EVENTS: Mapping[str, str] = {
     "triton.awaited": "Triton is not live yet, with its address, the time waited and the reason",
     "triton.called": "at debug: a control call to Triton ended, with the gRPC code",
     "triton.ended": "the adapter ends the embedded tritonserver, for the reason given",
+    "triton.exit_charged": "an exit of Triton is charged to a model: how many of how many charges "
+    "that give it up",
     "triton.exited": "the embedded tritonserver ended",
     "triton.log": "a line of the embedded tritonserver's own log",
     "triton.log_dropped": "lines of that log beyond the rate limit were dropped, with their number",

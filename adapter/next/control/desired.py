@@ -1,0 +1,201 @@
+"""Load what should be loaded and is not: models of the settings, and those that Triton lost.
+
+One loop for each model, with one back-off. What a failure means is `core/wanted.py`'s; what may
+have made Triton exit waits for its turn in the load itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.model import ModelId, ModelSource
+from adapter.errors import AdapterError, GivenUp
+from adapter.next.control.models import LoadRequest, Models
+from adapter.next.control.on_demand import OnDemand
+from adapter.next.control.operations import Operations
+from adapter.next.control.triton import TritonStatus
+from adapter.next.core import times
+from adapter.next.core.blame import Blame
+from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.next.core.registry import Registry
+from adapter.next.core.states import ModelEvent, ModelState
+from adapter.next.core.wanted import Wanted, WantedModel, WantedReason, WantedState
+from adapter.runtime import clock
+from adapter.runtime.clock import Changes
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3
+
+
+@dataclass(slots=True, eq=False)
+class Desired:
+    """Keeps a loop for each model that should be loaded and is not."""
+
+    registry: Registry
+    wanted: Wanted
+    blame: Blame
+    status: TritonStatus
+    operations: Operations
+    changes: Changes
+    models: Models
+    on_demand: OnDemand | None
+    _loops: dict[ModelId, asyncio.Task[None]] = field(default_factory=dict)
+
+    def want(self, sources: Mapping[ModelId, ModelSource]) -> None:
+        """Have these models loaded from now on, whatever becomes of Triton."""
+        for model_id, source in sources.items():
+            self.wanted.want(model_id, source, WantedReason.LOAD_AT_START)
+        self.changes.notify()
+
+    def preload(self, keys: Mapping[ModelId, ArtifactKey]) -> None:
+        """Have these models of the stores loaded from now on."""
+        for model_id, key in keys.items():
+            self.wanted.want(model_id, key, WantedReason.PRELOAD)
+        self.changes.notify()
+
+    async def run(self) -> NoReturn:
+        """Have one loop for each model that is missing."""
+        try:
+            while True:
+                await self.status.wait_until_up()
+                for model in self._list_missing():
+                    if model.model_id not in self._loops:
+                        self._start(model)
+                await self.changes.wait(times.POLL_SECONDS)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Begin no more loads."""
+        for task in self._loops.values():
+            task.cancel()
+
+    def _list_missing(self) -> list[WantedModel]:
+        """Return the models to load, of those that Triton lost the most recently used first."""
+        missing = [model for model in self.wanted.missing() if self._note_if_ready(model)]
+        return sorted(missing, key=self._rank)
+
+    def _rank(self, model: WantedModel) -> float:
+        record = self.registry.get(model.model_id)
+        return -record.usage.used_at if record else 0.0
+
+    def _note_if_ready(self, model: WantedModel) -> bool:
+        """Return whether the model is still to be loaded; an adopted one is not."""
+        record = self.registry.get(model.model_id)
+        if record is None or record.state is not ModelState.READY:
+            return True
+        self.wanted.note_loaded(model.model_id)
+        return False
+
+    def _start(self, model: WantedModel) -> None:
+        task = asyncio.create_task(self._load_until_final(model))
+        self._loops[model.model_id] = task
+        task.add_done_callback(partial(self._forget, model))
+
+    def _forget(self, model: WantedModel, task: asyncio.Task[None]) -> None:
+        self._loops.pop(model.model_id, None)
+        self.changes.notify()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("task.failed", exc_info=error, extra={"task": "desired"})
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    async def _load_until_final(self, model: WantedModel) -> None:
+        """Load the model, and again as its failures say."""
+        while self._is_missing(model):
+            try:
+                await self._load(model)
+            except GivenUp as error:
+                await self._wait_for_pardon(model, error)
+                continue
+            except AdapterError as error:
+                pause_seconds = self.wanted.note_failure(model, error)
+                if pause_seconds is None:
+                    self._end(model, error)
+                    return
+                if self.wanted.get(model.model_id) is model:
+                    await asyncio.sleep(pause_seconds)
+                continue
+            self.wanted.note_loaded(model.model_id)
+            self._log_if_all_loaded(model)
+
+    def _is_missing(self, model: WantedModel) -> bool:
+        is_wanted = self.wanted.get(model.model_id) is model
+        return is_wanted and model.state is WantedState.MISSING
+
+    async def _load(self, model: WantedModel) -> None:
+        await self.status.wait_until_up()
+        if isinstance(model.source, ArtifactKey):
+            if self.on_demand is not None:
+                await self.on_demand.bring(model.model_id, model.source)
+            return
+        request = LoadRequest(model.source, LoadedFor.PLATFORM, on_exit=OnExit.RELOAD)
+        operation = self.models.start_load(model.model_id, request)
+        await operation.outcome()
+
+    def _end(self, model: WantedModel, error: AdapterError) -> None:
+        """Say that the model is not tried again, unless it is simply not wanted any more."""
+        if model.state is not WantedState.REFUSED:
+            return
+        fields = {"model_id": model.model_id, "reason": str(error)}
+        if model.reason is WantedReason.LOST:
+            log.error("model.return_given_up", extra=fields)
+            self._forget_lost(model.model_id)
+        else:
+            log.error("adapter.preload_refused", extra=fields)
+
+    def _forget_lost(self, model_id: ModelId) -> None:
+        """Tell callers that the model does not come back, so that a platform loads it."""
+        record: ModelRecord | None = self.registry.get(model_id)
+        is_lost = record is not None and record.state is ModelState.LOST
+        if record is not None and is_lost and not self.operations.is_busy(model_id):
+            self.registry.apply(record, ModelEvent.FORGOTTEN)
+
+    async def _wait_for_pardon(self, model: WantedModel, error: GivenUp) -> None:
+        """Wait until a model that made Triton exit may be tried again."""
+        model.failure = str(error)
+        log.warning(
+            "model.return_given_up", extra={"model_id": model.model_id, "reason": str(error)}
+        )
+        self._forget_lost(model.model_id)
+        while self._is_missing(model):
+            if self.blame.find_given_up(model.model_id, clock.monotonic()) is None:
+                return
+            await self.changes.wait(times.PAUSE_SECONDS)
+
+    # -- what operators see -----------------------------------------------------------------
+
+    def _list_from_start(self) -> list[WantedModel]:
+        models = self.wanted.models()
+        return [model for model in models if model.reason is not WantedReason.LOST]
+
+    def _log_if_all_loaded(self, model: WantedModel) -> None:
+        wanted = self._list_from_start()
+        if model in wanted and all(one.state is WantedState.LOADED for one in wanted):
+            log.info("adapter.models_loaded", extra={"models": len(wanted)})
+
+    def explain_missing(self) -> str | None:
+        """Return which models of the settings have yet to be loaded; None when none."""
+        wanted = self._list_from_start()
+        missing = [model for model in wanted if model.state is WantedState.MISSING]
+        if not missing:
+            is_unsure = bool(wanted) and not self.status.is_up
+            return "Triton has been restarted; its models are looked for" if is_unsure else None
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        names = ", ".join(map(_describe, missing[:_SHOWN]))
+        return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{more}"
+
+    def list_refused(self) -> list[str]:
+        """Return which models of the settings are not tried again, and why."""
+        refused = [m for m in self._list_from_start() if m.state is WantedState.REFUSED]
+        return list(map(_describe, refused))
+
+
+def _describe(model: WantedModel) -> str:
+    return f"{model.model_id!r} ({model.failure or model.state.value})"

@@ -1,0 +1,703 @@
+"""Bring one model into Triton, and take it down again if that fails.
+
+A load is: files, package, turn, memory, folder, Triton, warm-up, measurement. What it does outside
+of Triton goes onto the stack of its record (`undo`), which a later unload closes as well.
+
+A load ends at its time limit, wherever it is. Triton never answers some loads; so the call itself
+goes on, and the undo ends it, or leaves it to Triton (STUCK).
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from adapter.core import versions
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.memory import total
+from adapter.core.model import ModelId, ModelSource, Package, TritonName, fresh_name
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendTimeout,
+    BackendUnavailable,
+    CapacityError,
+    InsufficientMemory,
+    LoadFailed,
+    ModelTooLarge,
+    NoRoom,
+    OutOfMemory,
+    StoreDenied,
+    StoreUnavailable,
+    StubDied,
+)
+from adapter.next.control.eviction import Eviction, OldVersionFirst
+from adapter.next.control.leases import AtWork, Leases, is_exit
+from adapter.next.control.memory import LoadTerms, Memory
+from adapter.next.control.operations import Journal
+from adapter.next.control.ports import (
+    Artifacts,
+    DiskEvictor,
+    Evictor,
+    Packages,
+    Server,
+    TimeLimits,
+    Triton,
+)
+from adapter.next.control.triton import LoadTurns, TritonStatus, remove_folder
+from adapter.next.control.unloader import Unloader
+from adapter.next.core import times
+from adapter.next.core.record import ModelRecord, OnExit, Step
+from adapter.next.core.registry import Registry
+from adapter.next.core.states import LOADED, ModelEvent, ModelState
+from adapter.next.core.wanted import Wanted
+from adapter.runtime import clock
+from adapter.runtime.clock import Changes, run_to_end
+from adapter.runtime.threads import PROCESSES
+
+log = logging.getLogger(__name__)
+
+# What Triton says to a model that it could not read, whatever the reason.
+_EMPTY_FAILURE = "failed to poll from model repository"
+# Since 25.09 Triton notices after 5 to 7 s that a python process has died, and answers its load.
+_STUB_GONE_SECONDS = 5.0
+_STUB_GONE_SLOW_SECONDS = 25.0
+_STUB_UNSEEN_SECONDS = 60.0  # if none was ever seen
+
+
+# -- files of stores ----------------------------------------------------------------------------
+
+
+class StoreFiles:
+    """Fetches files of stores, and keeps them on disk for as long as anybody needs them."""
+
+    def __init__(self, artifacts: Artifacts | None) -> None:
+        self._artifacts = artifacts
+        self._retained: Counter[Artifact] = Counter()  # beyond the fetches
+
+    async def fetch(
+        self,
+        key: ArtifactKey,
+        progress: FetchProgress,
+        models: DiskEvictor,
+        callers: Collection[str],
+    ) -> tuple[Artifact, CacheUse]:
+        """Return the files in the store's version, and where they were; kept until `release`."""
+        if self._artifacts is None:
+            raise ArtifactNotFound(f"there is no store, and so no {key}")
+        return await self._artifacts.fetch(key, progress, models=models, callers=callers)
+
+    def retain(self, artifact: Artifact) -> None:
+        """Keep files that are on disk for one more `release`."""
+        self._retained[artifact] += 1
+
+    def release(self, artifact: Artifact) -> None:
+        """Let the files leave the disk, unless somebody else needs them."""
+        if self._retained[artifact]:
+            self._retained[artifact] -= 1
+        elif self._artifacts is not None:
+            self._artifacts.release(artifact)
+
+
+# -- load threads -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    record: ModelRecord
+    turn: asyncio.Future[None]
+
+
+class LoadSlots:
+    """Bounds the loads in progress in Triton, which runs a few at a time.
+
+    A load that has lasted 30 s hangs: it no longer counts, and at most as many again may go on so.
+    A free slot goes to the caller whose last one is longest ago; among the loads of that caller, to
+    the one that came first.
+    """
+
+    def __init__(self, count: int, leases: Leases) -> None:
+        self.count = count
+        self._leases = leases
+        self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
+        self._waiters: list[_Waiter] = []
+        self._given_at: dict[str, int] = {}  # of each caller: the number of its last slot
+        self._given = 0
+
+    @property
+    def holders(self) -> list[ModelRecord]:
+        """Return the loads that have a slot."""
+        return list(self._holders)
+
+    async def acquire(self, record: ModelRecord) -> None:
+        """Wait for a slot. Harmless if the load has one."""
+        if record in self._holders:
+            return
+        waiter = _Waiter(record, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            self._give()
+            while not waiter.turn.done():
+                blockers = tuple(holder.id for holder in self._holders)
+                record.note_step(Step.THREAD, blockers)
+                # a load that begins to hang reports nothing
+                await asyncio.wait({waiter.turn}, timeout=times.POLL_SECONDS)
+                self._give()
+        except BaseException:
+            self.release(record)
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def release(self, record: ModelRecord) -> None:
+        """Free the slot of a load that has ended. Harmless if it has none."""
+        self._holders.pop(record, None)
+        self._give()
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when Triton has been at the load of a model; None while that is not long."""
+        since = self._holders.get(record)
+        is_long = since is not None and clock.monotonic() - since >= times.HANG_SECONDS
+        return since if is_long else None
+
+    def explain(self) -> str:
+        """Return which loads hang, for the error of one that waits for a slot; "" if none does."""
+        now = clock.monotonic()
+        hanging = [
+            f"{record.id!r} (for {now - since:.0f} s)"
+            for record, since in self._holders.items()
+            if self.hangs_since(record) is not None
+        ]
+        if not hanging:
+            return ""
+        return (
+            f"loads that hang keep Triton's load threads: {', '.join(hanging)}; unload these models"
+            " to end their loads; see docs/operations.md#a-load-hangs"
+        )
+
+    def _give(self) -> None:
+        """Give free slots to loads that wait."""
+        waiting = [waiter for waiter in self._waiters if not waiter.turn.done()]
+        while waiting and self._is_free():
+            waiter = min(waiting, key=self._rank)
+            waiting.remove(waiter)
+            self._holders[waiter.record] = clock.monotonic()
+            self._given += 1
+            callers = self._leases.callers_of(waiter.record.id)
+            if callers:
+                self._given_at[min(callers, key=self._last_of)] = self._given
+            waiter.turn.set_result(None)
+
+    def _is_free(self) -> bool:
+        hanging = [record for record in self._holders if self.hangs_since(record) is not None]
+        young = len(self._holders) - len(hanging)
+        return young < self.count and len(self._holders) < 2 * self.count
+
+    def _rank(self, waiter: _Waiter) -> int:
+        callers = self._leases.callers_of(waiter.record.id)
+        return min(map(self._last_of, callers), default=0)
+
+    def _last_of(self, caller: str) -> int:
+        return self._given_at.get(caller, 0)
+
+
+class _StubMonitor:
+    """Detects that the python process of a model has ended during its load.
+
+    Triton starts a python process twice: to complete the configuration, and to serve. There is none
+    for less than a second in between.
+    """
+
+    def __init__(self, names: Collection[TritonName], gone_seconds: float) -> None:
+        self.names = frozenset(names)
+        self._gone_seconds = gone_seconds
+        self._started: set[TritonName] = set()
+        self._alive_at: dict[TritonName, float] = {}
+
+    def find_lost(
+        self,
+        lives: Mapping[TritonName, bool | None],  # None: the model has no python process
+        now: float,
+    ) -> TritonName | None:
+        """Return the name of a model whose process has been missing for too long."""
+        for name, is_alive in lives.items():
+            if is_alive:
+                self._started.add(name)
+            if is_alive is not False:
+                self._alive_at[name] = now
+            has_started = name in self._started
+            grace_seconds = self._gone_seconds if has_started else _STUB_UNSEEN_SECONDS
+            if now - self._alive_at.setdefault(name, now) > grace_seconds:
+                return name
+        return None
+
+
+# -- loads --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Loader:
+    """Loads models into Triton, beside or in place of other versions of them."""
+
+    registry: Registry
+    wanted: Wanted
+    memory: Memory
+    eviction: Eviction
+    unloader: Unloader
+    turns: LoadTurns
+    slots: LoadSlots
+    at_work: AtWork
+    leases: Leases
+    status: TritonStatus
+    journal: Journal
+    changes: Changes
+    triton: Triton
+    packages: Packages
+    server: Server | None
+    files: StoreFiles
+    limits: TimeLimits
+    # loads that Triton has not answered
+    _calls: dict[ModelRecord, asyncio.Future[None]] = field(default_factory=dict)
+    _cache_use: dict[ModelRecord, CacheUse] = field(default_factory=dict)
+
+    async def load(
+        self, record: ModelRecord, terms: LoadTerms, log_fields: Mapping[str, str]
+    ) -> None:
+        """Load a model; return when it is READY. Raises the failure once it is undone."""
+        await self._record(record, self._load(record, terms), log_fields)
+
+    async def _load(self, record: ModelRecord, terms: LoadTerms) -> None:
+        self.registry.add(record)
+        async with self._undone_on_failure(record):
+            await self._prepare(record)
+            await self._reserve(record, terms, self.eviction)
+            await self._run(record, terms)
+            self._serve(record)
+
+    async def load_beside(
+        self, record: ModelRecord, old: ModelRecord, log_fields: Mapping[str, str]
+    ) -> None:
+        """Load another version beside `old` and give it the calls of `old`, if both fit.
+
+        Raises InsufficientMemory if they do not; `old` serves on, as after any other failure.
+        """
+        await self._record(record, self._load_beside(record, old), log_fields)
+
+    async def _load_beside(self, record: ModelRecord, old: ModelRecord) -> None:
+        self.registry.add_beside(record)
+        terms = LoadTerms()
+        async with self._undone_on_failure(record):
+            await self._prepare(record)
+            await self._wait_for_turn(record)
+            record.note_step(Step.MEMORY)
+            if not record.can_run_beside or not self.memory.try_reserve(record, terms):
+                text = f"two versions of model {record.id!r} do not fit"
+                raise InsufficientMemory(text, model_id=record.id)
+            record.undo.callback(self.memory.release, record)
+            await self._run(record, terms, may_retry=False)
+            if not self.registry.is_serving(old):
+                text = f"Triton exited while model {record.id!r} was updated"
+                raise BackendUnavailable(text, model_id=record.id, delivered=True)
+            self._serve(record)
+            self.registry.switch(old, record)
+
+    async def load_in_place(
+        self,
+        record: ModelRecord,
+        old: ModelRecord,
+        terms: LoadTerms,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        """Load another version in the place of `old`, which is unloaded when the new one is
+        admitted.
+
+        `old` keeps serving if the files are at fault, or if its memory would not suffice.
+        """
+        work = self._load_in_place(record, old, terms, log_fields)
+        await self._record(record, work, log_fields)
+
+    async def _load_in_place(
+        self,
+        record: ModelRecord,
+        old: ModelRecord,
+        terms: LoadTerms,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        unload_fields = {"replaced_by": str(record.id), **log_fields}
+        room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
+        async with self._undone_on_failure(record):
+            await self._prepare(record)
+            await self._reserve(record, terms, room)
+            if old.state in LOADED:
+                await self.unloader.unload(old, unload_fields)
+            await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
+            await self._take_own_name(record)
+            self.registry.add(record)
+            await self._run(record, terms)
+            self._serve(record)
+
+    async def _record(
+        self, record: ModelRecord, work: Coroutine[Any, Any, None], log_fields: Mapping[str, str]
+    ) -> None:
+        async def load() -> int:
+            await work
+            return total(self.memory.held(record))
+
+        record.load_started_at = clock.wall()
+        await self.journal.record(
+            "load", record.id, load(), int, log_fields, url=record.source.told_url
+        )
+
+    def take_cache_use(self, record: ModelRecord) -> CacheUse:
+        """Return where the files of a load were found, once for each load."""
+        return self._cache_use.pop(record, CacheUse.HIT)
+
+    # -- before Triton ----------------------------------------------------------------------
+
+    async def _prepare(self, record: ModelRecord) -> None:
+        """Fetch and inspect the files. Nothing that serves is touched."""
+        if record.files is not None:  # an older version comes back, from its own files
+            self.files.retain(record.files)
+            record.undo.callback(self.files.release, record.files)
+        elif record.key is not None:
+            await self._fetch(record, record.key)
+        record.note_step(Step.PACKAGE)
+        package = await self._inspect(record)
+        if package.asks_for_cache:
+            # Triton finds cached answers by name, version and inputs, and keeps those of models
+            # that are unloaded: such a package gets a name that no model had
+            await self.packages.remove(record.name)
+            self._rename(record, fresh_name(record.id))
+            package = await self._inspect(record)
+        record.package = package
+        record.warnings = package.warnings
+        if package.warnings:
+            fields = {"model_id": record.id, "warnings": package.warnings}
+            log.warning("model.package_odd", extra=fields)
+        sizes = self.memory.ledger.sizes
+        sizes.remember_place(record.source.url, package.content_key)
+        sizes.remember_model(record.id, package.content_key)
+
+    async def _inspect(self, record: ModelRecord) -> Package:
+        """Inspect the package under the record's name, which is cleared by the undo."""
+        # pushed before the act: one that failed or was cancelled may still have done its work
+        record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
+        return await self.packages.prepare(record.name, record.id, record.source)
+
+    async def _take_own_name(self, record: ModelRecord) -> None:
+        """Give a package that needs the model's own name in Triton that name, which is free now."""
+        if record.can_run_beside:
+            return
+        old_name = record.name
+        await self.packages.remove(old_name)
+        record.name = self.registry.free_name(record.id)
+        self.memory.rename(record, old_name)
+        await self._inspect(record)
+
+    def _rename(self, record: ModelRecord, name: TritonName) -> None:
+        if record.state is None:  # a version in place of another, which is not in the table yet
+            record.name = name
+        else:
+            self.registry.rename(record, name)
+
+    async def _fetch(self, record: ModelRecord, key: ArtifactKey) -> None:
+        """Fetch the files of a model of a store, and keep them on disk until the undo."""
+        record.note_step(Step.FETCH)
+        started_at = clock.monotonic()
+        metrics = self.journal.metrics
+        progress = FetchProgress()
+        record.progress = progress
+        callers = self.leases.callers_of(record.id)
+        try:
+            artifact, use = await self.files.fetch(key, progress, self.eviction, callers)
+        except AdapterError as error:
+            if isinstance(error, StoreDenied | StoreUnavailable):
+                metrics.endpoint_store_failures.labels(type(error).__name__).inc()
+            elif isinstance(error, NoRoom):
+                metrics.endpoint_no_room.inc()
+            seconds = clock.monotonic() - started_at
+            metrics.history.failed("fetch", record.id, error, seconds)
+            raise
+        record.files = artifact
+        record.undo.callback(self.files.release, artifact)
+        record.source = make_store_source(artifact.folder, str(artifact.key))
+        seconds = clock.monotonic() - started_at
+        record.fetch_seconds = seconds - progress.waited_seconds
+        self._cache_use[record] = use
+        record.undo.callback(self._cache_use.pop, record, None)
+        if use is CacheUse.MISS:
+            metrics.endpoint_downloading_seconds.observe(seconds)
+            metrics.history.done("fetch", record.id, seconds, artifact.size_bytes)
+
+    async def _wait_for_turn(self, record: ModelRecord) -> None:
+        """Wait for Triton, and for the turn of a model that may have made it exit."""
+        record.note_step(Step.TRITON_START if not self.status.is_up else Step.TURN)
+        await self.turns.wait(record.id, times.PATIENCE_SECONDS)
+        record.undo.callback(self.turns.end, record.id)
+
+    async def _reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:
+        """Wait for Triton, for the model's turn, and for memory."""
+        await self._wait_for_turn(record)
+        await self.memory.reserve(record, terms, evictor)
+        record.undo.callback(self.memory.release, record)
+        # Triton may have exited meanwhile, and folders of its models may still be in the repository
+        record.note_step(Step.TRITON_START)
+        await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
+
+    # -- in Triton --------------------------------------------------------------------------
+
+    async def _run(self, record: ModelRecord, terms: LoadTerms, *, may_retry: bool = True) -> None:
+        """Load into Triton; try once more if the load ran out of memory and there is more."""
+        record.undo.callback(self.slots.release, record)
+        error = await self._try(record)
+        if isinstance(error, OutOfMemory) and may_retry:
+            error = await self._retry(record, terms, error)
+        if error is not None:
+            raise _complete_error(record, error)
+        reports = await self._ask_for_reports(record)
+        await self.memory.settle(record, self.memory.map_reports(reports))
+        record.instances = await self._find_instances(record)
+        record.unclassified = await self.triton.unclassified(record.name)
+        content_key = record.inspected.content_key
+        held = self.memory.held(record)
+        await self.packages.confirm(record.name, record.source, content_key, held)
+        if not self.status.is_same_life(record.life):
+            text = f"Triton exited while it was loading model {record.id!r}"
+            raise BackendUnavailable(text, model_id=record.id, delivered=True)
+
+    async def _try(self, record: ModelRecord) -> AdapterError | None:
+        """Place and load the package once; return the failure, as readings of memory explain it."""
+        record.note_step(Step.FILES)
+        placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
+        self.registry.place(record, placement)
+        await self.slots.acquire(record)
+        started_at = clock.monotonic()
+        life = self.status.life
+        if life is None:
+            text = f"Triton exited before it loaded model {record.id!r}"
+            return BackendUnavailable(text, model_id=record.id, delivered=False)
+        record.life = life
+        self.registry.apply(record, ModelEvent.LOAD_SENT)
+        record.note_step(Step.TRITON)
+        self.at_work.start_load(record, started_at)
+        try:
+            for name in placement.load:
+                await self._load_one(record, name)
+            if self.limits.warm_up is not None:
+                await self._warm_up(record, self.limits.warm_up)
+        except (InsufficientMemory, ModelTooLarge) as refusal:
+            return refusal.with_traceback(None)  # drop the traceback: its frame refers to it
+        except AdapterError as error:
+            judged = await self.memory.judge_load(record, error, started_at)
+            return judged.with_traceback(None)
+        record.load_seconds = clock.monotonic() - started_at
+        self.at_work.end_load(record)
+        self.slots.release(record)
+        return None
+
+    async def _retry(
+        self, record: ModelRecord, terms: LoadTerms, error: OutOfMemory
+    ) -> AdapterError | None:
+        """Load again, with more memory, what Triton has undone."""
+        call = self._calls.pop(record, None)
+        if not await self.unloader.remove_from_triton(record, call=call):
+            return error
+        self.at_work.end_load(record)
+        self.slots.release(record)
+        self.registry.apply(record, ModelEvent.OUT_OF_MEMORY)
+        await self.memory.reserve_again(record, terms, self.eviction, error)
+        await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
+        self.journal.metrics.load_retries.inc()
+        fields = {"model_id": record.id, "reason": str(error)}
+        log.info("model.load_retried", extra=fields)
+        return await self._try(record)
+
+    async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
+        """Load one model of the package, and watch its processes and the memory meanwhile."""
+        call = asyncio.ensure_future(self.triton.load(name, record.id))
+        self._calls[record] = call
+        is_slow = versions.has(versions.SLOW_POLLS, self.triton.version)
+        gone_seconds = _STUB_GONE_SLOW_SECONDS if is_slow else _STUB_GONE_SECONDS
+        monitor = _StubMonitor({name, *record.placement.along}, gone_seconds)
+        await self._watch(record, call, monitor)
+        del self._calls[record]
+        call.result()
+
+    async def _watch(
+        self,
+        record: ModelRecord,
+        call: asyncio.Future[Any],
+        monitor: _StubMonitor | None,
+    ) -> None:
+        """Wait until Triton has answered. Raises if the load has to end before."""
+        while not call.done():
+            await asyncio.wait({call}, timeout=times.POLL_SECONDS)
+            if call.done():
+                return
+            overrun = self.memory.find_overrun(record)
+            if overrun is not None:
+                fields = {"model_id": record.id, "reason": str(overrun)}
+                log.warning("model.load_ended", extra=fields)
+                await self.unloader.kill_loading(record.placement.names)
+                raise overrun
+            if monitor is not None:
+                await self._refuse_dead(record, monitor)
+
+    async def _refuse_dead(self, record: ModelRecord, monitor: _StubMonitor) -> None:
+        """Raise LoadFailed if a python process of the model has ended: Triton may never answer."""
+        server = self.server
+        if server is None:
+            return
+        lives = await PROCESSES.run(
+            lambda: {name: server.has_live_stub(name) for name in monitor.names}
+        )
+        lost = monitor.find_lost(lives, clock.monotonic())
+        if lost is not None:
+            raise LoadFailed(
+                f"the python process of {lost!r} ended while the model was being loaded",
+                model_id=record.id,
+                suspected="python process ended",
+            )
+
+    async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
+        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
+        is only logged, as zeros may be nothing that the model is made for.
+        """
+        started_at = clock.monotonic()
+        call = asyncio.ensure_future(self.triton.warm_up(record.name, record.id, limit_seconds))
+        try:
+            await self._watch(record, call, None)
+            skipped = call.result()
+        except (CapacityError, ModelTooLarge):
+            raise
+        except StubDied as error:
+            raise LoadFailed(
+                f"a python process of the model ended during its warm-up: {error}",
+                model_id=record.id,
+                suspected="python process ended",
+            ) from error
+        except AdapterError as error:
+            judged = await self.memory.judge_load(record, error, started_at)
+            if is_exit(error) or isinstance(judged, CapacityError):
+                raise judged from error
+            fields = {"model_id": record.id, "reason": str(error)}
+            log.warning("model.warm_up_failed", extra=fields)
+            return
+        finally:
+            call.cancel()
+        if skipped is not None:
+            log.info("model.warm_up_skipped", extra={"model_id": record.id, "reason": skipped})
+            return
+        seconds = round(clock.monotonic() - started_at, 3)
+        log.info("model.warmed_up", extra={"model_id": record.id, "seconds": seconds})
+
+    async def _ask_for_reports(self, record: ModelRecord) -> list[Mapping[int, int]]:
+        """Return what Triton reports of each model's memory; of an ensemble, of its steps."""
+        placement = record.placement
+        names = placement.load
+        if placement.along:
+            names = (*placement.load[:-1], *placement.along)
+        try:
+            return [await self.triton.gpu_bytes(name) for name in names]
+        except AdapterError as error:
+            if is_exit(error):
+                raise
+            return []  # readings remain
+
+    async def _find_instances(self, record: ModelRecord) -> frozenset[str]:
+        server = self.server
+        if server is None:
+            return frozenset()
+        instances = await PROCESSES.run(
+            lambda: [server.live_instances(name) for name in record.placement.names]
+        )
+        return frozenset[str]().union(*(each or () for each in instances))
+
+    def _serve(self, record: ModelRecord) -> None:
+        """Let the model take requests."""
+        # the files that came with the request are not kept
+        record.source = replace(record.source, files=(), kept="")
+        self.registry.apply(record, ModelEvent.LOADED)
+        record.usage.used_at = record.usage.used_at or clock.monotonic()
+        record.on_exit = self.status.choose_on_exit(record)
+        self.turns.end(record.id)
+        self.wanted.note_loaded(record.id)
+        self.changes.notify()
+
+    # -- undo -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _undone_on_failure(self, record: ModelRecord) -> AsyncIterator[None]:
+        try:
+            with self._limited(record):
+                async with asyncio.timeout(self.limits.load):
+                    yield
+        except BaseException as error:
+            await run_to_end(self._undo(record, error))
+            raise
+
+    @contextmanager
+    def _limited(self, record: ModelRecord) -> Iterator[None]:
+        """Turn the end of the time limit into an error that says what the load waited for."""
+        try:
+            yield
+        except TimeoutError:
+            raise self.explain_timeout(record) from None
+
+    def explain_timeout(self, record: ModelRecord) -> BackendTimeout:
+        """Return the error of a load that has passed its time limit."""
+        text = f"model {record.id!r} did not load within {self.limits.load:g} s"
+        hanging = self.slots.explain() if record.step is Step.THREAD else ""
+        if hanging:
+            text = f"{text}; {hanging}"
+        return BackendTimeout(text, model_id=record.id)
+
+    async def _undo(self, record: ModelRecord, error: BaseException) -> None:
+        """Take down what the load has left. The record ends up absent, LOST or STUCK."""
+        record.note_step(Step.UNDOING)
+        call = self._calls.pop(record, None)
+        is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
+        has_exited = is_exit(error)
+        if record.state is ModelState.LOADING and not has_exited:
+            self.at_work.end_load(record)
+            await self.unloader.undo_load(record, call, is_memory=is_memory)
+            return
+        if record.state is ModelState.LOADING:
+            self.at_work.break_off_load(record, clock.monotonic())
+            # only the connection may have been lost: then Triton still has it
+            await self.unloader.remove_from_triton(record)
+        self.memory.release(record)
+        await record.undo.aclose()
+        if record.state is not None:
+            self.registry.apply(record, self._choose_event(record, has_exited=has_exited))
+        self.changes.notify()
+
+    def _choose_event(self, record: ModelRecord, *, has_exited: bool) -> ModelEvent:
+        """Return what a failure before or amid an exit of Triton means for the model."""
+        should_return = record.on_exit is OnExit.RELOAD and self.registry.get(record.id) is record
+        if has_exited and should_return and not self._is_unwanted(record.id):
+            return ModelEvent.LOST
+        is_loading = record.state is ModelState.LOADING
+        return ModelEvent.TRITON_EXITED if is_loading else ModelEvent.LOAD_FAILED
+
+    def _is_unwanted(self, model_id: ModelId) -> bool:
+        return self.wanted.get(model_id) is None
+
+
+def make_store_source(folder: str, key: str) -> ModelSource:
+    """Return the source of a model whose files are in the disk cache."""
+    return ModelSource(folder, is_cached=True, key=key)
+
+
+def _complete_error(record: ModelRecord, error: AdapterError) -> AdapterError:
+    """Add to a failure what is odd about the package: Triton names neither file nor line."""
+    warnings = record.inspected.warnings
+    if not isinstance(error, LoadFailed) or not warnings:
+        return error
+    is_empty = _EMPTY_FAILURE in str(error)
+    hint = "perhaps because" if is_empty else "what else is odd about the package:"
+    return LoadFailed(f"{error}; {hint} {'; '.join(warnings)}", model_id=error.model_id)

@@ -1,0 +1,479 @@
+"""Reserve memory for loads, book what loaded models take, release it, and judge failures.
+
+The decision about a load is `core/admission.py`'s, on figures alone, and is made without an await.
+This module asks for it again whenever something has changed, and does what it says: evict, wait,
+or refuse.
+
+Loads are admitted in order of arrival, as far as they need the same devices: one that waits for
+memory is not overtaken by a smaller one. Whoever waits here holds no lock of a model that may be
+evicted for others, unless the eviction ends what he does (`Eviction`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, total
+from adapter.core.model import TritonName
+from adapter.core.oom import Strength, Verdict
+from adapter.errors import (
+    AboutMemory,
+    AdapterError,
+    InferenceFailed,
+    InsufficientMemory,
+    MemoryFigures,
+    ModelFailed,
+    ModelTooLarge,
+    OutOfMemory,
+    StubDied,
+)
+from adapter.next.control.ports import Evictor, GpuBytes, MemorySettings
+from adapter.next.control.readings import Readings
+from adapter.next.core import times
+from adapter.next.core.admission import (
+    Answer,
+    Decision,
+    LoadRequest,
+    Purpose,
+    Reason,
+    decide,
+    decide_place,
+    make_refusal,
+)
+from adapter.next.core.evidence import (
+    FailedInferences,
+    Judgement,
+    Outcome,
+    Scene,
+    judge_inference,
+    judge_load,
+)
+from adapter.next.core.ledger import Leaving, Ledger, Overrun
+from adapter.next.core.mesh_books import MeshBooks
+from adapter.next.core.record import ModelRecord, Step
+from adapter.next.core.sizes import UNSEEN, Need, format_size
+from adapter.runtime import clock
+from adapter.runtime.clock import Changes
+from adapter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTerms:
+    """Says who asks for a load, and how long it may wait for memory."""
+
+    purpose: Purpose = Purpose.EXPLICIT
+    patience_seconds: float = times.PATIENCE_SECONDS  # of loads that are not explicit
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A load that waits for memory."""
+
+    record: ModelRecord
+    terms: LoadTerms
+    devices: Collection[Device]
+    started_at: float
+    reason: Reason | None = None  # of its last decision
+    has_evicted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """Keeps the ledger for loads and unloads. All figures are by the model's name in Triton."""
+
+    ledger: Ledger
+    readings: Readings
+    changes: Changes
+    mesh: MeshBooks
+    metrics: Metrics
+    settings: MemorySettings
+    _queue: list[_Waiter] = field(default_factory=list)  # in order of arrival
+    # loads that serve already, and are booked when a reading is newer than their end
+    _unbooked: dict[TritonName, Bytes] = field(default_factory=dict)
+    _failures: FailedInferences = field(default_factory=FailedInferences)
+    _failed_at: dict[str, float] = field(default_factory=dict)  # by package
+
+    # -- loads ------------------------------------------------------------------------------
+
+    async def reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:
+        """Reserve what the load needs; evict others and wait where that helps.
+
+        Raises InsufficientMemory and ModelTooLarge.
+        """
+        need = self.need_of(record, terms)
+        waiter = _Waiter(record, terms, list(need.bytes), clock.monotonic())
+        self._queue.append(waiter)
+        try:
+            with self.metrics.waiting_load("memory"):
+                await self._wait_for_memory(waiter, evictor)
+        finally:
+            self._queue.remove(waiter)
+            self.changes.notify()
+
+    def try_reserve(self, record: ModelRecord, terms: LoadTerms) -> bool:
+        """Reserve what the load needs if that is free now; evict nothing for it."""
+        now = clock.monotonic()
+        request = LoadRequest(terms.purpose, started_at=now, deadline=now)
+        decision = self._decide(record, terms, request, now)
+        if decision.answer is not Answer.ADMIT:
+            return False
+        self._begin(record, decision)
+        return True
+
+    async def reserve_again(
+        self, record: ModelRecord, terms: LoadTerms, evictor: Evictor, error: OutOfMemory
+    ) -> None:
+        """Reserve more for another try of a load that ran out of memory.
+
+        Raises `error` if there is no more, and ModelTooLarge if no unload can make enough room.
+        """
+        self.ledger.fail_load(record.name, clock.monotonic(), is_memory=True)
+        try:
+            await self.reserve(record, terms, evictor)
+        except ModelTooLarge as refusal:
+            raise ModelTooLarge(
+                f"{refusal}; Triton said: {error}",
+                model_id=record.id,
+                figures=refusal.figures,
+                matched=error.matched,
+                pattern=error.pattern,
+                was_tried=True,
+            ) from error
+        except InsufficientMemory:
+            raise error from None
+
+    def need_of(self, record: ModelRecord, terms: LoadTerms) -> Need:
+        """Return what the load of an inspected package needs."""
+        return self.ledger.need_of(
+            record.inspected, guess_limit_bytes=self._limit_guess(terms.purpose)
+        )
+
+    async def settle(self, record: ModelRecord, reported: Bytes) -> None:
+        """Book a loaded model, by what Triton reports and what readings show.
+
+        A reading that lags is waited for only where the adapter alone enforces a limit. Raises if
+        the load has passed that limit.
+        """
+        self.ledger.end_load(record.name, clock.monotonic())
+        await self.readings.read()
+        while not self.ledger.can_settle(record.name, clock.monotonic()):
+            if not self.readings.is_limited(self.ledger.loads[record.name].reserved):
+                self._unbooked[record.name] = reported
+                return
+            await asyncio.sleep(times.POLL_SECONDS)
+            await self.readings.read()
+        overrun = self._book(record.name, reported)
+        if overrun is not None:
+            raise _explain_overrun(record, overrun)
+
+    async def book_late(self) -> None:
+        """Book the models whose memory readings show only now."""
+        now = clock.monotonic()
+        for name, reported in list(self._unbooked.items()):
+            if self.ledger.can_settle(name, now):
+                del self._unbooked[name]
+                self._book(name, reported)
+
+    def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
+        """Return why the load has to end, if more is used than a limit and it is to blame."""
+        for device in self.ledger.devices:
+            overrun = self.ledger.find_overrun(device)
+            if overrun is not None and overrun.name == record.name:
+                return _explain_overrun(record, overrun)
+        return None
+
+    def rename(self, record: ModelRecord, old_name: TritonName) -> None:
+        """Move a reservation to another name in Triton."""
+        self.ledger.loads[record.name] = self.ledger.loads.pop(old_name)
+
+    # -- unloads ----------------------------------------------------------------------------
+
+    def held(self, record: ModelRecord) -> Bytes:
+        """Return what is booked or reserved for the model."""
+        model = self.ledger.models.get(record.name)
+        if model is not None:
+            return model.booked
+        load = self.ledger.loads.get(record.name)
+        if load is not None:
+            return load.reserved
+        return self.ledger.stuck.get(record.name, NO_BYTES)
+
+    def begin_unload(self, record: ModelRecord) -> Leaving | None:
+        """Expect the memory of a loaded model back; None if nothing is booked for it."""
+        if record.name in self._unbooked:
+            self._book(record.name, self._unbooked.pop(record.name))
+        if record.name not in self.ledger.models:
+            return None
+        return self.ledger.begin_unload(record.name)
+
+    def strand(self, record: ModelRecord) -> None:
+        """Keep the bytes of what Triton is stuck with, until `release`."""
+        if record.name in self.ledger.loads or record.name in self.ledger.unloads:
+            self.ledger.strand(record.name)
+
+    def release(self, record: ModelRecord, *, is_memory: bool = False) -> None:
+        """Release whatever is reserved or booked for the model, once Triton has let go of it.
+
+        `is_memory` tells that its load has failed for lack of memory.
+        """
+        now = clock.monotonic()
+        name = record.name
+        if name in self._unbooked:
+            self._book(name, self._unbooked.pop(name))
+        if name in self.ledger.loads:
+            self.ledger.fail_load(name, now, is_memory=is_memory)
+        if name in self.ledger.models:
+            self.ledger.begin_unload(name)
+        self.ledger.end_unload(name, now)
+        self.ledger.free_stuck(name, now)
+        self.changes.notify()
+
+    # -- lives of Triton --------------------------------------------------------------------
+
+    def start_life(self) -> None:
+        """Forget what an earlier Triton had loaded."""
+        for name in list(self._unbooked):
+            self._book(name, self._unbooked.pop(name))
+        self.ledger.start_life()
+        self.changes.notify()
+
+    def adopt(self, record: ModelRecord, booked: Bytes) -> None:
+        """Book a model that an earlier run of the adapter has loaded."""
+        self.ledger.adopt(record.name, record.inspected.content_key, booked)
+
+    def map_reports(self, reports: Collection[GpuBytes]) -> Bytes:
+        """Return what Triton reports of a package, by device; nothing unless it tells all.
+
+        Triton does not report python models and those of libtorch.
+        """
+        if not reports or not all(any(report.values()) for report in reports):
+            return NO_BYTES
+        devices = {
+            book.number: device
+            for device, book in self.ledger.devices.items()
+            if book.number is not None
+        }
+        booked: dict[Device, int] = {}
+        for report in reports:
+            for number, count in report.items():
+                device = devices.get(number)
+                if device is None and count:
+                    return NO_BYTES
+                if device is not None and count:
+                    booked[device] = booked.get(device, 0) + count
+        return booked
+
+    # -- failures ---------------------------------------------------------------------------
+
+    async def judge_load(
+        self, record: ModelRecord, error: AdapterError, since: float
+    ) -> AdapterError:
+        """Return the failure of a load as its text and the readings since its begin show it."""
+        verdict = read_verdict(error)
+        if verdict.strength is Strength.NONE:
+            return error
+        await self.readings.read()
+        scene = self._describe_scene(record, since)
+        return _convert(error, judge_load(verdict, str(error), scene), verdict)
+
+    async def judge_inference(self, record: ModelRecord, error: AdapterError) -> AdapterError:
+        """Return the failure of an inference as its text and recent readings show it."""
+        verdict = read_verdict(error)
+        if verdict.strength is Strength.NONE:
+            return error
+        await self.readings.read()
+        judgement = judge_inference(
+            verdict,
+            str(error),
+            self._describe_scene(record, None),
+            failures=self._count_failure(record, verdict),
+            is_only_model=len(self.ledger.models) <= 1,
+        )
+        return _convert(error, judgement, verdict)
+
+    def _count_failure(self, record: ModelRecord, verdict: Verdict) -> int:
+        """Count a strong failure; return how many the package had before it, in a row."""
+        if verdict.strength is not Strength.STRONG:
+            return 0
+        key = record.package.content_key if record.package else str(record.name)
+        if record.usage.answered_at > self._failed_at.get(key, 0.0):
+            self._failures.clear(key)
+        self._failed_at[key] = clock.monotonic()
+        return self._failures.add(key)
+
+    def _describe_scene(self, record: ModelRecord, since: float | None) -> Scene:
+        limits = {
+            device: book.limit_bytes
+            for device, book in self.ledger.devices.items()
+            if device != UNSEEN
+        }
+        return Scene(limits, self.readings.list_since(since), devices=list(self.held(record)))
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _wait_for_memory(self, waiter: _Waiter, evictor: Evictor) -> None:
+        """Ask until the load is admitted; evict and wait as the decisions say."""
+        record = waiter.record
+        record.note_step(Step.TURN)
+        while True:
+            await self.readings.read()
+            earlier = self._find_earlier(waiter)
+            if earlier is not None:
+                record.note_step(Step.TURN, (earlier.record.id,))
+                await self.changes.wait(times.POLL_SECONDS)
+                continue
+            now = clock.monotonic()
+            decision = self._decide(record, waiter.terms, self._request(waiter, evictor), now)
+            if decision.answer in {Answer.ADMIT, Answer.TRY}:
+                self._begin(record, decision)
+                return
+            if decision.answer is Answer.EVICT:
+                record.note_step(Step.MEMORY)
+                if await evictor.make_room(decision.victims, record):
+                    waiter.has_evicted = True
+                    continue
+            elif decision.answer is Answer.WAIT:
+                self._note_wait(waiter, decision)
+            else:
+                if waiter.has_evicted:
+                    self.ledger.futile_evictions[decision.need.package_key] = now
+                raise make_refusal(record.id, decision)
+            await self.changes.wait(times.POLL_SECONDS)
+
+    def _find_earlier(self, waiter: _Waiter) -> _Waiter | None:
+        """Return a load that came earlier and waits for memory of the same device."""
+        for other in self._queue[: self._queue.index(waiter)]:
+            shares_device = any(device in other.devices for device in waiter.devices)
+            # one that waits for a load of unknown need does not wait for memory
+            if shares_device and other.reason is not Reason.TURN:
+                return other
+        return None
+
+    def _request(self, waiter: _Waiter, evictor: Evictor) -> LoadRequest:
+        purpose = waiter.terms.purpose
+        is_planned = purpose is Purpose.PLANNED
+        return LoadRequest(
+            purpose,
+            waiter.started_at,
+            deadline=waiter.started_at + waiter.terms.patience_seconds,
+            candidates=() if is_planned else evictor.candidates(),
+            is_mesh_evicting=is_planned and self.mesh.is_evicting,
+        )
+
+    def _decide(
+        self, record: ModelRecord, terms: LoadTerms, request: LoadRequest, now: float
+    ) -> Decision:
+        gpus = [device for device, book in self.ledger.devices.items() if book.number is not None]
+        has_choice = self.settings.places_gpus and len(gpus) > 1
+        if has_choice and record.inspected.leaves_gpu_open:
+            guess_limit_bytes = self._limit_guess(terms.purpose)
+            needs = {
+                device: self.ledger.need_of(
+                    record.inspected, device=device, guess_limit_bytes=guess_limit_bytes
+                )
+                for device in gpus
+            }
+            return decide_place(self.ledger, needs, request, now)
+        return decide(self.ledger, self.need_of(record, terms), request, now)
+
+    def _limit_guess(self, purpose: Purpose) -> int | None:
+        return self.settings.mesh_default_bytes if purpose is Purpose.PLANNED else None
+
+    def _begin(self, record: ModelRecord, decision: Decision) -> None:
+        """Reserve what was admitted. Nothing was awaited since the decision."""
+        self.ledger.begin_load(record.name, decision.need)
+        figures = self._show(decision.need)
+        if decision.device is not None:
+            record.gpu = self.ledger.devices[decision.device].number
+            log.info("model.placed", extra={"model_id": record.id, "gpu": record.gpu} | figures)
+        basis = decision.need.basis.value
+        log.debug("model.admitted", extra={"model_id": record.id, "basis": basis} | figures)
+
+    def _note_wait(self, waiter: _Waiter, decision: Decision) -> None:
+        """Show what the load waits for; write each reason to the log once."""
+        record = waiter.record
+        step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
+        record.note_step(step)
+        if waiter.reason is decision.reason:
+            return
+        waiter.reason = decision.reason
+        fields = {
+            "model_id": record.id,
+            "waits_for": step.value,
+            "reason": decision.reason.value,
+        }
+        log.info("model.load_waits", extra=fields | self._show(decision.need))
+
+    def _show(self, need: Need) -> dict[str, object]:
+        """Return the figures for a line of the log, by device."""
+        return {
+            "needed_bytes": dict(need.bytes),
+            "free_bytes": {device: self.ledger.free(device) for device in need.bytes},
+        }
+
+    def _book(self, name: TritonName, reported: Bytes) -> Overrun | None:
+        """Book a load that has ended; return what is wrong if it has passed the limit."""
+        need = self.ledger.loads[name].need
+        settlement = self.ledger.settle(name, reported)
+        if settlement.is_measured and not need.is_known:
+            ratio = total(need.bytes) / max(1, total(settlement.booked))
+            self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
+        self.changes.notify()
+        return settlement.overrun
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+def read_verdict(error: AdapterError) -> Verdict:
+    """Return what the reader of Triton's texts has found in an error."""
+    if isinstance(error, OutOfMemory):
+        requested_bytes = error.figures.needed_bytes
+        return Verdict(Strength.STRONG, error.matched, error.pattern, requested_bytes)
+    if isinstance(error, ModelFailed) and error.suspected is not None:
+        return Verdict(Strength.WEAK, error.suspected, None, None, of_shm=error.of_shm)
+    return Verdict(Strength.NONE, None, None, None)
+
+
+def _convert(error: AdapterError, judgement: Judgement, verdict: Verdict) -> AdapterError:
+    """Return the error that a judgement makes of a failure."""
+    if judgement.outcome is Outcome.FAILED:
+        if not isinstance(error, OutOfMemory):
+            return error
+        text = f"{error}; {judgement.evidence.value}"
+        failure = InferenceFailed(text, model_id=error.model_id)
+        failure.__cause__ = error.__cause__
+        return failure
+    is_permanent = judgement.outcome is Outcome.TOO_LARGE
+    kind = ModelTooLarge if is_permanent else OutOfMemory
+    is_weak = verdict.strength is Strength.WEAK
+    text = f"{error}; {judgement.evidence.value}" if is_weak or is_permanent else str(error)
+    converted = kind(
+        text,
+        model_id=error.model_id,
+        figures=judgement.figures,
+        matched=verdict.matched,
+        pattern=verdict.rule or "suspected",
+        was_tried=True,
+    )
+    converted.__cause__ = error if isinstance(error, StubDied) else error.__cause__
+    return converted
+
+
+def _explain_overrun(record: ModelRecord, overrun: Overrun) -> AboutMemory:
+    """Return the refusal of a load that took more than the limit."""
+    figures: MemoryFigures = overrun.figures
+    device = Device(figures.device or HOST)
+    where = "" if device in {HOST, UNSEEN} else f" on {device}"
+    advice = "no unload can make enough room" if overrun.is_permanent else "unload other models"
+    text = (
+        f"model {record.id!r} needs more than {format_size(figures.needed_bytes or 0)};"
+        f" {format_size(figures.free_bytes or 0)} of {format_size(figures.limit_bytes or 0)}"
+        f" are free{where}, and its load was ended: {advice};"
+        " see docs/memory.md#why-a-load-is-refused"
+    )
+    kind = ModelTooLarge if overrun.is_permanent else InsufficientMemory
+    return kind(text, model_id=record.id, figures=figures, was_tried=True)

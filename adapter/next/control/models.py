@@ -1,0 +1,482 @@
+"""Load, unload, replace and lease models for callers.
+
+Each operation runs in a task that outlives its caller, under the lock of its model. Models wait for
+each other only for memory, for Triton's load slots, and for turns after an exit of Triton.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from functools import partial
+
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    BackendTimeout,
+    BackendUnavailable,
+    CapacityError,
+    ModelNotFound,
+    ModelNotReady,
+    UnloadedMeanwhile,
+)
+from adapter.next.control.leases import Lease, Leases
+from adapter.next.control.loader import Loader, StoreFiles
+from adapter.next.control.memory import LoadTerms
+from adapter.next.control.operations import Kind, Operation, Operations
+from adapter.next.control.ports import Packages, TimeLimits
+from adapter.next.control.triton import TritonStatus, TritonWatcher, explain_given_up
+from adapter.next.control.unloader import Unloader
+from adapter.next.core import times
+from adapter.next.core.admission import Purpose
+from adapter.next.core.blame import Blame, Requester
+from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.next.core.registry import Registry
+from adapter.next.core.states import LOADED, ModelEvent, ModelState
+from adapter.next.core.wanted import Wanted
+from adapter.runtime import clock
+
+# So long beyond its time limit a caller waits for the undo of a load, or for an unload.
+_LATE_SECONDS = 1.0
+_NO_FIELDS: Mapping[str, str] = {}
+
+
+class Replaces(Enum):
+    """Says which model that is loaded already is replaced by a package."""
+
+    ALWAYS = auto()
+    OTHER_SOURCE = auto()  # a model that was loaded from elsewhere
+    CHANGED_FILES = auto()  # a model whose files have changed; loaded again from where it was
+
+
+class RoomMaker(Enum):
+    """Says who makes room in memory for a load."""
+
+    ADAPTER = auto()  # the load waits, evicts or is refused
+    MESH = auto()  # ModelMesh has evicted others by its own books, or is about to
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Describes a load that somebody asks for."""
+
+    source: ModelSource
+    loaded_for: LoadedFor = LoadedFor.PLATFORM
+    terms: LoadTerms = field(default_factory=LoadTerms)
+    on_exit: OnExit = OnExit.FORGET  # until it serves
+    key: ArtifactKey | None = None  # of a model of a store
+    log_fields: Mapping[str, str] = _NO_FIELDS
+
+
+@dataclass(slots=True, eq=False)
+class Models:
+    """Has the verbs for models; each operation outlives its caller."""
+
+    registry: Registry
+    wanted: Wanted
+    blame: Blame
+    operations: Operations
+    leases: Leases
+    loader: Loader
+    unloader: Unloader
+    status: TritonStatus
+    watcher: TritonWatcher
+    packages: Packages
+    files: StoreFiles
+    limits: TimeLimits
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def lease(self, model_id: ModelId) -> Lease:
+        """Return a lease of a READY model. Raises ModelNotReady and ModelNotFound."""
+        try:
+            return self.leases.make(self.registry.serving(model_id))
+        except ModelNotFound as error:
+            self.status.refuse_unless_open()  # the registry is not complete before
+            operation = self.operations.load_of(model_id)
+            if operation is None:
+                raise self._explain_absence(model_id, error) from None
+        doing = "updated" if operation.kind is Kind.REPLACE else "loaded"
+        raise ModelNotReady(f"model {model_id!r} is being {doing}", model_id=model_id)
+
+    async def wait_for_lease(self, model_id: ModelId, limit_seconds: float) -> Lease:
+        """Return a lease; wait for a load or an update of the model that is in progress, and for a
+        Triton that is away.
+        """
+        deadline = clock.monotonic() + limit_seconds
+        if not self._is_ready(model_id):
+            with self.leases.waiting_for(model_id):
+                await self._wait_until_ready(model_id, deadline)
+        return self.lease(model_id)
+
+    async def _wait_until_ready(self, model_id: ModelId, deadline: float) -> None:
+        """Wait while a load is in progress, or the model comes back after an exit of Triton."""
+        while not self._is_ready(model_id) and clock.monotonic() < deadline:
+            operation = self.operations.load_of(model_id)
+            if operation is not None:
+                await operation.wait(deadline - clock.monotonic())
+            elif self._should_return(model_id):
+                await self.status.changes.wait(times.POLL_SECONDS)
+            else:
+                return
+
+    def is_being_loaded(self, model_id: ModelId) -> bool:
+        """Return whether a load or an update is in progress, which `wait_for_lease` waits for."""
+        return self.operations.load_of(model_id) is not None
+
+    async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
+        """Return the record of a loaded model; wait for its load, and raise the failure of that."""
+        operation = self.operations.load_of(model_id)
+        if operation is not None and not self._is_ready(model_id):
+            await self._wait_for_outcome(operation)
+        return self.registry.serving(model_id)
+
+    # -- loads ------------------------------------------------------------------------------
+
+    async def load(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        room_maker: RoomMaker = RoomMaker.ADAPTER,
+        requester: Requester = Requester.PLATFORM,
+        /,
+        **log_fields: str,
+    ) -> ModelRecord:
+        """Load a model, or raise why it cannot be loaded.
+
+        Raises AlreadyLoaded at once, also while its load is in progress; a model that calls have
+        loaded then stays. Raises GivenUp for a platform's load of a model that makes Triton exit.
+        """
+        self.status.refuse_unless_open()
+        await self.wait_for_exit(model_id)
+        self.refuse_loaded(model_id)
+        self.refuse_given_up(model_id, requester)
+        self.operations.refuse_when_full(model_id)
+        is_planned = room_maker is RoomMaker.MESH
+        terms = LoadTerms(Purpose.PLANNED if is_planned else Purpose.EXPLICIT)
+        on_exit = OnExit.RELOAD if self.wanted.get(model_id) else OnExit.FORGET
+        request = LoadRequest(source, terms=terms, on_exit=on_exit, log_fields=log_fields)
+        return await self._wait_for_outcome(self.start_load(model_id, request))
+
+    def refuse_loaded(self, model_id: ModelId) -> None:
+        """Raise AlreadyLoaded if the model is loaded or being loaded, and keep it then."""
+        state = self._find_presence(model_id)
+        if state:
+            self.keep(model_id)
+            raise AlreadyLoaded(f"model {model_id!r} is {state}", model_id=model_id)
+
+    def _find_presence(self, model_id: ModelId) -> str:
+        """Return how the model is there already; "" if it is not, or about to be unloaded."""
+        if self.operations.load_of(model_id) is not None:
+            return "being loaded"
+        if self.operations.is_unloading(model_id):
+            return ""
+        record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.READY:
+            return "loaded already"
+        if record is not None and record.state is ModelState.LOST and self.wanted.get(model_id):
+            return "being loaded again"
+        return ""
+
+    def refuse_given_up(self, model_id: ModelId, requester: Requester) -> None:
+        """Raise GivenUp if the model makes Triton exit, unless a person wants to try it."""
+        given_up = self.blame.request_load(model_id, requester, clock.monotonic())
+        if given_up is not None:
+            raise explain_given_up(model_id, given_up)
+
+    def keep(self, model_id: ModelId) -> None:
+        """Have no call evict the model any more."""
+        operation = self.operations.load_of(model_id)
+        records = [self.registry.get(model_id), operation.record if operation else None]
+        for record in records:
+            if record is not None:
+                record.loaded_for = LoadedFor.PLATFORM
+
+    def start_load(self, model_id: ModelId, request: LoadRequest) -> Operation[ModelRecord]:
+        """Start a load that nobody has to wait for, or join the load or update in progress."""
+        operation = self.operations.load_of(model_id)
+        if operation is not None:
+            return operation
+        record = ModelRecord(
+            model_id,
+            TritonName(""),
+            request.source,
+            request.loaded_for,
+            request.on_exit,
+            key=request.key,
+            is_source_complete=not request.source.files,
+        )
+        work = partial(self._load, record, request)
+        started = self.operations.start(model_id, Kind.LOAD, work)
+        started.record = record
+        return started
+
+    async def _load(self, record: ModelRecord, request: LoadRequest) -> ModelRecord:
+        known = self.registry.get(record.id)
+        if known is not None and known.state is ModelState.READY:
+            return known
+        if known is not None and known.state is ModelState.DEAD:
+            await self.unloader.unload(known, request.log_fields)
+        record.name = self.registry.free_name(record.id)
+        await self.loader.load(record, request.terms, request.log_fields)
+        return record
+
+    async def _wait_for_outcome(self, operation: Operation[ModelRecord]) -> ModelRecord:
+        """Return what a load has loaded. Nobody waits for the undo of one at its time limit."""
+        waited_seconds = clock.monotonic() - operation.started_at
+        limit_seconds = self.limits.load + _LATE_SECONDS - waited_seconds
+        is_update = operation.kind is Kind.REPLACE  # two loads, maybe
+        try:
+            return await operation.outcome(None if is_update else max(0.0, limit_seconds))
+        except TimeoutError:
+            record = operation.record
+            text = f"model {operation.model_id!r} did not load within {self.limits.load:g} s"
+            if record is not None:
+                text = str(self.loader.explain_timeout(record))
+            raise BackendTimeout(
+                f"{text}; what there is of it is being taken down", model_id=operation.model_id
+            ) from None
+
+    # -- unloads ----------------------------------------------------------------------------
+
+    async def unload(self, model_id: ModelId, **log_fields: str) -> None:
+        """Unload a model, or end its load. Return when it and its memory are gone."""
+        self.status.refuse_unless_open()
+        was_wanted = self.wanted.remove(model_id)
+        is_loading = self.operations.load_of(model_id) is not None
+        if not is_loading and not self.registry.records_of(model_id):
+            text = f"model {model_id!r} is not loaded"
+            if was_wanted:
+                text = f"{text}; its unload ends the adapter's own attempts to load it"
+            raise ModelNotFound(text, model_id=model_id)
+        text = f"model {model_id!r} was unloaded while it was being loaded"
+        reason = UnloadedMeanwhile(text, model_id=model_id)
+        self.operations.end_loads(model_id, reason)
+        work = partial(self._unload, model_id, log_fields)
+        operation = self.operations.start(model_id, Kind.UNLOAD, work)
+        try:
+            await operation.outcome(self.limits.unload + _LATE_SECONDS)
+        except TimeoutError:
+            text = f"model {model_id!r} was not gone within {self.limits.unload:g} s"
+            raise BackendTimeout(f"{text}; its unload goes on", model_id=model_id) from None
+
+    async def _unload(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+        self.wanted.remove(model_id)  # its load may have been tried meanwhile
+        record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.LOST:
+            self.registry.apply(record, ModelEvent.FORGOTTEN)
+        elif record is not None and record.state in LOADED:
+            await self.unloader.unload(record, log_fields)
+        is_stuck = bool(self.registry.records_of(model_id))
+        if is_stuck and record is None:
+            raise BackendTimeout(
+                f"model {model_id!r} cannot be unloaded yet: Triton is still at its load, and"
+                " nothing else can end that; the unload follows it, and until then its memory stays"
+                " reserved; see docs/operations.md#a-load-hangs",
+                model_id=model_id,
+            )
+
+    async def unload_all(self, **log_fields: str) -> None:
+        """Unload every model, end every load, and unload what was loaded past the adapter."""
+        self.status.refuse_unless_open()
+        ids = {record.id for record in self.registry.records()}
+        ids |= {model.model_id for model in self.wanted.models()}
+        unloads = [self._unload_any(model_id, log_fields) for model_id in sorted(ids)]
+        await asyncio.gather(*unloads)
+        await self.watcher.unload_strangers()
+
+    async def _unload_any(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+        try:
+            await self.unload(model_id, **log_fields)
+        except ModelNotFound:
+            return  # somebody else has unloaded the model
+
+    # -- updates ----------------------------------------------------------------------------
+
+    async def replace(
+        self, model_id: ModelId, source: ModelSource, replaces: Replaces, **log_fields: str
+    ) -> None:
+        """Have the model loaded from the package of `source`, whatever is loaded now.
+
+        A model that is not loaded is loaded, and a load in progress is waited for. A package with a
+        fault, or one that is too large, changes nothing. If both versions fit, no call fails or
+        waits. Otherwise the old version is unloaded first, and calls wait as for any load; if the
+        new version then fails to load, the old version is loaded again.
+        """
+        self.status.refuse_unless_open()
+        self.refuse_given_up(model_id, Requester.PERSON)
+        self.operations.refuse_when_full(model_id)
+        operation = self.operations.load_of(model_id)
+        if operation is not None and replaces is not Replaces.ALWAYS:
+            await self._wait_for_outcome(operation)
+        work = partial(self._replace, model_id, source, replaces, log_fields)
+        await self.operations.start(model_id, Kind.REPLACE, work).outcome()
+
+    async def _replace(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        replaces: Replaces,
+        log_fields: Mapping[str, str],
+    ) -> ModelRecord:
+        old = self.registry.get(model_id)
+        if old is None or not self.registry.is_serving(old):
+            record = ModelRecord(
+                model_id,
+                TritonName(""),
+                source,
+                LoadedFor.PLATFORM,
+                is_source_complete=not source.files,
+            )
+            return await self._load(record, LoadRequest(source, log_fields=log_fields))
+        if replaces is Replaces.CHANGED_FILES:
+            if not await self._has_changed(old):
+                old.loaded_for = LoadedFor.PLATFORM
+                return old
+            source = old.source if not source.files else source
+        elif replaces is Replaces.OTHER_SOURCE and _is_same_source(old.source, source):
+            old.loaded_for = LoadedFor.PLATFORM
+            return old
+        new = _make_version(old, source, None)
+        new.loaded_for = LoadedFor.PLATFORM
+        return await self._exchange(old, new, log_fields)
+
+    async def _has_changed(self, record: ModelRecord) -> bool:
+        """Return whether the model's files are others than those that were loaded."""
+        since = record.load_started_at or clock.wall()
+        content_key = record.inspected.content_key
+        return await self.packages.has_changed(record.source, content_key, since)
+
+    async def update(
+        self, old: ModelRecord, key: ArtifactKey, log_fields: Mapping[str, str]
+    ) -> None:
+        """Replace a model of a store by the version that the store has now."""
+        work = partial(self._update, old, key, log_fields)
+        await self.operations.start(old.id, Kind.REPLACE, work).outcome()
+
+    async def _update(
+        self, old: ModelRecord, key: ArtifactKey, log_fields: Mapping[str, str]
+    ) -> ModelRecord:
+        if not self.registry.is_serving(old):
+            return old
+        return await self._exchange(old, _make_version(old, old.source, key), log_fields)
+
+    async def _exchange(
+        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+    ) -> ModelRecord:
+        """Load the new version beside the old one, or else in its place."""
+        if self._can_load_beside(old):
+            try:
+                return await self._load_beside(old, new, log_fields)
+            except CapacityError:
+                new = _make_version(new, new.source, new.key)  # a load needs a record of its own
+        return await self._load_in_place(old, new, log_fields)
+
+    def _can_load_beside(self, old: ModelRecord) -> bool:
+        """Return whether another version may be loaded beside this one. Other models may call a
+        pinned one by its name in Triton, which it has to keep.
+        """
+        is_pinned = self.loader.eviction.is_pinned(old.id)
+        return old.can_run_beside and not is_pinned and self.registry.is_serving(old)
+
+    async def _load_beside(
+        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+    ) -> ModelRecord:
+        new.name = self.registry.free_name(new.id)
+        await self.loader.load_beside(new, old, log_fields)
+        fields = {"replaced_by": str(new.id), **log_fields}
+        with suppress(BackendTimeout):  # the old version is STUCK, and the new one serves
+            await self.unloader.unload(old, fields)
+        return new
+
+    async def _load_in_place(
+        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+    ) -> ModelRecord:
+        new.name = self.registry.free_name(new.id)
+        kept = await self.packages.keep(old.name) if old.name else ""
+        again = _make_version(old, replace(old.source, kept=kept), old.key)
+        again.files = old.files
+        if old.files is not None:
+            self.files.retain(old.files)  # for the way back: the store may have lost this version
+        try:
+            await self.loader.load_in_place(new, old, LoadTerms(), log_fields)
+        except AdapterError as error:
+            if old.state is None and self.status.is_open:
+                await self._load_old(old, again, error, log_fields)
+            raise
+        finally:
+            if old.files is not None:
+                self.files.release(old.files)
+            await self.packages.discard(kept)
+        return new
+
+    async def _load_old(
+        self,
+        old: ModelRecord,
+        again: ModelRecord,
+        error: AdapterError,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        """Load the old version again after `error`, and say so in it."""
+        again.name = self.registry.free_name(old.id)
+        try:
+            await self.loader.load(again, LoadTerms(), log_fields)
+        except AdapterError as failure:
+            outcome = f"the model that was there could not be loaded again: {failure}"
+        else:
+            again.load_started_at = old.load_started_at  # its files are those of then
+            outcome = "the model that was there was loaded again"
+        error.args = (f"{error}; {outcome}",)
+
+    # -- stop -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Accept no more operations."""
+        self.operations.close()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _is_ready(self, model_id: ModelId) -> bool:
+        record = self.registry.get(model_id)
+        return record is not None and record.state is ModelState.READY
+
+    def _should_return(self, model_id: ModelId) -> bool:
+        record = self.registry.get(model_id)
+        return record is not None and record.state is ModelState.LOST
+
+    def _explain_absence(self, model_id: ModelId, error: ModelNotFound) -> AdapterError:
+        """Return the error for a call of a model that is not loaded."""
+        given_up = self.blame.find_given_up(model_id, clock.monotonic())
+        return error if given_up is None else explain_given_up(model_id, given_up)
+
+    async def wait_for_exit(self, model_id: ModelId) -> None:
+        """Wait until an exit of Triton is handled, before anything is said of its models."""
+        deadline = clock.monotonic() + times.PATIENCE_SECONDS
+        while self.status.has_exited and self._is_ready(model_id):
+            if clock.monotonic() > deadline:
+                text = "Triton has exited, and is not back yet"
+                raise BackendUnavailable(text, model_id=model_id, delivered=False)
+            await self.status.changes.wait(times.POLL_SECONDS)
+
+
+def _make_version(old: ModelRecord, source: ModelSource, key: ArtifactKey | None) -> ModelRecord:
+    """Return the record of another version of a model. The load chooses its name in Triton."""
+    new = ModelRecord(
+        old.id,
+        TritonName(""),
+        source,
+        old.loaded_for,
+        old.on_exit,
+        key=key,
+        is_source_complete=not source.files,
+    )
+    new.usage.used_at = old.usage.used_at
+    new.usage.called_at = old.usage.called_at
+    return new
+
+
+def _is_same_source(one: ModelSource, other: ModelSource) -> bool:
+    return one == replace(other, files=())

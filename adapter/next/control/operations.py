@@ -1,0 +1,257 @@
+"""Run one load, unload or update of a model at a time, each in a task that outlives its caller."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    BackendUnavailable,
+    InsufficientMemory,
+    ModelTooLarge,
+    OutOfMemory,
+    Overloaded,
+    was_refused,
+)
+from adapter.next.core.record import ModelRecord
+from adapter.runtime import clock
+from adapter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
+
+# Loads outlive their callers, so no limit on callers bounds them.
+_MAX_OPERATIONS = 1000
+
+
+class Kind(Enum):
+    """Names the kinds of operations."""
+
+    LOAD = "load"
+    REPLACE = "replace"
+    UNLOAD = "unload"
+
+
+class Operation(Generic[T]):
+    """Runs once the model's lock is free. Callers wait for `outcome`, and may leave."""
+
+    record: ModelRecord | None = None  # of a load
+
+    def __init__(self, model_id: ModelId, kind: Kind, work: Work[T], lock: asyncio.Lock) -> None:
+        self.model_id = model_id
+        self.kind = kind
+        self.started_at = clock.monotonic()
+        self._lock = lock
+        self._reason: asyncio.Future[AdapterError] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[T] = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Work[T]) -> T:
+        try:
+            async with self._lock:
+                return await work()
+        except asyncio.CancelledError:
+            if self._reason.done():
+                raise self._reason.result() from None
+            raise
+
+    @property
+    def reason(self) -> AdapterError | None:
+        """Return why the operation was ended; None if it was not."""
+        return self._reason.result() if self._reason.done() else None
+
+    def end(self, reason: AdapterError) -> None:
+        """End the operation and undo it; its callers get `reason` at once."""
+        if not self._reason.done():
+            self._reason.set_result(reason)
+            self.task.cancel()
+
+    async def wait(self, limit_seconds: float | None = None) -> bool:
+        """Wait for the end, whatever it is; return whether it came within `limit_seconds`."""
+        either: set[asyncio.Future[Any]] = {self.task, self._reason}
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(either, timeout=limit_seconds, return_when=first)
+        return bool(done)
+
+    async def outcome(self, limit_seconds: float | None = None) -> T:
+        """Return the result, or raise the failure. Raises TimeoutError while it is in progress."""
+        if not await self.wait(limit_seconds):
+            raise TimeoutError
+        if self._reason.done():
+            raise self._reason.result().with_traceback(None)
+        try:
+            return self.task.result()
+        except asyncio.CancelledError:  # the loop ends, and with it the adapter
+            raise BackendUnavailable("the adapter is stopping", delivered=False) from None
+
+
+class Operations:
+    """Starts operations, and knows which model is being loaded, replaced or unloaded."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+        self._of_model: defaultdict[ModelId, list[Operation[Any]]] = defaultdict(list)
+        self._by_task: dict[asyncio.Task[Any], Operation[Any]] = {}
+        self._is_open = True
+
+    def __len__(self) -> int:
+        return len(self._by_task)
+
+    def refuse_when_full(self, model_id: ModelId) -> None:
+        """Raise Overloaded while too many operations are in progress."""
+        if len(self) >= _MAX_OPERATIONS:
+            raise Overloaded(
+                f"{len(self)} loads and unloads are in progress already",
+                model_id=model_id,
+                delivered=False,
+            )
+
+    def start(self, model_id: ModelId, kind: Kind, work: Work[T]) -> Operation[T]:
+        """Start an operation, which waits for those of the same model before it."""
+        if not self._is_open:
+            raise BackendUnavailable("the adapter is stopping", delivered=False)
+        lock = self._locks.setdefault(model_id, asyncio.Lock())
+        operation = Operation(model_id, kind, work, lock)
+        self._by_task[operation.task] = operation
+        self._of_model[model_id].append(operation)
+        operation.task.add_done_callback(partial(self._forget, operation))
+        return operation
+
+    def _forget(self, operation: Operation[Any], task: asyncio.Task[Any]) -> None:
+        del self._by_task[task]
+        operations = self._of_model[operation.model_id]
+        operations.remove(operation)
+        if not operations:
+            del self._of_model[operation.model_id]
+        # the callers may have left, and no failure may go unseen
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AdapterError):
+            fields = {"operation": operation.kind.value, "model_id": operation.model_id}
+            log.error("operation.failed", exc_info=error, extra=fields)
+
+    def load_of(self, model_id: ModelId) -> Operation[Any] | None:
+        """Return the newest load or update of this model, queued or in progress."""
+        operations = self._of_model.get(model_id, [])
+        loads = [one for one in operations if one.kind is not Kind.UNLOAD and one.reason is None]
+        return loads[-1] if loads else None
+
+    def is_unloading(self, model_id: ModelId) -> bool:
+        """Return whether an unload of this model is queued or in progress."""
+        return any(one.kind is Kind.UNLOAD for one in self._of_model.get(model_id, []))
+
+    def is_busy(self, model_id: ModelId) -> bool:
+        """Return whether any operation of this model is queued or in progress."""
+        return model_id in self._of_model
+
+    def end_loads(self, model_id: ModelId, reason: AdapterError) -> list[Operation[Any]]:
+        """End all loads and updates of this model, queued or in progress; return them."""
+        operations = self._of_model.get(model_id, [])
+        loads = [one for one in operations if one.kind is not Kind.UNLOAD]
+        for operation in loads:
+            operation.end(reason)
+        return loads
+
+    def find_reason(self) -> AdapterError | None:
+        """Return why the operation of the present task was ended; None if it was not."""
+        task = asyncio.current_task()
+        operation = None if task is None else self._by_task.get(task)
+        return None if operation is None else operation.reason
+
+    # -- stop -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse new operations from now on."""
+        self._is_open = False
+
+    async def drain(self, limit_seconds: float) -> None:
+        """Wait for the operations in progress, at most for `limit_seconds`."""
+        if self._by_task:
+            await asyncio.wait(self._by_task.keys(), timeout=limit_seconds)
+
+    def end_all_loads(self) -> None:
+        """End all loads and updates, because the adapter stops."""
+        for model_id in list(self._of_model):
+            text = f"model {model_id!r} was not loaded before the adapter stopped"
+            reason = BackendUnavailable(text, model_id=model_id, delivered=False)
+            self.end_loads(model_id, reason)
+
+
+class Journal:
+    """Writes a line when a load or an unload begins and when it ends, and counts them."""
+
+    def __init__(self, metrics: Metrics, operations: Operations) -> None:
+        self.metrics = metrics
+        self._operations = operations
+
+    async def record(
+        self,
+        operation: str,  # load or unload
+        model_id: ModelId,
+        work: Coroutine[Any, Any, T],
+        count_bytes: Callable[[T], int],  # taken or freed, by the outcome
+        log_fields: Mapping[str, str],  # for both lines
+        **begin_fields: object,  # for the first line
+    ) -> T:
+        """Await the work; write its two lines, and update metrics and history."""
+        started_at = clock.monotonic()
+        fields: dict[str, object] = {"model_id": model_id, **log_fields}
+        log.info(f"model.{operation}ing", extra=fields | begin_fields)  # noqa: G004 - its name
+        in_progress = self.metrics.operations_in_flight.labels(operation)
+        try:
+            with in_progress.track_inprogress():
+                result = await work
+        except asyncio.CancelledError:
+            reason = self._operations.find_reason()
+            if reason is not None:
+                self._record_failure(operation, model_id, reason, started_at, fields)
+            raise
+        except AdapterError as error:
+            self._record_failure(operation, model_id, error, started_at, fields)
+            raise
+        except Exception:
+            seconds = self._count(operation, "bug", started_at)
+            # the error itself has a line of its own (operation.failed)
+            log.info(f"model.{operation}_failed", extra=fields | {"seconds": seconds})  # noqa: G004
+            raise
+        size_bytes = count_bytes(result)
+        if operation == "load":
+            self.metrics.loaded_bytes.observe(size_bytes)
+        seconds = self._count(operation, "ok", started_at)
+        self.metrics.history.done(operation, model_id, seconds, size_bytes, log_fields)
+        outcome = {"bytes": size_bytes, "seconds": seconds}
+        log.info(f"model.{operation}ed", extra=fields | outcome)  # noqa: G004 - its name
+        return result
+
+    def _record_failure(
+        self,
+        operation: str,
+        model_id: ModelId,
+        error: AdapterError,
+        started_at: float,
+        fields: dict[str, object],
+    ) -> None:
+        error.is_logged = True
+        is_refused = was_refused(error)
+        outcome = type(error).__name__
+        seconds = self._count(operation, outcome, started_at)
+        self.metrics.history.failed(operation, model_id, error, seconds)
+        if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
+            phase = "refused" if is_refused else "load"
+            self.metrics.count_out_of_memory(phase, error.pattern)
+        event = f"model.{operation}_{'refused' if is_refused else 'failed'}"
+        level = logging.INFO if is_refused else logging.WARNING
+        ending = {"reason": str(error), "error": outcome, "seconds": seconds}
+        log.log(level, event, extra=fields | ending)
+
+    def _count(self, operation: str, outcome: str, started_at: float) -> float:
+        """Count an operation that has ended; return how many seconds it took."""
+        seconds = clock.monotonic() - started_at
+        self.metrics.operations.labels(operation, outcome).inc()
+        self.metrics.operation_seconds.labels(operation).observe(seconds)
+        return round(seconds, 3)

@@ -1,0 +1,140 @@
+"""Poll memory for the ledger, and wait until the memory of an unloaded model is back."""
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.next.control.ports import MemoryReader, MemorySettings
+from adapter.next.core import times
+from adapter.next.core.ledger import DeviceBook, Leaving, Ledger, is_unload_done, limit_of
+from adapter.next.core.sizes import UNSEEN
+from adapter.runtime import clock
+from adapter.runtime.clock import Changes
+from adapter.telemetry.metrics import Metrics
+
+_SAMPLES = 512
+# While nothing loads or unloads, traffic alone changes little, and a reading of host memory costs
+# milliseconds for each process.
+_QUIET_SECONDS = 2.0
+# How far back to look for a call that has just failed and whose start is not known.
+_RECENT_SECONDS = 2.5
+# An unload that frees less is not waited for: the noise of other processes is of that size.
+_WORTH_WAITING_BYTES = 16 * 2**20
+
+
+@dataclass(slots=True, eq=False)
+class Readings:
+    """Reads memory, has the ledger know each reading, and keeps the recent ones."""
+
+    reader: MemoryReader
+    ledger: Ledger
+    settings: MemorySettings
+    changes: Changes
+    metrics: Metrics
+    last: MemoryReading | None = None
+    read_at: float = -math.inf
+    _samples: deque[tuple[float, MemoryReading]] = field(
+        default_factory=lambda: deque(maxlen=_SAMPLES)
+    )
+    # devices whose limit is a setting: the kernel or the driver would give models more
+    _limited: set[Device] = field(default_factory=set)
+
+    async def read(self) -> MemoryReading | None:
+        """Return what is used now, and correct the ledger by it; None if nothing can be read."""
+        asked_at = clock.monotonic()
+        reading = await self.reader.read()
+        self.last = reading
+        self.read_at = asked_at
+        self._open_devices(reading)
+        if reading is None:
+            self.ledger.observe({}, asked_at)
+            return None
+        self._samples.append((clock.monotonic(), reading))
+        self.ledger.observe(
+            reading.used,
+            asked_at,
+            reading.lag_seconds,
+            available=_read_available(reading),
+        )
+        return reading
+
+    async def poll(self) -> None:
+        """Read memory if that is due, and wake those who wait for it."""
+        now = clock.monotonic()
+        self.ledger.advance(now)
+        is_busy = self.ledger.is_in_progress(self.ledger.devices)
+        if is_busy or now - self.read_at >= _QUIET_SECONDS:
+            await self.read()
+        if is_busy:
+            self.changes.notify()
+
+    @property
+    def lag_seconds(self) -> float:
+        """Return how old the figures of a reading may be."""
+        return self.last.lag_seconds if self.last else 0.0
+
+    def is_limited(self, size: Bytes) -> bool:
+        """Return whether only the adapter keeps models below the limit of one of these devices."""
+        return not self._limited.isdisjoint(size)
+
+    def list_since(self, since: float | None) -> list[MemoryReading]:
+        """Return the last reading from before a call and all after it; None means lately."""
+        first = clock.monotonic() - _RECENT_SECONDS
+        if since is not None:
+            first = max((at for at, _ in self._samples if at <= since), default=since)
+        return [reading for at, reading in self._samples if at >= first]
+
+    async def wait_until_back(self, leaving: Leaving) -> None:
+        """Wait until most of what a model held is free again, for five seconds at most."""
+        expected = {
+            device: count
+            for device, count in leaving.booked.items()
+            if count >= _WORTH_WAITING_BYTES
+        }
+        leaving = replace(leaving, booked=expected)
+        started_at = clock.monotonic()
+        while True:
+            reading = await self.read()
+            used = reading.used if reading else {}
+            waited_seconds = clock.monotonic() - started_at
+            if is_unload_done(leaving, used, waited_seconds):
+                break
+            await asyncio.sleep(times.POLL_SECONDS)
+        self.metrics.recovery_seconds.observe(clock.monotonic() - started_at)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _open_devices(self, reading: MemoryReading | None) -> None:
+        """Open a book for each device that is new. Without readings the limit stands for all."""
+        devices = self.ledger.devices
+        limit_bytes = self.settings.limit_bytes
+        if reading is None:
+            if not devices and limit_bytes is not None:
+                self._open(UNSEEN, limit_bytes, None)
+            return
+        for device, figures in reading.devices.items():
+            if device not in devices:
+                self._open(device, figures.limit_bytes, figures.index)
+        is_unseen_empty = UNSEEN in devices and self.ledger.is_empty(UNSEEN)
+        if reading.devices and is_unseen_empty:
+            del devices[UNSEEN]
+
+    def _open(self, device: Device, size_bytes: int, number: int | None) -> None:
+        limit_bytes = limit_of(self.settings.limit_bytes, size_bytes)
+        process_limits = self.settings.process_limits
+        self.ledger.devices[device] = DeviceBook(
+            limit_bytes,
+            headroom_bytes=self.settings.headroom_of(limit_bytes),
+            process_limit_bytes=None if number is None else process_limits.get(number),
+            number=number,
+        )
+        if limit_bytes < size_bytes:
+            self._limited.add(device)
+
+
+def _read_available(reading: MemoryReading) -> Bytes:
+    """Return what the machine and the cgroup still have of host memory."""
+    host = reading.devices.get(HOST)
+    return {} if host is None else {HOST: max(0, host.limit_bytes - host.used_bytes)}

@@ -1,0 +1,353 @@
+"""Take one model out of Triton: its requests, Triton itself, processes, and what its load did."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from adapter.core.memory import NO_BYTES, Bytes, total
+from adapter.core.model import ProcessId, TritonName
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+from adapter.next.control.leases import AtWork, Leases, is_exit
+from adapter.next.control.memory import Memory
+from adapter.next.control.operations import Journal
+from adapter.next.control.ports import Server, TimeLimits, Triton
+from adapter.next.control.readings import Readings
+from adapter.next.core import times
+from adapter.next.core.record import ModelRecord, Step
+from adapter.next.core.registry import Registry
+from adapter.next.core.states import ModelEvent, ModelState
+from adapter.runtime import clock
+from adapter.runtime.clock import run_to_end
+from adapter.runtime.threads import PROCESSES
+
+log = logging.getLogger(__name__)
+
+# How long Triton takes at most to unload a model whose process has ended normally.
+_NORMAL_SECONDS = 1.0
+# A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
+_GRACE_SECONDS = 1.5
+_KILLED = "its python processes were killed, so that Triton ends its load"
+
+_Processes = frozenset[ProcessId]
+
+
+@dataclass(slots=True, eq=False)
+class Unloader:
+    """Unloads models, and kills processes that outlive their model."""
+
+    registry: Registry
+    leases: Leases
+    at_work: AtWork
+    memory: Memory
+    readings: Readings
+    journal: Journal
+    triton: Triton
+    server: Server | None
+    limits: TimeLimits
+
+    async def unload(self, record: ModelRecord, log_fields: Mapping[str, str]) -> None:
+        """Unload a model that is READY or DEAD. Return when it and its memory are gone.
+
+        Raises BackendTimeout if Triton does not release the model, which is STUCK then. An unload
+        that has started is never cancelled: a half unloaded model can neither serve nor be loaded.
+        """
+        is_dead = record.state is ModelState.DEAD
+        self.registry.apply(record, ModelEvent.UNLOAD_STARTED)  # new requests get a 404
+        work = self.journal.record(
+            "unload",
+            record.id,
+            self._wait_and_take_down(record, is_dead=is_dead),
+            total,
+            log_fields,
+            in_flight=record.usage.in_flight,
+        )
+        await run_to_end(work)
+
+    async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> Bytes:
+        record.note_step(Step.REQUESTS)
+        if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
+            log.warning("model.drain_timed_out", extra={"model_id": record.id})
+        record.note_step(Step.TRITON)
+        await self.readings.read()
+        leaving = self.memory.begin_unload(record)
+        if not await self.remove_from_triton(record, is_dead=is_dead):
+            await self._give_up(record)
+            raise _explain_stuck(record)
+        self.memory.release(record)
+        await record.undo.aclose()
+        self.at_work.forget(record)
+        if leaving is not None:
+            await self.readings.wait_until_back(leaving)
+        self.registry.apply(record, ModelEvent.UNLOADED)
+        return leaving.booked if leaving else NO_BYTES
+
+    async def undo_load(
+        self, record: ModelRecord, call: asyncio.Future[None] | None, *, is_memory: bool
+    ) -> None:
+        """Unload what a failed load has left in Triton. The record ends up absent or STUCK.
+
+        `call` is the load that Triton has not answered.
+        """
+        self.registry.apply(record, ModelEvent.LOAD_FAILED)
+        record.note_step(Step.UNDOING)
+        if not await self.remove_from_triton(record, call=call):
+            await self._give_up(record)
+            return
+        self.memory.release(record, is_memory=is_memory)
+        await record.undo.aclose()
+        self.registry.apply(record, ModelEvent.UNLOADED)
+
+    async def _give_up(self, record: ModelRecord) -> None:
+        """Leave a model to Triton, which does not finish with it: it is STUCK until that changes.
+
+        A stuck load keeps one of Triton's few load threads, mostly until Triton is restarted.
+        """
+        if await self._have_processes_ended(record.placement.names):
+            self.memory.release(record)
+        else:
+            self.memory.strand(record)
+        self.registry.apply(record, ModelEvent.GIVEN_UP)
+        stuck = self.registry.counts()[ModelState.STUCK]
+        log.error("model.load_stuck", extra={"model_id": record.id, "stuck": stuck})
+
+    # -- Triton -----------------------------------------------------------------------------
+
+    async def remove_from_triton(
+        self,
+        record: ModelRecord,
+        *,
+        call: asyncio.Future[None] | None = None,
+        is_dead: bool = False,
+    ) -> bool:
+        """Have Triton unload the model, and end its processes; return False if Triton is stuck.
+
+        A Triton that exits meanwhile has released everything.
+        """
+        names = frozenset(record.placement.names)
+        if not names:
+            return True
+        try:
+            return await self._remove(record, names, call, is_dead=is_dead)
+        except AdapterError as error:
+            if is_exit(error):
+                return True
+            fields = {"model_id": record.id, "reason": str(error)}
+            log.warning("model.undo_failed", extra=fields)
+            return False
+
+    async def _remove(
+        self,
+        record: ModelRecord,
+        names: frozenset[TritonName],
+        call: asyncio.Future[None] | None,
+        *,
+        is_dead: bool,
+    ) -> bool:
+        # taken now: `_load_and_unload` starts others under the same names
+        processes = await self._find_processes(names)
+        if call is not None and not await self._end_load(record, names, call):
+            return False
+        for name in reversed(record.placement.load):
+            if not await self._ask(record, names, name):
+                return False
+        remaining = await self.triton.wait_gone(names, _NORMAL_SECONDS)
+        reloaded: set[str] = set()
+        if remaining:
+            reloaded = await self._hurry(record, remaining, processes, is_dead=is_dead)
+            if await self.triton.wait_gone(names, _NORMAL_SECONDS):
+                return False
+        await self._end_processes(record, processes, reloaded)
+        await self._free_regions(record)
+        return True
+
+    async def _ask(
+        self, record: ModelRecord, names: frozenset[TritonName], name: TritonName
+    ) -> bool:
+        """Ask Triton for an unload, which waits for a load of the same model in Triton."""
+        call = asyncio.ensure_future(self.triton.unload(name, record.id))
+        try:
+            if not await self._end_load(record, names, call):
+                return False
+            await call
+        finally:
+            call.cancel()
+        return True
+
+    async def _end_load(
+        self, record: ModelRecord, names: frozenset[TritonName], call: asyncio.Future[None]
+    ) -> bool:
+        """Wait until Triton has answered a call; kill what is being loaded if that takes long.
+
+        Return False if Triton will not answer, as far as anybody knows.
+        """
+        await asyncio.wait({call}, timeout=_GRACE_SECONDS)
+        deadline = clock.monotonic() + self.limits.unload / 2
+        while not call.done():
+            if await self.kill_loading(names):
+                deadline = min(deadline, clock.monotonic() + times.KILLED_SECONDS)
+                log.warning("model.load_ended", extra={"model_id": record.id, "reason": _KILLED})
+            elif await self._have_processes_ended(names):
+                deadline = min(deadline, clock.monotonic() + _NORMAL_SECONDS)
+            if clock.monotonic() > deadline:
+                return False
+            await asyncio.wait({call}, timeout=_NORMAL_SECONDS)
+        if not call.cancelled():
+            call.exception()  # mark the failure as seen: the load was to end
+        return True
+
+    async def kill_loading(self, names: Collection[str]) -> bool:
+        """Kill the processes in which Triton initializes these models, so that their load fails;
+        return whether there were any. A model that is loaded, or being unloaded, is left alone: its
+        unload would never end.
+        """
+        if self.server is None:
+            return False
+        loading = await self.triton.being_loaded()
+        killed = [
+            await PROCESSES.run(self.server.end_instances, TritonName(name))
+            for name in names
+            if name in loading
+        ]
+        return any(killed)
+
+    async def _hurry(
+        self, record: ModelRecord, names: set[str], processes: _Processes, *, is_dead: bool
+    ) -> set[str]:
+        """Hasten an unload that takes long; return the models that were loaded once more for it."""
+        has_ended = is_dead or await self._has_lost_a_process(names)
+        # requests that still compute had their time before the unload
+        is_hopeless = has_ended or record.usage.in_flight > 0
+        grace_seconds = _NORMAL_SECONDS if is_hopeless else self.limits.stall
+        remaining = await self.triton.wait_gone(names, grace_seconds)
+        if not remaining:
+            return set()
+        fields = {"model_id": record.id, "names": sorted(remaining)}
+        log.warning("model.unload_stalled", extra=fields)
+        if await self._kill(record, processes):
+            has_ended = True
+            remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
+        if not has_ended:
+            return set()
+        for name in remaining:
+            await self._load_and_unload(record, TritonName(name))
+        return remaining
+
+    async def _load_and_unload(self, record: ModelRecord, name: TritonName) -> None:
+        """Free a model whose python process has died: Triton's unload of it never ends.
+
+        Loading the same name again gives Triton a live process, and the unload of that one
+        completes. Of the first process Triton then says nothing any more (docs/design/triton.md).
+        """
+        load = asyncio.ensure_future(self.triton.load(name, record.id))
+        try:
+            if not await self._end_load(record, frozenset({name}), load):
+                return
+            await load
+        except AdapterError as error:
+            if is_exit(error):
+                raise
+            # its files are gone, or its load was ended: Triton has a line in its index at most
+            fields = {"model_id": record.id, "reason": str(error)}
+            log.warning("model.abandoned", extra=fields)
+        finally:
+            load.cancel()
+        await self.triton.unload(name, record.id)
+        await self.triton.wait_gone({name}, self.limits.stall)
+
+    # -- processes --------------------------------------------------------------------------
+
+    async def _end_processes(
+        self, record: ModelRecord, processes: _Processes, reloaded: set[str]
+    ) -> None:
+        """Wait for the model's processes to end, and kill those that do not."""
+        linger_seconds = _NORMAL_SECONDS if reloaded else times.LINGER_SECONDS
+        living = await self._wait_for_processes(record, processes, linger_seconds)
+        if living:
+            await self._kill(record, living)
+            living = await self._wait_for_processes(record, living, times.KILLED_SECONDS)
+        if living:
+            fields = {
+                "model_id": record.id,
+                "processes": sorted(process.pid for process in living),
+                "in_flight": record.usage.in_flight,
+            }
+            log.warning("model.left_running", extra=fields)
+        elif reloaded and await self._has_lost_a_process(reloaded):
+            self.leases.lose(record)  # no process is left to answer the requests in flight
+
+    async def _wait_for_processes(
+        self, record: ModelRecord, processes: _Processes, limit_seconds: float
+    ) -> _Processes:
+        """Return the processes that live after `limit_seconds`, with those that they started."""
+        deadline = clock.monotonic() + limit_seconds
+        while True:
+            try:
+                others = await self._find_processes(record.placement.names)
+            except BackendUnavailable:  # processes cannot be seen
+                others = frozenset()
+            living = others | await self._find_living(processes)
+            if not living or clock.monotonic() >= deadline:
+                return living
+            await asyncio.sleep(times.POLL_SECONDS)
+
+    async def _find_processes(self, names: Collection[str]) -> _Processes:
+        if self.server is None:
+            return frozenset()
+        return await self.server.processes_of([TritonName(name) for name in names])
+
+    async def _find_living(self, processes: _Processes) -> _Processes:
+        if self.server is None or not processes:
+            return frozenset()
+        return await self.server.living(processes)
+
+    async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
+        """Kill the processes that live; return whether there were any."""
+        living = await self._find_living(processes)
+        if self.server is None or not living:
+            return False
+        await kill_processes(self.server, self.journal, living, model_id=record.id)
+        return True
+
+    async def _has_lost_a_process(self, names: Collection[str]) -> bool:
+        """Return whether a python process of one of these models is known to be gone."""
+        if self.server is None:
+            return False
+        lives = [await PROCESSES.run(self.server.has_live_stub, TritonName(name)) for name in names]
+        return False in lives
+
+    async def _have_processes_ended(self, names: Collection[str]) -> bool:
+        """Return whether all these models are python models whose processes are gone."""
+        if self.server is None or not names:
+            return False
+        lives = [await PROCESSES.run(self.server.has_live_stub, TritonName(name)) for name in names]
+        return all(is_alive is False for is_alive in lives)
+
+    async def _free_regions(self, record: ModelRecord) -> None:
+        """Free what Triton never does: the shared memory of processes that have died."""
+        if self.server is None:
+            return
+        with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be exiting
+            freed_bytes = await self.server.free_regions(record.placement.names)
+            if freed_bytes:
+                fields = {"model_id": record.id, "bytes": freed_bytes}
+                log.info("model.regions_freed", extra=fields)
+
+
+async def kill_processes(
+    server: Server, journal: Journal, processes: _Processes, **log_fields: str
+) -> None:
+    """Kill processes of models, and all that those started."""
+    pids = sorted(process.pid for process in processes)
+    log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
+    journal.metrics.processes_killed.inc(len(pids))
+    await server.kill(processes)
+
+
+def _explain_stuck(record: ModelRecord) -> BackendTimeout:
+    return BackendTimeout(
+        f"Triton does not release model {record.id!r}: its name and its memory stay taken until it"
+        " does; see docs/operations.md#a-load-hangs",
+        model_id=record.id,
+    )

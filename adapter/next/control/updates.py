@@ -1,0 +1,96 @@
+"""Ask stores for other versions of what calls have loaded, and replace what is outdated."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+from adapter.core.artifacts import Artifact
+from adapter.errors import AdapterError
+from adapter.next.control.models import Models
+from adapter.next.control.ports import Artifacts
+from adapter.next.core import times
+from adapter.next.core.record import LoadedFor, ModelRecord
+from adapter.next.core.registry import Registry
+from adapter.runtime import background, clock
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 4
+
+
+@dataclass(slots=True, eq=False)
+class Updates:
+    """Replaces models of stores when the store has another version."""
+
+    registry: Registry
+    models: Models
+    artifacts: Artifacts
+    interval_seconds: float  # 0 disables the check
+    _checked_at: dict[ModelRecord, float] = field(default_factory=dict)
+    _tasks: dict[ModelRecord, asyncio.Task[None]] = field(default_factory=dict)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+
+    async def run(self) -> NoReturn:
+        """Ask for ever."""
+        await background.forever(
+            self.check,
+            seconds=times.PAUSE_SECONDS / 4,
+            expected=AdapterError,
+        )
+
+    async def check(self) -> None:
+        """Begin to ask the store about each model whose time has come."""
+        if not self.interval_seconds:
+            return
+        serving = [record for record in self.registry.records() if self._is_ours(record)]
+        self._checked_at = {
+            record: self._checked_at.get(record, record.state_since) for record in serving
+        }
+        before = clock.monotonic() - self.interval_seconds
+        for record, checked_at in self._checked_at.items():
+            if checked_at <= before and record not in self._tasks and record.files is not None:
+                task = asyncio.create_task(self._update(record, record.files))
+                self._tasks[record] = task
+                task.add_done_callback(partial(self._forget, record))
+
+    async def wait_until_checked(self) -> None:
+        """Wait for the checks and replacements that have begun."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def close(self) -> None:
+        """Ask no more."""
+        self.interval_seconds = 0
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _is_ours(self, record: ModelRecord) -> bool:
+        is_of_calls = record.loaded_for is LoadedFor.CALLS  # a platform updates its own
+        return is_of_calls and record.key is not None and self.registry.is_serving(record)
+
+    def _forget(self, record: ModelRecord, task: asyncio.Task[None]) -> None:
+        del self._tasks[record]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("task.failed", exc_info=error, extra={"task": "update"})
+
+    async def _update(self, record: ModelRecord, artifact: Artifact) -> None:
+        """Replace the model if the store has another version of it."""
+        async with self._slots:
+            self._checked_at[record] = clock.monotonic()
+            try:
+                is_current = await self.artifacts.is_current(artifact)
+            except AdapterError as error:  # the model is served as it is
+                fields = {"model_id": record.id, "reason": str(error)}
+                log.warning("model.not_revalidated", extra=fields)
+                return
+            if is_current or not self._is_ours(record) or record.key is None:
+                return
+            try:
+                fields = {"evicted": "changed"}
+                await self.models.update(record, record.key, fields)
+            except AdapterError as error:
+                fields = {"model_id": record.id, "reason": str(error)}
+                log.warning("model.not_renewed", extra=fields)
