@@ -41,7 +41,6 @@ from adapter.runtime import clock
 
 # So long beyond its time limit a caller waits for the undo of a load, or for an unload.
 _LATE_SECONDS = 1.0
-_NO_FIELDS: Mapping[str, str] = {}
 
 
 class Replaces(Enum):
@@ -68,7 +67,7 @@ class LoadRequest:
     terms: LoadTerms = field(default_factory=LoadTerms)
     on_exit: OnExit = OnExit.FORGET  # until it serves
     key: ArtifactKey | None = None  # of a model of a store
-    log_fields: Mapping[str, str] = _NO_FIELDS
+    log_fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

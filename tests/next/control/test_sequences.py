@@ -1,0 +1,765 @@
+"""Plays sequences of loads, calls, unloads and exits of Triton, each judged by an oracle."""
+
+import asyncio
+from contextlib import suppress
+
+from adapter.core.memory import Device
+from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    ArtifactNotFound,
+    BackendTimeout,
+    BackendUnavailable,
+    InsufficientMemory,
+    InvalidModel,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ModelTooLarge,
+    NoRoom,
+    OutOfMemory,
+    StubDied,
+    UnloadedMeanwhile,
+)
+from adapter.next.control.models import RoomMaker
+from adapter.next.control.ports import StoreSettings
+from adapter.next.core.record import LoadedFor, OnExit
+from adapter.next.core.states import ModelState
+from tests.next.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
+from tests.next.control.stage import A, B, C, Stage, fails, played
+
+# -- loads and unloads --------------------------------------------------------------------------
+
+
+@played
+async def test_second_load_is_refused():
+    async with Stage({"a": Script()}) as stage:
+        first = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(0.5)
+        await fails(stage.load(A), AlreadyLoaded)
+        await first
+        await fails(stage.load(A), AlreadyLoaded)
+        assert await stage.invoke(A) == "a"
+        stage.check(A)
+
+
+@played
+async def test_unload_ends_a_load():
+    async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(load, UnloadedMeanwhile)
+        assert not unload.done()
+        await unload
+        stage.check()
+        await fails(stage.models.unload(A), ModelNotFound)
+        await stage.load(A, "b")
+        stage.check(A)
+
+
+@played
+async def test_load_outlives_its_caller():
+    async with Stage({"a": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(0.5)
+        load.cancel()
+        await asyncio.sleep(1.5)
+        stage.check(A)
+        await stage.models.unload(A)
+        await fails(stage.models.unload(A), ModelNotFound)
+
+
+@played
+async def test_failed_load_is_undone():
+    scripts = {"a": Script(failure="bad weights"), "b": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        await fails(stage.load(A), LoadFailed)
+        await fails(stage.load(B), InvalidModel)
+        await fails(stage.invoke(A), ModelNotFound)
+        stage.check()
+
+
+@played
+async def test_unload_waits_for_requests():
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        call = asyncio.create_task(stage.invoke(A, seconds=5))
+        await asyncio.sleep(0.1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        await fails(stage.invoke(A), ModelNotFound)
+        assert not unload.done()
+        assert await call == "a"
+        await unload
+
+
+@played
+async def test_load_follows_an_unload_in_progress():
+    async with Stage({"a": Script(), "b": Script()}) as stage:
+        await stage.load(A)
+        call = asyncio.create_task(stage.invoke(A, seconds=5))
+        await asyncio.sleep(0.1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(0)
+        await stage.load(A, "b")
+        assert unload.done()
+        assert await call == "a"
+        assert await stage.invoke(A) == "b"
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+@played
+async def test_nothing_is_evicted_in_vain():
+    scripts = {
+        "a": Script(600),
+        "b@1": Script(200),
+        "c": Script(700, declared=700),
+        "big": Script(2000, declared=2000),
+    }
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        error = await fails(stage.load(C), InsufficientMemory)
+        assert "needs 700.0 MiB (declared)" in str(error)
+        await fails(stage.load(ModelId("big")), ModelTooLarge)
+        stage.check(A, B)  # to evict b would not have sufficed
+
+
+@played
+async def test_explicit_load_evicts_models_of_calls():
+    scripts = {"a@1": Script(600, declared=600), "b": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await stage.load(B)
+        stage.check(B)
+
+
+@played
+async def test_load_is_retried_after_oom():
+    """The files say 200 MiB, and the model takes 400."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "b@1": Script(300, declared=300),
+        "c@1": Script(500, files=200),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        assert await stage.call(C) == "c@1"
+        records = stage.control.registry.records()
+        assert C in {record.id for record in records}
+        assert len(records) == 2
+
+
+@played
+async def test_oom_with_nothing_else_loaded_is_final():
+    async with Stage({"a": Script(2000, files=100)}) as stage:
+        await fails(stage.load(A), ModelTooLarge)
+        error = await fails(stage.load(A), ModelTooLarge)
+        assert "ran out of memory with nothing else loaded" in str(error)
+
+
+@played
+async def test_eviction_waits_for_requests():
+    scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
+    async with Stage(scripts) as stage:
+        long_call = asyncio.create_task(stage.call(A, seconds=6))
+        await stage.call(B)
+        other_call = asyncio.create_task(stage.call(B, seconds=9))
+        await asyncio.sleep(0.1)
+        assert await stage.call(C) == "c@1"  # waits until a is idle
+        assert await long_call == "a@1"
+        assert await other_call == "b@1"
+        stage.check(B, C)
+        calls = [asyncio.create_task(stage.call(one, seconds=60)) for one in (B, C)]
+        await asyncio.sleep(0.1)
+        await fails(stage.call(A), NoRoom)
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_stampede_loads_once():
+    settings = StoreSettings(max_waiting_for_one=100)
+    async with Stage({"a@1": Script(), "b@1": Script(failure="bad")}, stores=settings) as stage:
+        answers = await asyncio.gather(*(stage.call(A) for _ in range(50)))
+        assert answers == ["a@1"] * 50
+        assert stage.store.fetches == 1
+        stage.check(A)
+        await fails(stage.call(B), LoadFailed)
+        await fails(stage.call(B), LoadFailed)
+        assert stage.store.fetches == 2
+        await fails(stage.call(C), ArtifactNotFound)
+
+
+@played
+async def test_eviction_ends_an_update():
+    """The update would wait for memory behind the very load that wants b to go."""
+    scripts = {name: Script(600, declared=600) for name in ("b@1", "b@2", "c@1")}
+    settings = StoreSettings(revalidate_seconds=3600)
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(B)
+        stage.store.versions["b"] += 1
+        record = stage.control.registry.serving(B)
+        assert record.key is not None
+        update = asyncio.create_task(stage.models.update(record, record.key, {}))
+        assert await stage.call(C) == "c@1"
+        with suppress(UnloadedMeanwhile):
+            await update
+        stage.check(C)
+        assert await stage.call(B) == "b@2"
+
+
+@played
+async def test_guessed_needs_are_loaded_one_at_a_time():
+    """Each would be admitted by its files, and both together do not fit."""
+    scripts = {"a": Script(600, files=100), "b": Script(600, files=100)}
+    async with Stage(scripts) as stage:
+        results = await asyncio.gather(stage.load(A), stage.load(B), return_exceptions=True)
+        assert sum(isinstance(one, Exception) for one in results) == 1
+        failures = [one for one in results if isinstance(one, Exception)]
+        assert isinstance(failures[0], InsufficientMemory | OutOfMemory)
+        assert len(stage.triton.loaded) == 1
+
+
+@played
+async def test_load_ends_when_it_passes_a_limit():
+    """The device has more than the limit, so nothing but the adapter ends the load."""
+    scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}
+    async with Stage(scripts, limit_mib=600) as stage:
+        await stage.load(A)
+        error = await fails(stage.load(B), InsufficientMemory)
+        assert "needs more than" in str(error)
+        stage.check(A)
+        await stage.models.unload(A)
+        await stage.load(B)
+
+
+@played
+async def test_planned_load_waits_for_the_mesh():
+    scripts = {"a": Script(500, declared=500), "b": Script(600, declared=600)}
+    async with Stage(scripts, mesh_default_mib=100) as stage:
+        stage.control.mesh.start(900 * MIB)
+        await stage.load(A)
+        stage.control.mesh.count(A, 500 * MIB)
+        stage.control.mesh.count(B, 600 * MIB)
+        load = asyncio.create_task(stage.models.load(B, ModelSource("b"), RoomMaker.MESH))
+        await asyncio.sleep(3)
+        assert not load.done()
+        await stage.models.unload(A)
+        stage.control.mesh.drop(A)
+        await load
+        stage.check(B)
+
+
+@played
+async def test_models_are_placed_on_several_devices():
+    script = Script(600, declared=600, gpus=None, leaves_gpu_open=True)
+    async with Stage({"a": script, "b": script, "c": script}, devices=2, places_gpus=True) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        gpus = {record.gpu for record in stage.control.registry.records()}
+        assert gpus == {0, 1}
+        await fails(stage.load(C), InsufficientMemory)
+        await stage.models.unload(B)
+        await stage.load(C)
+        used = stage.triton.used
+        assert used[GPU] == used[OTHER_GPU]
+
+
+@played
+async def test_loads_of_different_devices_do_not_wait():
+    scripts = {
+        "a@1": Script(900, declared=900),
+        "b@1": Script(500, declared=500),
+        "c": Script({OTHER_GPU: 500}, declared=500, gpus=frozenset({1})),
+    }
+    async with Stage(scripts, devices=2) as stage:
+        call = asyncio.create_task(stage.call(A, seconds=8))
+        await asyncio.sleep(4)
+        waiting = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(2)
+        await stage.load(C)
+        assert not waiting.done()
+        await call
+        assert await waiting == "b@1"
+
+
+@played
+async def test_lagging_readings_are_booked_late():
+    async with Stage({"a": Script(300, files=100), "b": Script(300)}) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        assert stage.control.ledger.loads
+        await asyncio.sleep(8)
+        assert stage.control.ledger.models
+        await stage.models.unload(A)
+        await stage.load(B)
+
+
+# -- failed requests ----------------------------------------------------------------------------
+
+
+@played
+async def test_inference_that_runs_out_is_judged():
+    async with Stage({"a": Script(request_runs_out=True)}) as stage:
+        record = await stage.load(A)
+        kinds = []
+        for _ in range(5):
+            lease = stage.models.lease(A)
+            lease.begin()
+            try:
+                await stage.triton.infer(record)
+            except AdapterError as error:
+                kinds.append(type(await lease.judge(error)))
+                lease.end(error)
+        assert kinds[0] is OutOfMemory
+        assert kinds[4] is ModelTooLarge
+
+
+@played
+async def test_model_without_process_is_dead():
+    async with Stage({"a": Script(is_python=True), "b@1": Script(is_python=True)}) as stage:
+        record = await stage.load(A)
+        stage.triton.kill_process_of(record.name)
+        lease = stage.models.lease(A)
+        lease.begin()
+        try:
+            await stage.triton.infer(record)
+        except StubDied as error:
+            judged = await lease.judge(error)
+            lease.end(error)
+        assert "load it again" in str(judged)
+        await fails(stage.invoke(A), ModelNotFound)
+        await stage.load(A)
+        assert await stage.invoke(A) == "a"
+        await stage.call(B)
+        stage.triton.kill_process_of(stage.control.registry.serving(B).name)
+        with suppress(StubDied):
+            await stage.invoke(B)
+        await asyncio.sleep(20)
+        stage.check(A)  # nobody asked for b: it was unloaded
+
+
+@played
+async def test_vanished_model_is_found():
+    async with Stage({"a": Script(), "b": Script()}, on_exit=None) as stage:
+        stage._unwatched = frozenset({A})
+        record = await stage.load(A)
+        await stage.load(B)
+        del stage.triton.loaded[record.name]
+        await fails(stage.invoke(A), ModelNotFound)
+        await asyncio.sleep(1)
+        await stage.load(A)
+        stage.check(A, B)
+
+
+@played
+async def test_vanished_model_comes_back_by_setting():
+    async with Stage({"a": Script()}) as stage:
+        stage._unwatched = frozenset({A})
+        record = await stage.load(A)
+        del stage.triton.loaded[record.name]
+        await fails(stage.invoke(A), ModelNotReady)
+        await asyncio.sleep(5)
+        assert await stage.wait_and_invoke(A) == "a"
+
+
+# -- updates ------------------------------------------------------------------------------------
+
+
+async def update_under_traffic(stage: Stage, folder: str) -> list[str]:
+    """Replace the model while calls come; return the errors that callers got."""
+    errors: list[str] = []
+    is_over = False
+
+    async def keep_calling() -> None:
+        while not is_over:
+            try:
+                await stage.wait_and_invoke(A)
+            except AdapterError as error:
+                errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0.02)
+
+    callers = [asyncio.create_task(keep_calling()) for _ in range(3)]
+    try:
+        await asyncio.sleep(0.5)
+        await stage.replace(A, folder)
+    finally:
+        await asyncio.sleep(0.5)
+        is_over = True
+        await asyncio.gather(*callers)
+    return errors
+
+
+@played
+async def test_update_beside_fails_no_call():
+    async with Stage({"1": Script(), "2": Script()}) as stage:
+        await stage.load(A, "1")
+        assert await update_under_traffic(stage, "2") == []
+        assert stage.served == sorted(stage.served)  # never an older answer after a newer
+        assert stage.served[-1] == "2"
+        stage.check(A)
+
+
+@played
+async def test_update_in_place_lets_calls_wait():
+    scripts = {"1": Script(600), "2": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(update_under_traffic(stage, "2"))
+        await asyncio.sleep(1.2)
+        await fails(stage.invoke(A), ModelNotReady)  # and not 404, though none is loaded
+        assert await update == []  # V2's calls wait
+        assert stage.served == sorted(stage.served)
+        assert stage.served[-1] == "2"
+
+
+@played
+async def test_package_with_its_own_name_keeps_it():
+    scripts = {"1": Script(can_run_beside=False), "2": Script(can_run_beside=False)}
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        assert await update_under_traffic(stage, "2") == []
+        assert stage.control.registry.serving(A).name == first.name
+        assert stage.served[-1] == "2"
+
+
+@played
+async def test_failed_update_changes_nothing():
+    scripts = {
+        "1": Script(300),
+        "fault": Script(fault="max_batch_size: -1"),
+        "beside": Script(failure="bad weights"),
+        "too large": Script(5000, declared=5000),
+        "in place": Script(800, declared=800, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        await fails(update_under_traffic(stage, "fault"), InvalidModel)
+        await fails(update_under_traffic(stage, "beside"), LoadFailed)
+        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
+        assert stage.control.registry.serving(A) is first  # never unloaded so far
+        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
+        assert str(error).endswith("the model that was there was loaded again")
+        assert await stage.wait_and_invoke(A) == "1"
+        assert set(stage.served) == {"1"}
+        stage.check(A)
+
+
+@played
+async def test_update_of_a_store_model_goes_back():
+    """The store has lost the old version when the new one fails: it comes back from disk."""
+    scripts = {
+        "a@1": Script(600),
+        "a@2": Script(600, declared=600, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        record = stage.control.registry.serving(A)
+        assert record.key is not None
+        await fails(stage.models.update(record, record.key, {}), LoadFailed)
+        assert await stage.invoke(A) == "a@1"
+
+
+@played
+async def test_new_version_of_the_store_is_found():
+    settings = StoreSettings(revalidate_seconds=30)
+    async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(40)
+        assert await stage.invoke(A) == "a@2"
+        assert stage.control.registry.serving(A).loaded_for is LoadedFor.CALLS
+
+
+# -- names of stores ----------------------------------------------------------------------------
+
+
+@played
+async def test_name_of_the_store_is_loaded_by_v2():
+    async with Stage({"a@1": Script(), "a@2": Script()}) as stage:
+        on_demand = stage.control.on_demand
+        assert on_demand is not None
+        with await on_demand.wait_for_named(A, 10) as record:
+            assert await stage.triton.infer(record) == "a@1"
+        await fails(on_demand.wait_for_named(B, 10), ArtifactNotFound)
+        assert await on_demand.load(A)
+        assert stage.control.registry.serving(A).loaded_for is LoadedFor.PLATFORM
+        stage.store.versions["a"] += 1
+        assert await on_demand.load(A, is_forced=True)
+        assert await stage.invoke(A) == "a@2"
+        assert not await on_demand.load(B)
+
+
+@played
+async def test_disk_room_is_made_by_an_unload():
+    scripts = {f"{name}@1": Script() for name in "abc"}
+    async with Stage(scripts) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        await stage.call(C)
+        stage.check(B, C)
+
+
+@played
+async def test_idle_model_is_unloaded():
+    settings = StoreSettings(idle_unload_seconds=20, pin=("b",))
+    async with Stage({"a@1": Script(), "b@1": Script(), "c": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        await stage.load(C)
+        await asyncio.sleep(30)
+        stage.check(B, C)
+        assert stage.control.eviction.evictions["idle"] == 1
+
+
+# -- Triton's exits -----------------------------------------------------------------------------
+
+
+@played
+async def test_triton_exits_during_a_load():
+    async with Stage({"a": Script(load_seconds=5), "b@1": Script(load_seconds=5)}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        call = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)  # its caller decides
+        assert await call == "b@1"  # loaded once more by the next Triton
+        stage.check(B)
+
+
+@played
+async def test_triton_exits_between_a_load_and_its_note():
+    async with Stage({"a": Script()}) as stage:
+        stage.packages.confirm_seconds = 5
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(2)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)
+        stage.check()
+
+
+@played
+async def test_triton_exits_while_it_serves():
+    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        stage.control.desired.want({C: ModelSource("c")})
+        await asyncio.sleep(5)
+        broken_off = asyncio.create_task(stage.invoke(A, seconds=9))
+        await asyncio.sleep(1)
+        stage.triton.exit()
+        await fails(broken_off, BackendUnavailable)
+        await asyncio.sleep(0.2)
+        await fails(stage.invoke(A), ModelNotReady)  # LOST, and not 404
+        await fails(stage.invoke(B), ModelNotFound)  # its next call loads it
+        await asyncio.sleep(3)
+        stage.triton.exit()  # while a and c are being loaded again
+        await asyncio.sleep(0.5)
+        await fails(stage.invoke(A), ModelNotReady)
+        assert await stage.wait_and_invoke(A) == "a"
+        await asyncio.sleep(20)
+        stage.check(A, C)
+        assert await stage.call(B) == "b@1"
+        stage.check(A, B, C)
+
+
+@played
+async def test_triton_exits_during_a_fetch():
+    async with Stage({"a@1": Script()}) as stage:
+        stage.store.fetch_seconds = 4
+        stage.triton.restart_seconds = 6
+        call = asyncio.create_task(stage.call(A))
+        await asyncio.sleep(2)
+        stage.triton.exit()
+        assert await call == "a@1"
+        assert stage.store.fetches == 1
+
+
+@played
+async def test_platform_loads_again_after_an_exit():
+    async with Stage({"a": Script()}, on_exit=OnExit.FORGET) as stage:
+        await stage.load(A)
+        stage.triton.exit()
+        await stage.load(A)
+        assert await stage.invoke(A) == "a"
+
+
+@played
+async def test_killer_is_given_up():
+    """Each request of b ends Triton, and a always has requests as well."""
+    async with Stage({"a": Script(), "b": Script(request_ends_triton=True)}) as stage:
+        stage.control.desired.want({A: ModelSource("a"), B: ModelSource("b")})
+
+        async def keep_calling(model_id: ModelId, seconds: float) -> None:
+            for _ in range(600):
+                with suppress(AdapterError):
+                    await stage.invoke(model_id, seconds)
+                await asyncio.sleep(0.1)
+
+        await asyncio.gather(keep_calling(A, 0.4), keep_calling(A, 0.7), keep_calling(B, 0.2))
+        stage.check(A)
+        assert stage.triton.exits <= 5, stage.triton.exits
+        error = stage.control.desired.explain_missing()
+        assert error is not None
+        assert "given up until" in error
+
+
+@played
+async def test_external_triton_is_away_for_a_moment():
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        await stage.triton.disconnect(2)
+        await asyncio.sleep(1)
+        assert await stage.invoke(A) == "a"
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        assert await stage.wait_and_invoke(A) == "a"
+        await stage.load(B)
+
+
+# -- hangs --------------------------------------------------------------------------------------
+
+
+@played
+async def test_hanging_load_ends_at_its_limit():
+    scripts = {"a": Script(hangs=True, is_python=True), "b": Script()}
+    async with Stage(scripts, load_seconds=20) as stage:
+        started_at = asyncio.get_running_loop().time()
+        await fails(stage.load(A), BackendTimeout)
+        assert asyncio.get_running_loop().time() - started_at < 22
+        await asyncio.sleep(30)
+        stage.check()
+        await stage.load(A, "b")
+
+
+@played
+async def test_stuck_load_is_freed_by_an_exit():
+    async with Stage({"a": Script(hangs=True), "b": Script()}, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await asyncio.sleep(200)
+        await fails(stage.models.unload(A), BackendTimeout)
+        await stage.load(A, "b")  # under another name
+        stage.check(A)
+        stage.triton.exit()
+        await asyncio.sleep(10)
+        stage.check(A)
+        assert len(stage.control.registry.records()) == 1
+
+
+@played
+async def test_hanging_loads_leave_room_for_others():
+    """A load that has lasted 30 s no longer counts, and as many again may go on so."""
+    scripts = {f"h{number}": Script(hangs=True, is_python=True) for number in range(4)}
+    scripts |= {"a": Script(), "b": Script()}
+    async with Stage(scripts, load_threads=2) as stage:
+        hanging = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2)]
+        await asyncio.sleep(20)
+        waiting = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await waiting
+        more = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2, 4)]
+        await asyncio.sleep(40)
+        last = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(5)
+        assert not last.done()
+        assert "'h0'" in stage.control.slots.explain()
+        for number in range(4):
+            await stage.models.unload(ModelId(f"h{number}"))
+        await last
+        results = await asyncio.gather(*hanging, *more, return_exceptions=True)
+        assert {type(one) for one in results} == {UnloadedMeanwhile}
+        stage.check(A, B)
+
+
+# -- start and stop -----------------------------------------------------------------------------
+
+
+@played
+async def test_models_of_an_earlier_run_are_adopted():
+    stage = Stage({"a": Script(), "b": Script()})
+    names = {}
+    for model_id in (A, B):
+        name = TritonName(model_id)
+        names[model_id] = name
+        package = await stage.packages.prepare(name, model_id, ModelSource(model_id))
+        stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(names[A], A)
+    stage.packages.left_behind = [
+        StagedModel(
+            names[A],
+            A,
+            Placement((names[A],)),
+            is_loaded=True,
+            source=ModelSource("a"),
+            can_load_again=True,
+            content_key="a",
+            held={Device("GPU-0"): 100 * MIB},
+        ),
+        StagedModel(names[B], B, Placement((names[B],))),
+    ]
+    async with stage:
+        stage.check(A)
+        assert await stage.invoke(A) == "a"
+        await fails(stage.load(A), AlreadyLoaded)
+        await stage.load(B)
+        await stage.models.unload(A)
+        stage.check(B)
+
+
+@played
+async def test_models_of_settings_are_loaded():
+    scripts = {"a": Script(), "b@1": Script(), "bad@1": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        on_demand = stage.control.on_demand
+        assert on_demand is not None
+        stage.control.desired.want({A: ModelSource("a")})
+        stage.control.desired.preload(
+            {B: on_demand.key_of("b"), ModelId("bad"): on_demand.key_of("bad")}
+        )
+        assert stage.control.desired.explain_missing() is not None
+        await asyncio.sleep(10)
+        stage.check(A, B)
+        assert stage.control.desired.explain_missing() is None
+        assert "no model file" in stage.control.desired.list_refused()[0]
+        await stage.models.unload(A)
+        await asyncio.sleep(10)
+        stage.check(B)
+
+
+@played
+async def test_drain_ends_what_lasts():
+    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
+        quick = asyncio.create_task(stage.load(A))
+        slow = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(2)
+        drained = asyncio.create_task(stage.control.drain(5))
+        await asyncio.sleep(0)
+        await fails(stage.load(C), BackendUnavailable)
+        await quick
+        await fails(slow, BackendUnavailable)
+        await drained
+        assert await stage.invoke(A) == "a"
+        assert stage.control.registry.get(A) is not None
+
+
+@played
+async def test_all_models_are_unloaded_for_a_mesh():
+    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        name = TritonName("stranger")
+        package = await stage.packages.prepare(name, C, ModelSource("c"))
+        stage.triton.repository[name] = Staged(package, None)
+        await stage.triton.load(name, C)
+        await stage.models.unload_all()
+        assert not stage.triton.loaded
+        del stage.triton.repository[name]
+        assert stage.control.registry.counts()[ModelState.READY] == 0
