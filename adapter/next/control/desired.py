@@ -134,6 +134,8 @@ class Desired:
         if isinstance(model.source, ArtifactKey):
             if self.on_demand is not None:
                 await self.on_demand.bring(model.model_id, model.source)
+            if model.reason is WantedReason.LOST:  # a platform had asked for it
+                self.models.keep(model.model_id)
             return
         request = LoadRequest(model.source, LoadedFor.PLATFORM, on_exit=OnExit.RELOAD)
         operation = self.models.start_load(model.model_id, request)

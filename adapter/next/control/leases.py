@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,21 +42,24 @@ class AtWork:
         )  # of the requests that have ended
         self._loading_since: dict[ModelRecord, float] = {}
         self._broken_off: dict[ModelRecord, tuple[float, Work]] = {}  # when, and what
+        self._life_started_at = -math.inf
 
     def start_life(self) -> None:
         """Forget what an earlier Triton was at."""
         self._busy_seconds.clear()
         self._broken_off.clear()
-        now = clock.monotonic()
-        self.busy_since = dict.fromkeys(self.busy_since, now)
+        self._life_started_at = clock.monotonic()
+        self.busy_since = dict.fromkeys(self.busy_since, self._life_started_at)
 
     def end_requests(self, record: ModelRecord, now: float) -> None:
         """Record that the last request in flight has ended."""
         since = self.busy_since.pop(record, now)
         self._busy_seconds[record] += now - since
 
-    def break_off_request(self, record: ModelRecord, now: float) -> None:
+    def break_off_request(self, record: ModelRecord, started_at: float, now: float) -> None:
         """Record a request that an exit of Triton has broken off."""
+        if started_at < self._life_started_at:
+            return  # the exit before this life
         self._broken_off[record] = (now, Work(self._count_busy_seconds(record, now)))
 
     def start_load(self, record: ModelRecord, now: float) -> None:
@@ -69,6 +73,8 @@ class AtWork:
     def break_off_load(self, record: ModelRecord, now: float) -> None:
         """Record a load that an exit of Triton has broken off."""
         since = self._loading_since.pop(record, now)
+        if since < self._life_started_at:
+            return
         self._broken_off[record] = (now, Work(now - since, is_load=True))
 
     def collect(self, now: float) -> dict[ModelId, Work]:
@@ -204,7 +210,7 @@ class Lease:
             usage.answered_at = ended_at
             usage.latencies.append(ended_at - self._started_at)
         elif is_exit(error):
-            leases.at_work.break_off_request(self.record, ended_at)
+            leases.at_work.break_off_request(self.record, self._started_at, ended_at)
         if usage.in_flight == 0:
             leases.note_idle(self.record, ended_at)
         return None if error is None else self.note_failure(error)

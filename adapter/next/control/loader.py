@@ -292,6 +292,7 @@ class Loader:
         terms = LoadTerms()
         async with self._undone_on_failure(record):
             await self._prepare(record)
+            record.undo.callback(self.turns.end, record)
             await self._wait_for_turn(record)
             record.note_step(Step.MEMORY)
             if not record.can_run_beside or not self.memory.try_reserve(record, terms):
@@ -311,13 +312,14 @@ class Loader:
         old: ModelRecord,
         terms: LoadTerms,
         log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
     ) -> None:
         """Load another version in the place of `old`, which is unloaded when the new one is
         admitted.
 
         `old` keeps serving if the files are at fault, or if its memory would not suffice.
         """
-        work = self._load_in_place(record, old, terms, log_fields)
+        work = self._load_in_place(record, old, terms, unload_fields)
         await self._record(record, work, log_fields)
 
     async def _load_in_place(
@@ -325,9 +327,8 @@ class Loader:
         record: ModelRecord,
         old: ModelRecord,
         terms: LoadTerms,
-        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
     ) -> None:
-        unload_fields = {"replaced_by": str(record.id), **log_fields}
         room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
         async with self._undone_on_failure(record):
             await self._prepare(record)
@@ -435,12 +436,13 @@ class Loader:
 
     async def _wait_for_turn(self, record: ModelRecord) -> None:
         """Wait for Triton, and for the turn of a model that may have made it exit."""
-        record.note_step(Step.TRITON_START if not self.status.is_up else Step.TURN)
-        await self.turns.wait(record.id, times.PATIENCE_SECONDS)
-        record.undo.callback(self.turns.end, record.id)
+        record.note_step(Step.TURN if self.status.is_up else Step.TRITON_START)
+        await self.turns.wait(record, times.PATIENCE_SECONDS)
+        record.life = self.status.life or 0
 
     async def _reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:
         """Wait for Triton, for the model's turn, and for memory."""
+        record.undo.callback(self.turns.end, record)
         await self._wait_for_turn(record)
         await self.memory.reserve(record, terms, evictor)
         record.undo.callback(self.memory.release, record)
@@ -475,12 +477,11 @@ class Loader:
         placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
         self.registry.place(record, placement)
         await self.slots.acquire(record)
+        while not self._has_turn(record):  # Triton has exited since
+            self.slots.release(record)
+            await self._wait_for_turn(record)
+            await self.slots.acquire(record)
         started_at = clock.monotonic()
-        life = self.status.life
-        if life is None:
-            text = f"Triton exited before it loaded model {record.id!r}"
-            return BackendUnavailable(text, model_id=record.id, delivered=False)
-        record.life = life
         self.registry.apply(record, ModelEvent.LOAD_SENT)
         record.note_step(Step.TRITON)
         self.at_work.start_load(record, started_at)
@@ -498,6 +499,10 @@ class Loader:
         self.at_work.end_load(record)
         self.slots.release(record)
         return None
+
+    def _has_turn(self, record: ModelRecord) -> bool:
+        """Return whether the Triton is up in whose life the model has got its turn."""
+        return self.status.is_up and self.status.is_same_life(record.life)
 
     async def _retry(
         self, record: ModelRecord, terms: LoadTerms, error: OutOfMemory
@@ -624,7 +629,7 @@ class Loader:
         self.registry.apply(record, ModelEvent.LOADED)
         record.usage.used_at = record.usage.used_at or clock.monotonic()
         record.on_exit = self.status.choose_on_exit(record)
-        self.turns.end(record.id)
+        self.turns.end(record)
         self.wanted.note_loaded(record.id)
         self.changes.notify()
 

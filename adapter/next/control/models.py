@@ -341,7 +341,7 @@ class Models:
             return old
         new = _make_version(old, source, None)
         new.loaded_for = LoadedFor.PLATFORM
-        return await self._exchange(old, new, log_fields)
+        return await self._exchange(old, new, log_fields, log_fields)
 
     async def _has_changed(self, record: ModelRecord) -> bool:
         """Return whether the model's files are others than those that were loaded."""
@@ -349,30 +349,34 @@ class Models:
         content_key = record.inspected.content_key
         return await self.packages.has_changed(record.source, content_key, since)
 
-    async def update(
-        self, old: ModelRecord, key: ArtifactKey, log_fields: Mapping[str, str]
-    ) -> None:
+    async def update(self, old: ModelRecord, key: ArtifactKey, **unload_fields: str) -> None:
         """Replace a model of a store by the version that the store has now."""
-        work = partial(self._update, old, key, log_fields)
+        work = partial(self._update, old, key, unload_fields)
         await self.operations.start(old.id, Kind.REPLACE, work).outcome()
 
     async def _update(
-        self, old: ModelRecord, key: ArtifactKey, log_fields: Mapping[str, str]
+        self, old: ModelRecord, key: ArtifactKey, unload_fields: Mapping[str, str]
     ) -> ModelRecord:
         if not self.registry.is_serving(old):
             return old
-        return await self._exchange(old, _make_version(old, old.source, key), log_fields)
+        new = _make_version(old, old.source, key)
+        return await self._exchange(old, new, {}, unload_fields)
 
     async def _exchange(
-        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
     ) -> ModelRecord:
         """Load the new version beside the old one, or else in its place."""
+        fields = {"replaced_by": str(new.id), **unload_fields}
         if self._can_load_beside(old):
             try:
-                return await self._load_beside(old, new, log_fields)
+                return await self._load_beside(old, new, log_fields, fields)
             except CapacityError:
                 new = _make_version(new, new.source, new.key)  # a load needs a record of its own
-        return await self._load_in_place(old, new, log_fields)
+        return await self._load_in_place(old, new, log_fields, fields)
 
     def _can_load_beside(self, old: ModelRecord) -> bool:
         """Return whether another version may be loaded beside this one. Other models may call a
@@ -382,17 +386,24 @@ class Models:
         return old.can_run_beside and not is_pinned and self.registry.is_serving(old)
 
     async def _load_beside(
-        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
     ) -> ModelRecord:
         new.name = self.registry.free_name(new.id)
         await self.loader.load_beside(new, old, log_fields)
-        fields = {"replaced_by": str(new.id), **log_fields}
         with suppress(BackendTimeout):  # the old version is STUCK, and the new one serves
-            await self.unloader.unload(old, fields)
+            await self.unloader.unload(old, unload_fields)
         return new
 
     async def _load_in_place(
-        self, old: ModelRecord, new: ModelRecord, log_fields: Mapping[str, str]
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
     ) -> ModelRecord:
         new.name = self.registry.free_name(new.id)
         kept = await self.packages.keep(old.name) if old.name else ""
@@ -401,7 +412,7 @@ class Models:
         if old.files is not None:
             self.files.retain(old.files)  # for the way back: the store may have lost this version
         try:
-            await self.loader.load_in_place(new, old, LoadTerms(), log_fields)
+            await self.loader.load_in_place(new, old, LoadTerms(), log_fields, unload_fields)
         except AdapterError as error:
             if old.state is None and self.status.is_open:
                 await self._load_old(old, again, error, log_fields)

@@ -1,6 +1,7 @@
 """Answer calls of models in stores: each model is fetched and loaded by its first call, for all."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
@@ -56,6 +57,10 @@ class OnDemand:
     limits: TimeLimits
     # failures of the files, and until when each is repeated to callers
     _failures: dict[ModelId, tuple[AdapterError, float]] = field(default_factory=dict)
+    _count_hit: Callable[[], None] = field(init=False)  # looking up a label is slow
+
+    def __post_init__(self) -> None:
+        self._count_hit = self.metrics.endpoint_requests.labels(CacheUse.HIT.value).inc
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -69,7 +74,7 @@ class OnDemand:
         if record is not None and is_ready and not self.status.has_lost(record):
             if key is not None and record.key is not None and record.key != key:
                 raise _explain_other_key(model_id, key, record.key)
-            self.metrics.endpoint_requests.labels(CacheUse.HIT.value).inc()
+            self._count_hit()
             return self.leases.make(record)
         if key is not None:
             self._refuse(model_id, key, "")
@@ -131,7 +136,7 @@ class OnDemand:
             return False
         record = self.registry.get(model_id)
         if is_forced and record is not None and self.registry.is_serving(record):
-            await self.models.update(record, key, {})
+            await self.models.update(record, key)
         else:
             await self.bring(model_id, key)
         self.models.keep(model_id)

@@ -85,6 +85,9 @@ class Operation(Generic[T]):
             raise TimeoutError
         if self._reason.done():
             raise self._reason.result().with_traceback(None)
+        error = None if self.task.cancelled() else self.task.exception()
+        if error is not None:
+            raise error.with_traceback(None)  # others get the same error
         try:
             return self.task.result()
         except asyncio.CancelledError:  # the loop ends, and with it the adapter

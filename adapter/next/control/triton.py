@@ -202,12 +202,15 @@ class LoadTurns:
     status: TritonStatus
     changes: Changes
     _waiting: list[ModelId] = field(default_factory=list)
-    _loading: dict[ModelId, float] = field(default_factory=dict)  # when each was allowed to begin
+    # when each load was allowed to begin
+    _loading: dict[ModelRecord, float] = field(default_factory=dict)
 
-    async def wait(self, model_id: ModelId, limit_seconds: float) -> None:
+    async def wait(self, record: ModelRecord, limit_seconds: float) -> None:
         """Wait until Triton is up and the model has its turn. Raises GivenUp, and
         BackendUnavailable if Triton stays away for `limit_seconds`.
         """
+        model_id = record.id
+        self._loading.pop(record, None)
         self._waiting.append(model_id)
         try:
             while True:
@@ -216,18 +219,23 @@ class LoadTurns:
                 given_up = self.blame.find_given_up(model_id, now)
                 if given_up is not None:
                     raise explain_given_up(model_id, given_up)
-                loaded = self.list_loaded()
                 waiting = set(self._waiting)
-                if model_id in self.blame.select_loads(now, waiting, self._loading, loaded):
+                loading = {other.id: began_at for other, began_at in self._loading.items()}
+                if model_id in self.blame.select_loads(now, waiting, loading, self.list_loaded()):
                     break
                 await self.changes.wait(times.POLL_SECONDS)
         finally:
             self._waiting.remove(model_id)
-        self._loading[model_id] = clock.monotonic()
+        self._loading[record] = clock.monotonic()
 
-    def end(self, model_id: ModelId) -> None:
+    @property
+    def loading(self) -> list[ModelRecord]:
+        """Return the loads that were allowed to begin, and have not ended."""
+        return list(self._loading)
+
+    def end(self, record: ModelRecord) -> None:
         """Record that the load has ended, well or not. Harmless if it had no turn."""
-        self._loading.pop(model_id, None)
+        self._loading.pop(record, None)
         self.changes.notify()
 
     def list_loaded(self) -> dict[ModelId, float]:
@@ -338,6 +346,7 @@ class TritonWatcher:
     def _start_life(self, life: int) -> None:
         self.blame.start_life(clock.monotonic())
         self.at_work.start_life()
+        self.memory.ledger.sizes.triton_version = self.triton.version
         self.status.is_restarting = False
         self.status.confirm(life)
 

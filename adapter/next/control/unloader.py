@@ -128,14 +128,32 @@ class Unloader:
         names = frozenset(record.placement.names)
         if not names:
             return True
-        try:
-            return await self._remove(record, names, call, is_dead=is_dead)
-        except AdapterError as error:
-            if is_exit(error):
+        pid = self.server.pid if self.server else None
+        deadline = clock.monotonic() + self.limits.unload / 2
+        while True:
+            try:
+                return await self._remove(record, names, call, is_dead=is_dead)
+            except AdapterError as error:
+                if not is_exit(error):
+                    fields = {"model_id": record.id, "reason": str(error)}
+                    log.warning("model.undo_failed", extra=fields)
+                    return False
+            # only the connection may have been lost: then Triton still has the model
+            if await self._has_exited(pid, deadline):
                 return True
-            fields = {"model_id": record.id, "reason": str(error)}
-            log.warning("model.undo_failed", extra=fields)
-            return False
+            if clock.monotonic() >= deadline:
+                return False
+            call = None
+
+    async def _has_exited(self, pid: int | None, deadline: float) -> bool:
+        """Wait until Triton answers again; return True once an embedded one has exited."""
+        while clock.monotonic() < deadline:
+            await asyncio.sleep(times.POLL_SECONDS)
+            if self.server is not None and self.server.pid != pid:
+                return True
+            if self.triton.live:
+                return False
+        return False
 
     async def _remove(
         self,

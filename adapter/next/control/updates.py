@@ -89,8 +89,7 @@ class Updates:
             if is_current or not self._is_ours(record) or record.key is None:
                 return
             try:
-                fields = {"evicted": "changed"}
-                await self.models.update(record, record.key, fields)
+                await self.models.update(record, record.key, evicted="changed")
             except AdapterError as error:
                 fields = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.not_renewed", extra=fields)

@@ -31,6 +31,7 @@ from adapter.errors import (
     LoadFailed,
     MemoryFigures,
     ModelNotFound,
+    NoRoom,
     OutOfMemory,
     StubDied,
 )
@@ -44,7 +45,7 @@ OTHER_GPU = Device("GPU-1")
 
 @dataclass
 class Script:
-    """What a package does in Triton."""
+    """Says what a package does in Triton."""
 
     size: int | Mapping[Device, int] = 100  # MiB, of GPU if it is a number
     declared: int | None = None  # MiB
@@ -172,7 +173,7 @@ class FakeTriton:
         if model is None:
             return
         self.unloading[name] = model
-        if not model.has_died:  # else Triton waits for its process for ever
+        if not model.has_died:  # Triton waits for ever for a process that has died
             task = asyncio.create_task(self._unload(name, model))
             self._tasks.add(task)
             task.add_done_callback(self._forget)
@@ -476,13 +477,22 @@ class FakeStore:
         use = CacheUse.DISK if folder in self._on_disk else CacheUse.MISS
         if use is CacheUse.MISS:
             if self.disk_limit is not None:
-                while len(+self.kept) >= self.disk_limit and models is not None:
-                    assert await models.unload_one(1)
+                await self._make_room(self.disk_limit, models)
             self.fetches += 1
             await asyncio.sleep(self.fetch_seconds)
             self._on_disk.add(folder)
         self.kept[folder] += 1
         return Artifact(key, folder, folder, 100), use
+
+    async def _make_room(self, limit: int, models: DiskEvictor | None) -> None:
+        for _ in range(40):
+            if len(+self.kept) < limit:
+                return
+            if models is None or not models.can_unload:
+                break
+            if not await models.unload_one(1):
+                await asyncio.sleep(0.25)
+        raise NoRoom("all files are in use")
 
     def release(self, artifact: Artifact) -> None:
         self.kept[artifact.folder] -= 1

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError
@@ -104,13 +106,20 @@ class Stage:
                 await asyncio.sleep(_REST_SECONDS)
                 self.judge_rest()
         finally:
-            watcher = self._watcher
-            assert watcher is not None
-            failure = watcher.exception() if watcher.done() else None
-            watcher.cancel()
+            failure = self.end_watch()
             await self.control.stop()
         if error is None and failure is not None:
             raise failure
+
+    def end_watch(self) -> BaseException | None:
+        """Watch no more; return what was not as it should be."""
+        watcher = self._watcher
+        if watcher is None:
+            return None
+        self._watcher = None
+        failure = watcher.exception() if watcher.done() else None
+        watcher.cancel()
+        return failure
 
     # -- the oracle -------------------------------------------------------------------------
 
@@ -153,7 +162,7 @@ class Stage:
         assert control.leases.begun == control.leases.ended
         assert control.leases.waiting == 0
         assert control.leases.abandoned == 0
-        assert not control.models.loader.turns._loading
+        assert not control.models.loader.turns.loading
 
     def check(self, *serving: ModelId) -> None:
         """Hold now: these models take requests, and no others."""
@@ -194,9 +203,8 @@ class Stage:
 
 async def fails(work: Awaitable[object], error: type[AdapterError]) -> AdapterError:
     """Hold that the work raises this error, and no subclass of it; return the error."""
-    try:
-        result = await work
-    except AdapterError as raised:
-        assert type(raised) is error, repr(raised)
-        return raised
-    raise AssertionError(f"{error.__name__} is not raised, but {result!r} returned")
+    with pytest.raises(error) as caught:
+        await work
+    raised = caught.value
+    assert type(raised) is error, repr(raised)
+    return raised

@@ -205,7 +205,7 @@ async def test_eviction_ends_an_update():
         stage.store.versions["b"] += 1
         record = stage.control.registry.serving(B)
         assert record.key is not None
-        update = asyncio.create_task(stage.models.update(record, record.key, {}))
+        update = asyncio.create_task(stage.models.update(record, record.key))
         assert await stage.call(C) == "c@1"
         with suppress(UnloadedMeanwhile):
             await update
@@ -412,7 +412,7 @@ async def test_update_in_place_lets_calls_wait():
         await stage.load(A, "1")
         update = asyncio.create_task(update_under_traffic(stage, "2"))
         await asyncio.sleep(1.2)
-        await fails(stage.invoke(A), ModelNotReady)  # and not 404, though none is loaded
+        await fails(stage.invoke(A), ModelNotReady)  # a 404 would make platforms load it
         assert await update == []  # V2's calls wait
         assert stage.served == sorted(stage.served)
         assert stage.served[-1] == "2"
@@ -462,7 +462,7 @@ async def test_update_of_a_store_model_goes_back():
         stage.store.versions["a"] += 1
         record = stage.control.registry.serving(A)
         assert record.key is not None
-        await fails(stage.models.update(record, record.key, {}), LoadFailed)
+        await fails(stage.models.update(record, record.key), LoadFailed)
         assert await stage.invoke(A) == "a@1"
 
 
