@@ -295,6 +295,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         changes=changes,
         models=models,
         on_demand=on_demand,
+        slots=asyncio.Semaphore(2 * settings.load_threads),  # as many as LoadSlots lets in
     )
     housekeeping = Housekeeping(
         readings=readings,

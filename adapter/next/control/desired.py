@@ -44,6 +44,7 @@ class Desired:
     changes: Changes
     models: Models
     on_demand: OnDemand | None
+    slots: asyncio.Semaphore  # bounds the loads that nobody waits for
     _loops: dict[ModelId, asyncio.Task[None]] = field(default_factory=dict)
 
     def want(self, sources: Mapping[ModelId, ModelSource]) -> None:
@@ -76,13 +77,16 @@ class Desired:
             task.cancel()
 
     def _list_missing(self) -> list[WantedModel]:
-        """Return the models to load, of those that Triton lost the most recently used first."""
+        """Return the models to load: suspects of making Triton exit last, and of the others that
+        Triton lost the most recently used first.
+        """
         missing = [model for model in self.wanted.missing() if self._note_if_ready(model)]
         return sorted(missing, key=self._rank)
 
-    def _rank(self, model: WantedModel) -> float:
+    def _rank(self, model: WantedModel) -> tuple[bool, float]:
         record = self.registry.get(model.model_id)
-        return -record.usage.used_at if record else 0.0
+        is_suspect = model.model_id in self.blame.suspects
+        return is_suspect, -record.usage.used_at if record else 0.0
 
     def _note_if_ready(self, model: WantedModel) -> bool:
         """Return whether the model is still to be loaded; an adopted one is not."""
@@ -131,6 +135,11 @@ class Desired:
 
     async def _load(self, model: WantedModel) -> None:
         await self.status.wait_until_up()
+        async with self.slots:
+            if self._is_missing(model):
+                await self._load_now(model)
+
+    async def _load_now(self, model: WantedModel) -> None:
         if isinstance(model.source, ArtifactKey):
             if self.on_demand is not None:
                 await self.on_demand.bring(model.model_id, model.source)

@@ -96,8 +96,9 @@ class StoreFiles:
 
     def release(self, artifact: Artifact) -> None:
         """Let the files leave the disk, unless somebody else needs them."""
-        if self._retained[artifact]:
+        if artifact in self._retained:
             self._retained[artifact] -= 1
+            self._retained = +self._retained
         elif self._artifacts is not None:
             self._artifacts.release(artifact)
 

@@ -59,6 +59,9 @@ from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = times.POLL_SECONDS / 20
+_MAX_REMEMBERED = 1000  # packages whose inferences have failed for lack of memory
+
 
 @dataclass(frozen=True, slots=True)
 class LoadTerms:
@@ -91,6 +94,7 @@ class Memory:
     metrics: Metrics
     settings: MemorySettings
     _queue: list[_Waiter] = field(default_factory=list)  # in order of arrival
+    _queue_changes: Changes = field(default_factory=Changes)
     # loads that serve already, and are booked when a reading is newer than their end
     _unbooked: dict[TritonName, Bytes] = field(default_factory=dict)
     _failures: FailedInferences = field(default_factory=FailedInferences)
@@ -111,7 +115,7 @@ class Memory:
                 await self._wait_for_memory(waiter, evictor)
         finally:
             self._queue.remove(waiter)
-            self.changes.notify()
+            self._queue_changes.notify()
 
     def try_reserve(self, record: ModelRecord, terms: LoadTerms) -> bool:
         """Reserve what the load needs if that is free now; evict nothing for it."""
@@ -301,7 +305,12 @@ class Memory:
         key = record.package.content_key if record.package else str(record.name)
         if record.usage.answered_at > self._failed_at.get(key, 0.0):
             self._failures.clear(key)
+        self._failed_at.pop(key, None)
         self._failed_at[key] = clock.monotonic()
+        if len(self._failed_at) > _MAX_REMEMBERED:
+            oldest = next(iter(self._failed_at))
+            del self._failed_at[oldest]
+            self._failures.clear(oldest)
         return self._failures.add(key)
 
     def _describe_scene(self, record: ModelRecord, since: float | None) -> Scene:
@@ -319,12 +328,12 @@ class Memory:
         record = waiter.record
         record.note_step(Step.TURN)
         while True:
-            await self.readings.read()
             earlier = self._find_earlier(waiter)
             if earlier is not None:
                 record.note_step(Step.TURN, (earlier.record.id,))
-                await self.changes.wait(times.POLL_SECONDS)
+                await self._queue_changes.wait(times.PAUSE_SECONDS)
                 continue
+            await self.readings.read()
             now = clock.monotonic()
             decision = self._decide(record, waiter.terms, self._request(waiter, evictor), now)
             if decision.answer in {Answer.ADMIT, Answer.TRY}:
@@ -342,6 +351,8 @@ class Memory:
                     self.ledger.futile_evictions[decision.need.package_key] = now
                 raise make_refusal(record.id, decision)
             await self.changes.wait(times.POLL_SECONDS)
+            # under traffic models become idle thousands of times in a second
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _find_earlier(self, waiter: _Waiter) -> _Waiter | None:
         """Return a load that came earlier and waits for memory of the same device."""
@@ -400,6 +411,7 @@ class Memory:
         if waiter.reason is decision.reason:
             return
         waiter.reason = decision.reason
+        self._queue_changes.notify()
         fields = {
             "model_id": record.id,
             "waits_for": step.value,

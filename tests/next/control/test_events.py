@@ -1,0 +1,124 @@
+"""Shows that control writes the events of today, with their fields."""
+
+import asyncio
+import logging
+
+from adapter.core.model import ModelSource
+from adapter.errors import AdapterError, InsufficientMemory, LoadFailed
+from adapter.telemetry.log import EVENTS
+from tests.next.control.fakes import MIB, Script
+from tests.next.control.stage import A, B, C, Stage, fails, played
+
+
+def find(caplog, event):
+    """Return the lines of one event."""
+    return [record for record in caplog.records if record.msg == event]
+
+
+def test_load_and_unload_have_two_lines_each(caplog):
+    """Their fields are those that dashboards and journeys know."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(declared=100)}) as stage:
+            await stage.models.load(A, ModelSource("a"), request_id="r1")
+            await stage.models.unload(A, request_id="r2")
+
+    sequence()
+    [loading] = find(caplog, "model.loading")
+    assert (loading.model_id, loading.url, loading.request_id) == ("a", "a", "r1")
+    [loaded] = find(caplog, "model.loaded")
+    assert (loaded.model_id, loaded.bytes, loaded.request_id) == ("a", 100 * MIB, "r1")
+    assert loaded.seconds > 0
+    [unloading] = find(caplog, "model.unloading")
+    assert (unloading.in_flight, unloading.request_id) == (0, "r2")
+    [unloaded] = find(caplog, "model.unloaded")
+    assert unloaded.bytes == 100 * MIB
+
+
+def test_refusal_and_failure_are_told_apart(caplog):
+    """A refusal is no warning: nothing was tried."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(600, declared=600),
+            "b": Script(600, declared=600),
+            "c": Script(failure="bad weights"),
+        }
+        async with Stage(scripts) as stage:
+            await stage.load(A)
+            await fails(stage.load(B), InsufficientMemory)
+            await fails(stage.load(C), LoadFailed)
+            metrics = stage.metrics
+            assert metrics.operations.labels("load", "InsufficientMemory")._value.get() == 1
+            assert metrics.operations.labels("load", "ok")._value.get() == 1
+            kinds = [one.kind for one in metrics.history.failures(["load"])]
+            assert kinds == [LoadFailed, InsufficientMemory]
+
+    sequence()
+    [refused] = find(caplog, "model.load_refused")
+    assert (refused.levelname, refused.error) == ("INFO", "InsufficientMemory")
+    [failed] = find(caplog, "model.load_failed")
+    assert (failed.levelname, failed.reason) == ("WARNING", "bad weights")
+    assert refused.reason.startswith(
+        "model 'b' needs 600.0 MiB (declared); 390.0 MiB of 1000.0 MiB"
+    )
+
+
+def test_eviction_tells_for_whom(caplog):
+    """An operator sees why a model went, and what it was worth."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
+        async with Stage(scripts) as stage:
+            await stage.call(A)
+            await stage.call(B)
+            evictions = stage.metrics.endpoint_evictions.labels("memory", "room")
+            assert evictions._value.get() == 1
+
+    sequence()
+    [unloading] = find(caplog, "model.unloading")
+    assert (unloading.evicted, unloading.evicted_for) == ("room", "b")
+    assert "1 call x" in unloading.worth
+
+
+def test_all_events_are_declared(caplog):
+    """A play with mishaps writes no event that docs do not explain."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(is_python=True),
+            "b@1": Script(request_ends_triton=True),
+            "b@2": Script(),
+            "c": Script(hangs=True, is_python=True),
+        }
+        async with Stage(scripts, load_seconds=20) as stage:
+            record = await stage.load(A)
+            for _ in range(2):
+                try:
+                    await stage.call(B)
+                except AdapterError:
+                    await asyncio.sleep(5)
+            stage.triton.kill_process_of(stage.control.registry.serving(A).name)
+            with_error = await asyncio.gather(stage.invoke(A), return_exceptions=True)
+            assert isinstance(with_error[0], AdapterError)
+            await asyncio.gather(stage.load(C), return_exceptions=True)
+            await stage.models.unload(A)
+            assert record.state is None
+
+    sequence()
+    names = {
+        record.msg
+        for record in caplog.records
+        if record.name.startswith("adapter") and isinstance(record.msg, str)
+    }
+    assert names - EVENTS.keys() == set()
+    assert "model.load_failed" in names
+    assert "triton.models_vanished" in names
