@@ -286,6 +286,8 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
             artifacts=world.artifacts,
             interval_seconds=settings.stores.revalidate_seconds,
         )
+        metrics.endpoint_loaded.set_function(eviction.count)
+        metrics.endpoint_waiting.set_function(lambda: leases.waiting)
     desired = Desired(
         registry=registry,
         wanted=wanted,

@@ -525,6 +525,7 @@ class Loader:
     async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
         """Load one model of the package, and watch its processes and the memory meanwhile."""
         call = asyncio.ensure_future(self.triton.load(name, record.id))
+        call.add_done_callback(_note_seen)
         self._calls[record] = call
         is_slow = versions.has(versions.SLOW_POLLS, self.triton.version)
         gone_seconds = _STUB_GONE_SLOW_SECONDS if is_slow else _STUB_GONE_SECONDS
@@ -692,6 +693,12 @@ class Loader:
 
     def _is_unwanted(self, model_id: ModelId) -> bool:
         return self.wanted.get(model_id) is None
+
+
+def _note_seen(call: asyncio.Future[None]) -> None:
+    """Mark the failure of a call as seen: nobody waits for one whose load was ended."""
+    if not call.cancelled():
+        call.exception()
 
 
 def make_store_source(folder: str, key: str) -> ModelSource:

@@ -59,6 +59,8 @@ class Script:
     is_python: bool = False
     can_run_beside: bool = True
     request_runs_out: bool = False
+    takes_early: bool = False  # takes its memory as soon as the load begins
+    warm_up_failure: str = ""
     gpus: frozenset[int] | None = frozenset({0})
     leaves_gpu_open: bool = False
 
@@ -152,7 +154,8 @@ class FakeTriton:
             if script.failure:
                 raise LoadFailed(script.failure)
             for device, size in model.size.items():
-                if self.used[device] + size > self.device_bytes:
+                needed_bytes = 0 if script.takes_early else size
+                if self.used[device] + needed_bytes > self.device_bytes:
                     raise OutOfMemory(
                         f"{name}: CUDA out of memory",
                         matched="CUDA out of memory",
@@ -206,6 +209,11 @@ class FakeTriton:
 
     async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
         await self._work(0.1)
+        model = self.loaded[name]
+        if model.has_died:
+            raise StubDied("Stub process is not healthy.", suspected="not healthy")
+        if model.script.warm_up_failure:
+            raise InferenceFailed(model.script.warm_up_failure)
         return None
 
     async def gpu_bytes(self, name: TritonName) -> GpuBytes:
@@ -268,8 +276,9 @@ class FakeTriton:
         self.exit()
 
     def kill_process_of(self, name: TritonName) -> None:
-        """Have the process of a loaded python model die."""
-        self.loaded[name].has_died = True
+        """Have the process of a python model die."""
+        for model in self._models(name):
+            model.has_died = True
 
     def lose_model(self, name: TritonName) -> None:
         """Have somebody unload a model past the adapter."""
@@ -283,7 +292,8 @@ class FakeTriton:
         used = {device: self.base_bytes + self.growth[device] for device in self.devices}
         if self.pid is None:
             return dict.fromkeys(self.devices, 0)
-        for model in [*self.loaded.values(), *self.unloading.values()]:
+        early = [model for model in self.loading.values() if model.script.takes_early]
+        for model in [*early, *self.loaded.values(), *self.unloading.values()]:
             if model.has_died:
                 continue  # its process has freed it
             for device, size in model.size.items():

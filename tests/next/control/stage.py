@@ -59,6 +59,8 @@ class Stage:
         mesh_default_mib: int | None = None,
         has_store: bool = True,
         load_threads: int = 4,
+        warm_up_seconds: float | None = None,
+        process_limit_mib: int | None = None,
     ) -> None:
         self.triton = FakeTriton(scripts, device_mib, devices)
         self.packages = FakePackages(self.triton)
@@ -73,11 +75,12 @@ class Stage:
         default = None if mesh_default_mib is None else mesh_default_mib * MIB
         memory = MemorySettings(
             None if limit_mib is None else limit_mib * MIB,
+            process_limits={} if process_limit_mib is None else {0: process_limit_mib * MIB},
             places_gpus=places_gpus,
             mesh_default_bytes=default,
         )
         settings = Settings(
-            TimeLimits(load=load_seconds),
+            TimeLimits(load=load_seconds, warm_up=warm_up_seconds),
             memory,
             stores or StoreSettings(),
             on_exit,

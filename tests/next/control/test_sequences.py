@@ -3,7 +3,10 @@
 import asyncio
 from contextlib import suppress
 
-from adapter.core.memory import Device
+import pytest
+
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import (
     AdapterError,
@@ -11,6 +14,7 @@ from adapter.errors import (
     ArtifactNotFound,
     BackendTimeout,
     BackendUnavailable,
+    GivenUp,
     InsufficientMemory,
     InvalidModel,
     LoadFailed,
@@ -20,10 +24,12 @@ from adapter.errors import (
     NoRoom,
     OutOfMemory,
     StubDied,
+    TooManyWaiting,
     UnloadedMeanwhile,
 )
-from adapter.next.control.models import RoomMaker
+from adapter.next.control.models import Replaces, RoomMaker
 from adapter.next.control.ports import StoreSettings
+from adapter.next.core.blame import Requester
 from adapter.next.core.record import LoadedFor, OnExit
 from adapter.next.core.states import ModelState
 from tests.next.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
@@ -300,6 +306,52 @@ async def test_lagging_readings_are_booked_late():
         await stage.load(B)
 
 
+@played
+async def test_load_ends_amid_when_it_passes_a_limit():
+    """A python model that takes too much is ended before the kernel ends more."""
+    script = Script(700, files=50, is_python=True, takes_early=True, load_seconds=60)
+    async with Stage({"a": Script(100, declared=100), "b": script}, limit_mib=600) as stage:
+        await stage.load(A)
+        started_at = asyncio.get_running_loop().time()
+        error = await fails(stage.load(B), InsufficientMemory)
+        assert asyncio.get_running_loop().time() - started_at < 10
+        assert error.was_tried
+        stage.check(A)
+
+
+@played
+async def test_mps_limits_what_processes_get():
+    async with Stage({"a": Script(400, declared=400)}, process_limit_mib=300) as stage:
+        error = await fails(stage.load(A), ModelTooLarge)
+        assert "MPS allows no more to its processes" in str(error)
+
+
+@played
+async def test_kernel_is_not_made_to_end_more():
+    """Refuse what is surely needed and not there, in host memory."""
+    size = {HOST: 900}
+    scripts = {"a": Script(size, declared=900, gpus=frozenset())}
+    async with Stage(scripts, device_mib=1000) as stage:
+        stage.triton.devices = [HOST]
+        await asyncio.sleep(5)
+        stage.triton.growth[HOST] = 300 * MIB  # of neighbours
+        await asyncio.sleep(5)
+        error = await fails(stage.load(A), InsufficientMemory)
+        assert "the kernel would end more" in str(error)
+
+
+# -- warm-up ------------------------------------------------------------------------------------
+
+
+@played
+async def test_warm_up_that_fails_is_logged_only():
+    scripts = {"a": Script(), "b": Script(warm_up_failure="zeros are no tokens")}
+    async with Stage(scripts, warm_up_seconds=10) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        stage.check(A, B)
+
+
 # -- failed requests ----------------------------------------------------------------------------
 
 
@@ -342,6 +394,38 @@ async def test_model_without_process_is_dead():
             await stage.invoke(B)
         await asyncio.sleep(20)
         stage.check(A)  # nobody asked for b: it was unloaded
+
+
+@played
+async def test_process_that_dies_amid_a_load_fails_it():
+    async with Stage({"a": Script(is_python=True, hangs=True), "b": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.kill_process_of(TritonName("a"))
+        error = await fails(load, LoadFailed)
+        assert "the python process of 'a' ended" in str(error)
+        await stage.load(A, "b")  # under another name, as Triton is stuck with the first
+        assert await stage.invoke(A) == "b"
+        stage.triton.exit()
+        await asyncio.sleep(5)
+
+
+@played
+async def test_idle_models_make_room_for_an_inference():
+    scripts = {"a": Script(400), "b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        on_demand = stage.control.on_demand
+        lease, _ = await on_demand.wait_for_lease(C, on_demand.key_of("c"))
+        lease.begin()
+        with pytest.raises(OutOfMemory) as caught:
+            await stage.triton.infer(lease.record)
+        judged = await lease.judge(caught.value)
+        lease.end(judged)
+        assert isinstance(judged, OutOfMemory)
+        assert await on_demand.make_room(judged)
+        stage.check(A, C)
 
 
 @played
@@ -477,6 +561,59 @@ async def test_new_version_of_the_store_is_found():
         assert stage.control.registry.serving(A).loaded_for is LoadedFor.CALLS
 
 
+@played
+async def test_replace_loads_what_differs():
+    async with Stage({"1": Script(), "2": Script()}) as stage:
+        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
+        first = stage.control.registry.serving(A)
+        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
+        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+        assert stage.control.registry.serving(A) is first
+        stage.packages.changed.add("1")
+        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+        assert stage.control.registry.serving(A) is not first
+        await stage.models.replace(A, ModelSource("2"), Replaces.OTHER_SOURCE)
+        assert await stage.invoke(A) == "2"
+
+
+@played
+async def test_replace_waits_for_a_load_in_progress():
+    async with Stage({"1": Script(load_seconds=5), "2": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A, "1"))
+        await asyncio.sleep(1)
+        await stage.replace(A, "2")
+        assert load.done()
+        assert await stage.invoke(A) == "2"
+
+
+@played
+async def test_triton_exits_amid_an_update_in_place():
+    """The old version comes back, and V2's calls wait for it."""
+    scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=5)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(3)
+        call = asyncio.create_task(stage.wait_and_invoke(A))
+        stage.triton.exit()
+        await fails(update, BackendUnavailable)
+        assert await call == "1"
+        stage.check(A)
+
+
+@played
+async def test_unload_ends_an_update_in_place():
+    scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=9)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(3)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(update, UnloadedMeanwhile)
+        await unload
+        stage.check()
+
+
 # -- names of stores ----------------------------------------------------------------------------
 
 
@@ -505,6 +642,44 @@ async def test_disk_room_is_made_by_an_unload():
         await stage.call(B)
         await stage.call(C)
         stage.check(B, C)
+
+
+@played
+async def test_too_many_callers_are_refused():
+    settings = StoreSettings(max_waiting=10, max_waiting_for_one=3)
+    scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
+    async with Stage(scripts, stores=settings) as stage:
+        calls = [asyncio.create_task(stage.call(A, caller="x")) for _ in range(3)]
+        await asyncio.sleep(1)
+        await fails(stage.call(A, caller="x"), TooManyWaiting)
+        calls += [asyncio.create_task(stage.call(B, caller="x")) for _ in range(2)]
+        await asyncio.sleep(1)
+        await fails(stage.call(C, caller="x"), TooManyWaiting)  # half of all are its own
+        assert await stage.call(C, caller="y") == "c@1"
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_slots_are_shared_among_callers():
+    """One caller with many models does not hold up another one with one."""
+    names = [ModelId(f"m{number}") for number in range(6)]
+    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=5) for name in (*names, "a")}
+    async with Stage(scripts, load_threads=1) as stage:
+        calls = [asyncio.create_task(stage.call(name, caller="x")) for name in names]
+        await asyncio.sleep(2)
+        other = asyncio.create_task(stage.call(A, caller="y"))
+        await other
+        assert sum(call.done() for call in calls) <= 2
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_other_key_of_a_loaded_model_is_refused():
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        on_demand = stage.control.on_demand
+        with pytest.raises(ArtifactNotFound):
+            on_demand.lease(A, ArtifactKey("", "a.tar.gz"))
 
 
 @played
@@ -609,6 +784,38 @@ async def test_killer_is_given_up():
         error = stage.control.desired.explain_missing()
         assert error is not None
         assert "given up until" in error
+
+
+@played
+async def test_person_may_try_a_model_that_is_given_up():
+    async with Stage({"a": Script(load_ends_triton=True), "b": Script()}) as stage:
+        stage.control.desired.want({A: ModelSource("a")})
+        await asyncio.sleep(120)
+        assert stage.triton.exits == 4  # the first life was too short for a charge
+        error = await fails(stage.load(A, "b"), GivenUp)
+        assert "3 exits of Triton" in str(error)
+        await fails(stage.invoke(A), GivenUp)
+        source = ModelSource("b")
+        await stage.models.load(A, source, RoomMaker.ADAPTER, Requester.PERSON)
+        assert await stage.invoke(A) == "b"
+
+
+@played
+async def test_unload_survives_a_broken_connection():
+    """Triton in another container still has the model when it can be reached again."""
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        stage.triton.unload_seconds = 5
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        await stage.triton.disconnect(3)
+        await unload
+        assert not stage.triton.loaded
+        load = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(0.5)
+        await stage.triton.disconnect(3)
+        await fails(load, BackendUnavailable)
+        stage.check()
 
 
 @played
