@@ -175,8 +175,12 @@ def _models(
 
 def _neighbours(path: Path, tree: formats.Tree | None) -> Iterator[ModelPart]:
     """Yield the folders that lie beside the models of the package and are no models."""
-    if tree is not None and (wrapper := _wrapper(tree)):
-        path, tree = path / wrapper, tree[wrapper]
+    if tree is None:
+        return
+    wrapper = _wrapper(tree)
+    if wrapper:
+        path = path / wrapper
+        tree = tree[wrapper]
     if tree is None or CONFIG in tree:
         return
     models = _model_folders(tree)

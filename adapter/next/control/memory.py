@@ -163,7 +163,7 @@ class Memory:
         """
         self.ledger.end_load(record.name, clock.monotonic())
         await self.readings.read()
-        while not self.ledger.can_settle(record.name, clock.monotonic()):
+        while not self.ledger.can_settle(record.name):
             if not self.readings.is_limited(self.ledger.loads[record.name].reserved):
                 self._unbooked[record.name] = reported
                 return
@@ -175,9 +175,8 @@ class Memory:
 
     async def book_late(self) -> None:
         """Book the models whose memory readings show only now."""
-        now = clock.monotonic()
         for name, reported in list(self._unbooked.items()):
-            if self.ledger.can_settle(name, now):
+            if self.ledger.can_settle(name):
                 del self._unbooked[name]
                 self._book(name, reported)
 
