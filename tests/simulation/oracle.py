@@ -394,7 +394,9 @@ class Oracle(Rest):
         self._exits_at_work.update(at_work)
 
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
-        needed = max(spec.declared or 0, spec.takes) + self.settings.reserve + SLACK_BYTES
+        versions = [each for each in self._world.specs.values() if each.model_id == call.model_id]
+        needed = max(max(each.declared or 0, each.takes) for each in versions)
+        needed += self.settings.reserve + SLACK_BYTES
         was_upset = self.since(self._shift_begun, "strangers", "echo")
         if needed + self._world.truth.held["baseline"] <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"

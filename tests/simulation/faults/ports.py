@@ -82,13 +82,6 @@ def _unload_good_loads_alone(triton: Any) -> Changed:
     return Changed(triton, load=load, unload=unload)
 
 
-def _forget_sizes(disk: Any) -> Changed:
-    async def staged() -> list[Any]:
-        return [replace(each, held={}) for each in await disk.staged()]
-
-    return Changed(disk, staged=staged)
-
-
 def _place_on_first(disk: Any) -> Changed:
     async def place(name: str, model_id: str, package: Any, gpu: int | None = None) -> Any:
         return await disk.place(name, model_id, package, gpu and 0)
@@ -198,11 +191,6 @@ PORTS = [
         "a load is not noted for the next run",
         "an adapter that is started again unloads what it should adopt",
         _change_port("disk", lambda disk: Changed(disk, confirm=_returns(value=None))),
-    ),
-    Fault(
-        "an adopted model has no bytes",
-        "after a restart of the adapter all memory seems free",
-        _change_port("disk", _forget_sizes),
     ),
     Fault(
         "a load of V2 does not look whether the files have changed",
