@@ -72,11 +72,11 @@ def _measured_at_once(control: Control) -> Any:
     return Changed(control, state=Changed(control.state, size_of=size_of))
 
 
-def _without_baseline(control: Control) -> Any:
+def _show_twice_the_limit(control: Control) -> Any:
     def devices(reading: Any = None) -> Any:
         known = control.state.devices(reading).items()
         return {
-            device: replace(shown, baseline_bytes=-shown.limit_bytes) for device, shown in known
+            device: replace(shown, headroom_bytes=-shown.limit_bytes) for device, shown in known
         }
 
     return Changed(control, state=Changed(control.state, devices=devices))
@@ -111,7 +111,7 @@ DOOR = [
     Fault(
         "ModelMesh is told all of the limit",
         "the baseline and one load of unknown size have no room",
-        control=_without_baseline,
+        control=_show_twice_the_limit,
     ),
     Fault(
         "modelSize does not wait for the measurement",
@@ -122,10 +122,5 @@ DOOR = [
         "what a platform has loaded is evicted",
         "the platform calls a model that it believes to be loaded",
         control=_call_for_platform,
-    ),
-    Fault(
-        "an exit of Triton is not noticed",
-        "models that are gone are served for ever",
-        control=lambda control: Changed(control, triton_restarted=_nothing),
     ),
 ]
