@@ -208,7 +208,12 @@ def _name(figures: MemoryFigures) -> str:
 
 
 def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
-    """Refuse for good what no unload can make room for."""
+    """Return the refusal of a package that no unload can make room for, None for others.
+
+    It declares more than a device can ever have or than MPS allows its processes, or it ran out of
+    memory with nothing else loaded and would get no more now. A measured or guessed need alone is
+    no reason.
+    """
     declared = replace(need, basis=Basis.DECLARED)
     for device, count in need.declared.items():
         book = ledger.devices[device]
@@ -241,7 +246,11 @@ def _has_more_now(ledger: Ledger, device: Device, tried_bytes: int) -> bool:
 def _decide_on_empty_devices(
     ledger: Ledger, need: Need, lacking: Collection[Device], figures: MemoryFigures
 ) -> Decision:
-    """Try a load, because nothing could be unloaded for it, unless the kernel would end more."""
+    """Try a load, because nothing could be unloaded for it.
+
+    It is refused only if the machine itself has less host memory free than the load surely needs,
+    as the kernel would then end more than this load.
+    """
     if HOST in lacking:
         book = ledger.devices[HOST]
         known_bytes = need.known.get(HOST, 0)
@@ -285,8 +294,8 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
 def _should_wait(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
     """Return whether a load may wait for memory.
 
-    An explicit load waits for 5 s after its turn and after the last unload. An on-demand load waits
-    as long as its call does, and a planned one as long as its deadline says.
+    An explicit load waits while an unload is in progress, and for 5 s after its turn and after
+    memory was last seen back. An on-demand or planned load waits until its deadline.
     """
     if request.purpose is not Purpose.EXPLICIT:
         return now < request.deadline

@@ -183,6 +183,11 @@ class Blame:
         *,
         is_loading: bool,
     ) -> set[ModelId]:
+        """Return the loads that may begin while suspects without a charge wait.
+
+        They wait for the other loads, until ten seconds after the start of Triton. Then the first
+        of them gets a turn, alone. After ten seconds of turns all of them are released.
+        """
         if self._turns_began_at is None:
             is_patient = now < self._started_at + times.PATIENCE_SECONDS
             if is_patient and (others or is_loading):
@@ -194,9 +199,14 @@ class Blame:
         return set() if is_loading else self._begin_turn(now, suspects[0])
 
     def _release_uncharged(self) -> None:
+        """Suspect only models with charges from now on."""
         self.suspects = [model_id for model_id in self.suspects if model_id in self.charges]
 
     def _select_charged(self, now: float, suspects: list[ModelId]) -> set[ModelId]:
+        """Give the turn to the suspect with the fewest charges, once its pause is over.
+
+        Return the loads that may begin: this one, or none during the pause.
+        """
         if self._pause_began_at is None:
             self._pause_began_at = now
         model_id = min(suspects, key=lambda each: self.charges[each].count)
@@ -205,6 +215,7 @@ class Blame:
         return self._begin_turn(now, model_id)
 
     def _begin_turn(self, now: float, model_id: ModelId) -> set[ModelId]:
+        """Give the turn to a suspect. Return its load as the only one that may begin."""
         self.turn = model_id
         self._turn_began_at = now
         return {model_id}
@@ -222,6 +233,7 @@ class Blame:
             self._end_turn()
 
     def _end_turn(self) -> None:
+        """Release the model that has the turn from suspicion. The next one's pause begins anew."""
         self.suspects = [model_id for model_id in self.suspects if model_id != self.turn]
         self.turn = None
         self._pause_began_at = None
@@ -254,6 +266,7 @@ class Blame:
         return Verdict() if charged is None else self._judge_charged(now, charged)
 
     def _choose_charged(self, now: float, at_work: Mapping[ModelId, Work]) -> ModelId | None:
+        """Return the model that the exit is charged to by the three rules; None if it is nobody."""
         life_seconds = now - self._started_at
         seconds = {
             model_id: work.seconds
@@ -284,11 +297,16 @@ class Blame:
                 del self.charges[model_id]
 
     def _remember_broken_loads(self, at_work: Mapping[ModelId, Work]) -> None:
+        """Record how long the load had taken that the exit broke off, of each model with charges.
+
+        The model's pause is at least twice that. A model that had requests broke off no load: 0.
+        """
         for model_id in self.charges.keys() & at_work.keys():
             work = at_work[model_id]
             self.charges[model_id].broken_load_seconds = work.seconds if work.is_load else 0.0
 
     def _judge_charged(self, now: float, charged: ModelId) -> Verdict:
+        """Return the verdict on the charged model, and give it up if it has reached its limit."""
         self._given_up = {
             model_id: given_up
             for model_id, given_up in self._given_up.items()
@@ -305,7 +323,7 @@ class Blame:
     # -- models that are given up -----------------------------------------------------------
 
     def find_given_up(self, model_id: ModelId, now: float) -> GivenUp | None:
-        """Return until when the model is given up, None if it is not."""
+        """Return until when the model is not loaded, and why; None if it may be loaded at `now`."""
         given_up = self._given_up.get(model_id)
         return given_up if given_up is not None and now < given_up.until else None
 

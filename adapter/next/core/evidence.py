@@ -123,7 +123,12 @@ def judge_inference(
     failures: int,  # strong ones of the package before this one, in a row
     is_only_model: bool,  # nothing else is loaded
 ) -> Judgement:
-    """Judge the failure of an inference by the reader's verdict on its text."""
+    """Judge whether a failed inference ran out of memory, by the reader's verdict on its text.
+
+    A weak text counts if memory was low. A strong one is compared with the figures of its device,
+    by the rules at the top of this module: they believe the first failure in a row, unless it asks
+    for more than the device has, and doubt those that follow.
+    """
     if verdict.strength is not Strength.STRONG:
         return _judge_weak(verdict, text, scene)
     figures = _figures_of(verdict, text, scene)
@@ -223,9 +228,9 @@ def _list_free(place: Place | None, devices: Collection[Device], scene: Scene) -
 
 
 def _figures_of(verdict: Verdict, text: str, scene: Scene) -> MemoryFigures:
-    """Return the requested bytes, and the figures of the fullest device that the failure may be
-    about. If that device is not measured they stay unknown: those of another device would seem to
-    refute the error.
+    """Return the requested bytes, and the figures of the fullest of the measured devices that the
+    failure may be about. If none of these is measured, the figures stay unknown: those of another
+    device would seem to refute the error.
     """
     place = name_place(text)
     used = scene.readings[-1].used if scene.readings else {}

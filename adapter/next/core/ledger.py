@@ -174,7 +174,7 @@ class Ledger:
 
     def reserved(self, device: Device) -> int:
         """Return the needs of loads in progress, and what Triton is stuck with."""
-        return self._loading(device) + _sum(self.stuck.values(), device)
+        return self._reserved_for_loads(device) + _sum(self.stuck.values(), device)
 
     def leaving(self, device: Device) -> int:
         """Return what unloads in progress and undone loads may give back at any moment."""
@@ -354,8 +354,11 @@ class Ledger:
         return Settlement(booked, is_measured, overrun)
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
-        """Release a load that has failed, once Triton has undone it. If it lacked memory, its
-        package needs more the next time.
+        """Release a load that has failed, once Triton has undone it.
+
+        If it lacked memory, its package needs more the next time. If also nothing else was loaded
+        or in progress, `tried` remembers what was free for it, and a load is refused that cannot
+        get more.
         """
         load = self.loads.pop(name)
         self._return(load.reserved, now)
@@ -386,6 +389,7 @@ class Ledger:
         return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
 
     def _overrun_of(self, name: TritonName) -> Overrun | None:
+        """Return the overrun of a device that this load is to be ended for, None without one."""
         for device in self.loads[name].reserved:
             overrun = self.find_overrun(device)
             if overrun is not None and overrun.name == name:
@@ -393,6 +397,7 @@ class Ledger:
         return None
 
     def _book(self, load: LoadEntry, device: Device) -> int:
+        """Return what a load is booked with: its reservation, as far as the reading allows."""
         believed = load.reserved[device]
         book = self.devices.get(device)
         if book is None or book.used_bytes is None:
@@ -400,7 +405,7 @@ class Ledger:
         before = load.reading_before(device)
         if before is None:
             before = book.settled_bytes
-        lower = book.used_bytes - before - self._loading(device) - self.leaving(device)
+        lower = book.used_bytes - before - self._reserved_for_loads(device) - self.leaving(device)
         upper = book.used_bytes - before + load.kept[device]
         return _clamp(believed, max(0, lower), max(0, upper))
 
@@ -488,7 +493,8 @@ class Ledger:
     def _departures(self) -> Iterable[Leaving]:
         return [*self.unloads.values(), *self.returning]
 
-    def _loading(self, device: Device) -> int:
+    def _reserved_for_loads(self, device: Device) -> int:
+        """Return the bytes that are reserved for loads in progress, whether taken yet or not."""
         return _sum((load.reserved for load in self.loads.values()), device)
 
     def _readings(self, devices: Collection[Device]) -> Bytes:

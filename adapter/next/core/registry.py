@@ -215,6 +215,7 @@ class Registry:
     # -- inside -----------------------------------------------------------------------------
 
     def _insert(self, record: ModelRecord, move: Move) -> None:
+        """Index a new record by its names, set its first state, and tell the listeners."""
         self._records[record] = None
         self._claim_names(record)
         self._set_state(record, move.after)
@@ -222,6 +223,10 @@ class Registry:
         self._tell(move)
 
     def _set_state(self, record: ModelRecord, state: ModelState | None) -> None:
+        """Write a state that the table has given, count it, and clear the step of the one before.
+
+        The indexes of ids and names are the caller's to change.
+        """
         if record.state is not None:
             self._counts[record.state] -= 1
         if state is not None:
