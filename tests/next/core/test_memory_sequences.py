@@ -86,6 +86,20 @@ def test_unload_during_a_load_ends_its_measurement():
     assert (books.free(), books.not_attributed()) == (700, 100)
 
 
+def test_load_is_not_booked_with_leaving_memory():
+    """The reading shows the load and a model that is being unloaded meanwhile."""
+    books = gpu(1000)
+    books.add("a", 300)
+    books.ledger.begin_unload("a")
+    books.load("b", known(200, key="b"))
+    books.read(500)
+    books.settle("b")
+    assert books.booked("b") == 200
+    books.read(200)
+    books.ledger.end_unload("a", books.before_reading)
+    assert books.free() == 800
+
+
 def test_load_is_measured_beside_another_device():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
@@ -186,6 +200,18 @@ def test_new_triton_has_nothing_loaded():
     books.fail("b", is_memory=False)
     books.read(80)
     assert (books.free(), books.empty(), books.not_attributed()) == (920, 80, 0)
+
+
+def test_new_triton_gives_nothing_back():
+    """Triton exits before a reading has shown the memory of its last unload."""
+    books = gpu(1000)
+    books.add("a", 300)
+    books.ledger.begin_unload("a")
+    books.ledger.end_unload("a", books.now)
+    assert books.ledger.leaving(GPU) == 300 * MIB
+    books.ledger.start_life()
+    assert books.ledger.leaving(GPU) == 0
+    assert books.ledger.is_empty(GPU)
 
 
 def test_empty_is_the_least_of_a_life():
@@ -358,6 +384,15 @@ def test_explicit_wait_ends_after_the_last_unload():
     request = LoadRequest(started_at=books.now - 60)
     for seconds, answer in ((4.9, Answer.WAIT), (5, Answer.INSUFFICIENT)):
         assert decide(books.ledger, need, request, ended_at + seconds).answer is answer
+
+
+def test_guess_waits_for_memory_after_its_turn():
+    """A guess may spend its first five seconds on other guesses, and no other load does so."""
+    books = gpu(1000)
+    books.load("a", known(800, key="a"))
+    assert books.answer(known(300), waited=5) is Answer.INSUFFICIENT
+    assert books.answer(guess(300), waited=9.9) is Answer.WAIT
+    assert books.answer(guess(300), waited=10) is Answer.INSUFFICIENT
 
 
 def test_wait_makes_no_sense_with_nothing_in_progress():

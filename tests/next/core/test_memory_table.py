@@ -320,6 +320,7 @@ def test_busy_models_are_waited_for():
     books.add("a", 200)
     books.add("b", 200)
     assert books.victims(known(200), evict="ab", busy="b") == ["a"]
+    assert books.victims(known(200), evict="ab", busy="a") == ["b"]  # the first one has requests
     assert books.decide(known(300), evict="ab", busy="b").reason is Reason.BUSY  # a stays
     assert books.victims(known(300), evict="ab") == ["a", "b"]
 
