@@ -14,6 +14,10 @@ from adapter.packages.faults import cut, quoted_list
 
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
 # each character is read a fixed number of times.
+# Names of folders as paths have them; of no pattern a match can begin twice at one character.
+_BEFORE_SLASH = re.compile(r"""["'/]([^"'/\\\n]{1,255})(?=/)""")
+_BEHIND_SLASH = re.compile(r"""/\s{0,8}["']([^"'/\\\n]{1,255})["']""")
+_JOINED = re.compile(r""",\s{0,8}["']([^"'/\\\n]{1,255})["'](?=\s{0,8}[,)])""")
 # The parameter by which a config declares its model to be the package's entry.
 ENTRY_PARAMETER = "adapter_entry"
 _QUOTED = re.compile(
@@ -78,6 +82,17 @@ def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
     wanted = frozenset(names)
     found = _QUOTED.finditer(source)
     return wanted.intersection(match[match.lastindex] for match in found if match.lastindex)
+
+
+def names_in_paths(source: str) -> frozenset[str]:
+    """Return the names of folders in the paths that Python source has, as in `"painter/1"`,
+    `parent / "painter"` and `join(parent, "painter", "1")`.
+    """
+    found = {match[1] for match in _BEFORE_SLASH.finditer(source)}
+    found |= {match[1] for match in _BEHIND_SLASH.finditer(source)}
+    if "join(" in source:
+        found |= {match[1] for match in _JOINED.finditer(source)}
+    return frozenset(found)
 
 
 def _check_steps(steps: _Graph, where: str) -> None:

@@ -54,7 +54,7 @@ from adapter.packages.config_rules import refuse_impossible
 from adapter.packages.config_sizes import refuse_excessive_sizes
 from adapter.packages.config_text import quoted, rename_steps, with_tensors
 from adapter.packages.contents import CONFIG, Contents
-from adapter.packages.ensemble import Member, mentioned, plan
+from adapter.packages.ensemble import Member, mentioned, names_in_paths, plan
 from adapter.packages.faults import cut, listed, quoted_list, shown
 from adapter.packages.formats import is_version
 from adapter.packages.roots import Inside
@@ -132,7 +132,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         processes=processes((model.part.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.part.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
-        neighbours=tuple(_neighbours(path, contents.tree)),
+        neighbours=tuple(_neighbours(path, contents.tree, inside)),
     )
 
 
@@ -173,20 +173,25 @@ def _models(
     return [_laid_out(path, tree, source.model_type, schema, inside)]
 
 
-def _neighbours(path: Path, tree: formats.Tree | None) -> Iterator[ModelPart]:
-    """Yield the folders that lie beside the models of the package and are no models."""
-    if tree is None:
-        return
-    wrapper = _wrapper(tree)
-    if wrapper:
-        path = path / wrapper
-        tree = tree[wrapper]
+def _neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> Iterator[ModelPart]:
+    """Yield the folders of the package that code may find by their names: all that are no models,
+    and the models to whose folders the code has paths.
+    """
+    if tree is not None and (wrapper := _wrapper(tree)):
+        path, tree = path / wrapper, tree[wrapper]
     if tree is None or CONFIG in tree:
         return
     models = _model_folders(tree)
-    for name, below in tree.items() if models else ():
-        if below is not None and name not in models and not _is_hidden(name):
-            links = tuple(_links(path / name, below, frozenset()))
+    folders = {name: below for name, below in tree.items() if below and not _is_hidden(name)}
+    known = {name for name in models if name in folders}
+    named: set[str] = set()
+    for name in models:
+        for code in _code(path / name, inside):
+            named |= known & names_in_paths(code.decode("utf-8", "replace"))
+    for name, below in folders.items() if models else ():
+        if name not in models or name in named:
+            own = {entry: below[entry] for entry in below if entry not in {CONFIG, SCHEMA}}
+            links = tuple(_links(path / name, own, frozenset()))
             yield ModelPart(name, Role.NEIGHBOUR, None, links)
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from adapter.core.memory import Bytes
 from adapter.core.model import (
     LinkKind,
     ModelId,
-    ModelPart,
     ModelSource,
     Package,
     Placement,
@@ -294,7 +293,10 @@ class Packages:
             names = self._names(name, package)
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
-            beside = self._free_neighbours(name, package, {*load, *along})
+            neighbours = [
+                part for part in package.neighbours if part.own_name not in names.values()
+            ]
+            beside = {p.own_name: p for p in neighbours if self._can_stage_beside(name, p.own_name)}
             # the entry's own folder first: it says which others there will be
             owner = Ownership(name, model_id, load, along, gpu=gpu, beside=tuple(beside))
             claim_entry(self._repository, owner, keep=kept)
@@ -318,21 +320,15 @@ class Packages:
                 fill(self._repository / neighbour, part, {}, {}, staging=staging, inside=inside)
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
-        _warn_of_left_out(model_id, package, beside)
+        left_out = [part.own_name for part in neighbours if part.own_name not in beside]
+        if left_out:
+            _warn_of_left_out(model_id, package, left_out)
         return Placement(load, along)
 
-    def _free_neighbours(
-        self, name: TritonName, package: Package, taken: Collection[str]
-    ) -> dict[str, ModelPart]:
-        """Return the package's neighbours whose names are free, or its own from an earlier try."""
-        found = {part.own_name: part for part in package.neighbours if part.own_name not in taken}
-        return {
-            own: part
-            for own, part in found.items()
-            if self._is_free(own) or self._is_neighbour_of(name, own)
-        }
-
-    def _is_neighbour_of(self, name: TritonName, own_name: str) -> bool:
+    def _can_stage_beside(self, name: TritonName, own_name: str) -> bool:
+        """Return whether the name of a neighbour is free, or has been taken for it before."""
+        if self._is_free(own_name):
+            return True
         known = ownership_of(self._repository / own_name) if is_safe_name(own_name) else None
         return known is not None and known.owner == name and not known.is_model
 
@@ -407,15 +403,13 @@ class Packages:
         ]
 
 
-def _warn_of_left_out(model_id: ModelId, package: Package, beside: Collection[str]) -> None:
-    """Log the folders beside the models that are not in the repository."""
-    left_out = [part.own_name for part in package.neighbours if part.own_name not in beside]
-    if left_out:
-        reason = (
-            f"{shown(package.root)}: code of its models does not find the folders"
-            f" {quoted_list(left_out)} beside them: others in Triton's repository have these names"
-        )
-        _log.warning("model.package_odd", extra={"model_id": model_id, "warnings": [reason]})
+def _warn_of_left_out(model_id: ModelId, package: Package, folders: Sequence[str]) -> None:
+    """Log the folders that code of the package does not find beside its models."""
+    reason = (
+        f"{shown(package.root)}: code of its models does not find the folders"
+        f" {quoted_list(folders)} beside them: others in Triton's repository have these names"
+    )
+    _log.warning("model.package_odd", extra={"model_id": model_id, "warnings": [reason]})
 
 
 def _staged_model(known: Ownership, folder: Path) -> StagedModel:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from adapter.core.model import TritonName, is_safe_name, private_name, show_own_names
 from adapter.errors import InvalidModel
-from adapter.packages.ensemble import Member, Plan, mentioned, plan
+from adapter.packages.ensemble import Member, Plan, mentioned, names_in_paths, plan
 from tests.cases import rows
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -338,3 +338,25 @@ def test_no_source_is_an_error(source):
 @rows("piece", ["\\'''\n", '"""\\', "'\\", "'\n", '"', "'''a", "#", "\\'''", "''' "])
 def test_searching_takes_linear_time(piece):
     assert mentioned("? " + piece * 100_000, ["net"]) == frozenset()
+
+
+@rows(
+    ("source", "names"),
+    [
+        ("Path(parent / 'painter/1/factor.txt')", {"painter", "1"}),
+        ('parent / "painter" / "1"', {"painter", "1"}),
+        ("os.path.join(parent, 'painter', '1')", {"painter", "1"}),
+        ("f'{parent}/painter/1'", {"painter"}),
+        ("InferenceRequest(model_name='painter')", set()),
+        ("call('painter', 'other')", set()),
+    ],
+)
+def test_names_of_folders_are_found_in_paths(source, names):
+    assert names_in_paths(source) & {"painter", "1", "other"} == names
+
+
+def test_names_in_paths_take_linear_time():
+    for piece in ("'", "/", "/ ", ", '", "join(", "'a" * 200):
+        begun = time.perf_counter()
+        names_in_paths("join(" + piece * (2**19 // len(piece)))
+        assert time.perf_counter() - begun < 5

@@ -346,6 +346,21 @@ async def test_neighbour_gives_way_to_a_model_of_its_name(root, repository):
     assert tree(repository) == {}
 
 
+async def test_models_folder_is_found_by_its_name_when_code_has_a_path_to_it(root, repository):
+    """Code that transformer-deploy writes; SageMaker gives each model a name of its own."""
+    packages = Packages(repository, [root])
+    for name in ("painter", "quiet"):
+        (make(root / "m" / name) / "1" / "factor.txt").write_text("weights")
+    code = "open(repository + '/painter/1/factor.txt'); InferenceRequest(model_name='quiet')"
+    (root / "m" / "painter" / "1" / "model.py").write_text(code)
+    await place(packages, "hash", root / "m")
+    assert (repository / "painter" / "1" / "factor.txt").read_text() == "weights"
+    assert sorted(path.name for path in repository.iterdir()) == ["hash", "painter", "quiet"]
+    await remove(packages, "hash")
+    await place(packages, "painter", root / "m")
+    assert sorted(path.name for path in repository.iterdir()) == ["painter", "quiet"]
+
+
 # --- backends
 
 
