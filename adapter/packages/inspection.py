@@ -154,8 +154,7 @@ def _models(
     tree = contents.tree
     if tree is None and config is not None:
         raise InvalidModel(f"{shown(path)} is not a folder, so its config cannot be replaced")
-    if tree is not None and (wrapper := _wrapper(tree)):
-        path, tree = path / wrapper, tree[wrapper]
+    path, tree = _below_wrapper(path, tree)
     folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
     if tree is not None and len(folders) > 1:
         return _several(source, path, tree, folders, inside)
@@ -177,8 +176,7 @@ def _neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> Iterat
     """Yield the folders of the package that code may find by their names: all that are no models,
     and the models to whose folders the code has paths.
     """
-    if tree is not None and (wrapper := _wrapper(tree)):
-        path, tree = path / wrapper, tree[wrapper]
+    path, tree = _below_wrapper(path, tree)
     if tree is None or CONFIG in tree:
         return
     models = _model_folders(tree)
@@ -200,13 +198,15 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _wrapper(tree: formats.Tree) -> str | None:
-    """Return the single folder that holds all models, as is common in archives."""
-    visible = [name for name in tree if not _is_hidden(name)]
-    below = tree[visible[0]] if len(visible) == 1 else None
+def _below_wrapper(path: Path, tree: formats.Tree | None) -> tuple[Path, formats.Tree | None]:
+    """Return the folder that holds the models: the package, or its only folder if that does, as is
+    common in archives.
+    """
+    visible = [name for name in tree if not _is_hidden(name)] if tree is not None else []
+    below = tree[visible[0]] if tree is not None and len(visible) == 1 else None
     if below is None or CONFIG in below or not _model_folders(below):
-        return None
-    return visible[0]
+        return path, tree
+    return path / visible[0], below
 
 
 def _members_beside(source: ModelSource, path: Path, inside: Inside) -> frozenset[str] | None:
