@@ -60,7 +60,9 @@ def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
 def test_a_load_that_is_refused_is_told_once_and_so_is_one_that_fails(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
-    (package / "README.md").touch()
+    (package / "1").mkdir()
+    (package / "1" / "model.py").write_text("raise RuntimeError('no')")
+    (package / "config.pbtxt").write_text('backend: "python"')
     assert client.load("refused-once", package / "none").status == 404
     assert client.load("failed-once", package).status == 400
     refused = adapter.wait_for("model.load_refused", model_id="refused-once")
