@@ -200,7 +200,7 @@ class MeshCallers(Callers):
             oracle.loaded(call, spec)
             self._books.loaded(call, spec)
             self._begun[model_id] = call.begun
-            self._books.told(spec, answer.sizeInBytes, call.begun)
+            self._books.note_size(spec, answer.sizeInBytes, call.begun)
             return answer.sizeInBytes
         self._failed(call, failure, spec)
         raise failure
@@ -221,7 +221,7 @@ class MeshCallers(Callers):
                 size = (await self._await_adapter(self._runtime.size(asked))).sizeInBytes
         except (AdapterError, TimeoutError):
             return self._books.last(model_id)
-        self._books.told(self._paths[model_id], size, self._begun[model_id])
+        self._books.note_size(self._paths[model_id], size, self._begun[model_id])
         return size or self._books.last(model_id)
 
     @_judged

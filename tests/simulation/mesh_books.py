@@ -83,7 +83,7 @@ class MeshOracle:
         if had_room and is_late and not self._is_upset():
             raise Violated("2 in time", f"{spec.model_id} had room, and waited {took:.0f} s")
 
-    def told(self, spec: Spec, size: int, since: float) -> None:
+    def note_size(self, spec: Spec, size: int, since: float) -> None:
         """ModelMesh is told what a loaded model takes; 0: that is measured yet."""
         if not size:
             return

@@ -94,7 +94,7 @@ class SimServer:
         self._restart(reason)
 
     async def models(self) -> frozenset[str]:
-        await self._look()
+        await self._wait_turns()
         return frozenset(each.name for each in self._processes.all if each.is_real)
 
     async def instances(self, names: Collection[str]) -> dict[str, list[str | None]]:
@@ -107,7 +107,7 @@ class SimServer:
         return found
 
     async def claim(self, names: Collection[str]) -> frozenset[ProcessId]:
-        await self._look()
+        await self._wait_turns()
         return frozenset(each.id for each in self._processes.of(*names))
 
     async def abandoned(self) -> frozenset[ProcessId]:
@@ -162,7 +162,7 @@ class SimServer:
             await turns(self._random)
         return claimed | {each.id for each in self._processes.all if each.id in known}
 
-    async def _look(self) -> None:
+    async def _wait_turns(self) -> None:
         await turns(self._random)
         self._check_life()
 

@@ -60,7 +60,7 @@ class Residents:
         self._arriving.clear()
 
     @property
-    def _of_models(self) -> object:
+    def _oracle(self) -> object:
         return self._world.oracle
 
     @property
@@ -82,7 +82,7 @@ class Residents:
         return is_late or any(held.state == "UNLOADING" for held in self._world.all_held())
 
     def _since(self, moment: float, *whats: str, key: str = "") -> bool:
-        return self._of_models.since(moment, *whats, model_id=key)
+        return self._oracle.since(moment, *whats, model_id=key)
 
     def is_pinned(self, key: str) -> bool:
         return any(fnmatchcase(key, pattern) for pattern in self._endpoint.terms.pin)
@@ -146,24 +146,24 @@ class Residents:
             BackendError: self._was_refused_by_disk,
         }
         found = next((causes[each] for each in type(error).__mro__ if each in causes), None)
-        return self._of_load(call, error) if found is None else found(call, error)
+        return self._has_cause_in_load(call, error) if found is None else found(call, error)
 
     def failed(self, call: Call, error: AdapterError) -> None:
         """An inference has failed, whose model was loaded."""
-        if not self._of_models.has_cause(call, error, self._world.newest[call.model_id]):
+        if not self._oracle.has_cause(call, error, self._world.newest[call.model_id]):
             said = f"inference of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
 
-    def _of_load(self, call: Call, error: AdapterError) -> bool:
+    def _has_cause_in_load(self, call: Call, error: AdapterError) -> bool:
         """Whether the latest load of the model, which others may have begun, had that cause."""
         begun = min(call.begun, self._load_begun.get(call.model_id, call.begun)) - _REFUSED_SECONDS
         load = call if call.verb == "unload" else Call("load", call.model_id, begun)
-        return self._of_models.has_cause(load, error, self._world.newest[call.model_id])
+        return self._oracle.has_cause(load, error, self._world.newest[call.model_id])
 
     def _timed_out(self, call: Call, error: AdapterError) -> bool:
         """The load, or its undo, may have gone on since long before the call."""
         whats = ("hang", "end")
-        return self._of_models.are_loads_slow(self._of_models.settings.load_seconds) or self._since(
+        return self._oracle.are_loads_slow(self._oracle.settings.load_seconds) or self._since(
             call.begun - _LONG_SECONDS, *whats
         )
 
@@ -194,7 +194,7 @@ class Residents:
     def _was_refused_by_disk(self, call: Call, error: AdapterError) -> bool:
         is_plain = type(error) is BackendError
         disk = is_plain and self._since(call.begun - _LONG_SECONDS, "publish", key=call.model_id)
-        return disk or self._of_load(call, error)
+        return disk or self._has_cause_in_load(call, error)
 
     def check_answer(self, key: str, error: AdapterError) -> None:
         """A call for the model has failed though nothing else is wrong any more."""
@@ -204,7 +204,7 @@ class Residents:
         )
         is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
         if isinstance(error, BackendTimeout):
-            is_slow |= self._of_models.are_loads_slow(self._of_models.settings.load_seconds)
+            is_slow |= self._oracle.are_loads_slow(self._oracle.settings.load_seconds)
         is_stuck = self._world.stuck_names() or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
@@ -234,7 +234,7 @@ class Residents:
 
     def _surely_fits(self, key: str, stays: object) -> bool:
         """Whether it fits beside what stays, even if the adapter supposed the worst."""
-        world, oracle = self._world, self._of_models
+        world, oracle = self._world, self._oracle
         upset = ("out of memory", "strangers", "unload", "load")
         if self._since(world.now - _LONG_SECONDS, *upset):
             return False
@@ -302,7 +302,7 @@ class Residents:
 
     def _for_room(self, key: str) -> bool:
         """Whether something that is wanted may not fit beside all that there is."""
-        oracle, world = self._of_models, self._world
+        oracle, world = self._oracle, self._world
         wanted = self._wanted() + [name for name, count in oracle.loading.items() if count > 0]
         # nobody waits for new versions
         wanted += [name for name in self._arriving if name in world.newest]
@@ -322,7 +322,7 @@ class Residents:
 
     def _has_some_room(self, needed: int, others: list[Spec]) -> bool:
         """Return whether some device surely has room for so much beside these."""
-        oracle, truth = self._of_models, self._world.truth
+        oracle, truth = self._oracle, self._world.truth
         # loads in progress are in the readings, and are reserved
         arriving = sum(oracle.most(held.spec) for held in self._world.arriving())
         kept = truth.held["baseline"] + truth.held.get("strangers", 0)

@@ -33,7 +33,7 @@ class Rest:
             owners = [model.record for model in self._world.known_models()]
             held = sum(control.state.held(owner).get(device, 0) for owner in owners)
             if shown.held_bytes != held:
-                text = f"{shown.held_bytes} bytes are booked, of which models have {held}"
+                text = f"on {device} {shown.held_bytes} bytes are booked, models have {held}"
                 raise Violated("5 ledger", text)
         self._near_the_truth(control)
         self._free_is_free(control)

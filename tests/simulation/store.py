@@ -53,26 +53,24 @@ def read_back(content: bytes) -> tuple[str, str]:
 
 
 class SimStore:
-    """The Store of adapter/store/ports.py. `versions`: all that there may be, by key; `has`: the
-    versions of config and weights that it has of each key. `fault` as for SimTriton. `is_exact`: a
-    download that broke off may go on where it was. `history`: what it had of each key, since when;
-    `read_at`: when something of the key was last read.
-    """
+    """Keeps models as the Store of adapter/store/ports.py does, and fails as stores do."""
 
     def __init__(
         self,
-        versions: dict[str, tuple[Item, ...]],
+        versions: dict[str, tuple[Item, ...]],  # all that there may be, by key
         draws: Draws,
-        fault: Callable[[str, str], str | None],
+        fault: Callable[[str, str], str | None],  # takes the one that is set for such an act
         *,
-        is_exact: bool,
+        is_exact: bool,  # a download that broke off may go on where it was
     ) -> None:
         self.location = StoreLocation(StoreKind.S3, "models")
         self.versions = versions
+        # versions of config and weights that are in the store, by key
         self.has = dict.fromkeys(versions, (0, 0))
+        # what was in the store, since when, by key
         self.history: defaultdict[str, list[tuple[float, tuple[int, int] | None]]]
         self.history = defaultdict(list, {key: [(0.0, (0, 0))] for key in versions})
-        self.read_at: dict[str, float] = {}
+        self.read_at: dict[str, float] = {}  # time of the last read, by key
         self._draws = draws
         self._fault = fault
         self._is_exact = is_exact

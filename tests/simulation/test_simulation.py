@@ -87,7 +87,7 @@ def test_no_timer_is_left_behind_by_virtual_time():
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
-def test_a_turn_that_is_cut_leaves_no_warning_of_what_it_was_about_to_await():
+def test_cut_turn_leaves_no_warning_of_unawaited_work():
     async def turn() -> None:
         await asyncio.gather(asyncio.sleep(1), signal.raise_signal(signal.SIGPROF))
 
@@ -95,7 +95,7 @@ def test_a_turn_that_is_cut_leaves_no_warning_of_what_it_was_about_to_await():
         run(turn())
 
 
-def test_a_day_that_is_cut_ends_in_virtual_time():
+def test_cut_day_ends_in_virtual_time():
     async def day() -> None:
         begun = clock.monotonic()
         try:

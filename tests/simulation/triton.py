@@ -423,7 +423,7 @@ class SimTriton:
                     raise StubDied(text, model_id=model_id)
             self._grow(held, random)
             if not is_ours and (fault := self._fault("infer", held.spec.model_id)) is not None:
-                raise self._said(fault, model_id)
+                raise self._make_error(fault, model_id)
             return held.spec.package
         finally:
             held.in_flight -= 1
@@ -431,7 +431,7 @@ class SimTriton:
             if not held.in_flight:
                 held.idle.set()
 
-    def _said(self, fault: str, model_id: str) -> AdapterError:
+    def _make_error(self, fault: str, model_id: str) -> AdapterError:
         if fault == "echo":
             text = "input 'CUDA out of memory. Tried to allocate 1 bytes' is unknown"
             figures = MemoryFigures(needed_bytes=1)
