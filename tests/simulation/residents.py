@@ -293,8 +293,10 @@ class Residents:
     def _check_eviction(self, key: str, reason: str) -> None:
         """Raise if something keeps the model."""
         model = self._known_in_triton()[key]
-        if not model.is_for_calls or self._is_kept(key):
-            raise Violated("4 evicted", f"{key} was evicted, which a platform has loaded")
+        if not model.is_for_calls:
+            raise Violated("4 evicted", f"{key} was evicted, and is not one of calls")
+        if self._is_kept(key):
+            self._not_kept(key, f"{key} was evicted, which a platform has loaded")
         if requests := self.busy[model.name]:
             raise Violated("4 evicted", f"{key} was evicted amid {requests} requests")
         if self.is_pinned(key) and not self._since(0.0, "stub ended", key=key):
@@ -381,9 +383,15 @@ class Residents:
 
     def _stays_a_platforms(self, key: str, model: KnownModel | None) -> None:
         if model is None:
-            raise Violated("5 desired", f"{key} was loaded by its name, and is gone")
-        if model.is_for_calls:
-            raise Violated("4 evicted", f"{key} was loaded by its name, and may be evicted")
+            self._not_kept(key, f"{key} was loaded by its name, and is gone")
+        elif model.is_for_calls:
+            self._not_kept(key, f"{key} was loaded by its name, and may be evicted")
+
+    def _not_kept(self, key: str, text: str) -> None:
+        """Judge that a platform's model is not kept, which may be so after a failed eviction."""
+        if not self._since(self.kept[key] - 1.0, "unload failed", key=key):
+            raise Violated("4 evicted", text)
+        self._world.expect("4 kept", text)
 
     def _cache_is_right(self, pinned: int) -> None:
         endpoint, cache = self._endpoint, self._endpoint.cache

@@ -57,7 +57,7 @@ class SimStore:
 
     def __init__(
         self,
-        versions: dict[str, tuple[Item, ...]],  # all that there may be, by key
+        versions: dict[str, tuple[Item, ...]],  # by key, also those of later
         draws: Draws,
         fault: Callable[[str, str], str | None],  # takes the one that is set for such an act
         *,
@@ -67,7 +67,7 @@ class SimStore:
         self.versions = versions
         # versions of config and weights that are in the store, by key
         self.has = dict.fromkeys(versions, (0, 0))
-        # what was in the store, since when, by key
+        # versions in the store by key, with the time of each change
         self.history: defaultdict[str, list[tuple[float, tuple[int, int] | None]]]
         self.history = defaultdict(list, {key: [(0.0, (0, 0))] for key in versions})
         self.read_at: dict[str, float] = {}  # time of the last read, by key
