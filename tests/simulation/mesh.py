@@ -206,9 +206,6 @@ class MeshCallers(Callers):
         raise failure
 
     def _failed(self, call: Call, error: AdapterError, spec: Spec) -> None:
-        asked = self._oracle.since(call.begun, "unload asked", model_id=call.model_id)
-        if isinstance(error, ModelNotFound) and asked:  # while it waited to begin
-            return
         self._oracle.failed(call, error, spec)
         self._books.refused(call, error, spec)
 

@@ -270,12 +270,15 @@ class Oracle(Rest):
         self.happened("death told", call.model_id)
         return self._was_hit(call, "load", "stub ended", OOM)
 
-    def _is_absent(self, call: Call, _: Spec) -> bool:
-        is_due = call.model_id in self.serving and self._world.is_up
-        return call.verb != "load" and not is_due
+    def _is_absent(self, call: Call, spec: Spec) -> bool:
+        if call.verb == "load":
+            return self._was_unloaded(call, spec)
+        return call.model_id not in self.serving or not self._world.is_up
 
     def _is_returning(self, call: Call, spec: Spec) -> bool:
-        return self._is_absent(call, spec) or (call.verb == "load" and self._ends > 0)
+        if call.verb == "load":
+            return self._ends > 0
+        return self._is_absent(call, spec)
 
     def _was_away(self, call: Call, _: Spec) -> bool:
         whats = ("end", "hang", "answer", "stop", "restart")

@@ -107,8 +107,12 @@ class Rest:
                 continue  # its load may take longer than it may
             if any(self.since(recent, each) for each in upset):
                 continue
-            if model_id not in known or known[model_id].state != "READY":
-                raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
+            if model_id in known and known[model_id].state == "READY":
+                continue
+            text = f"{model_id} was lost with Triton, and is not back"
+            if not self.since(self._first_end, "load refused", model_id=model_id):
+                raise Violated("5 desired", text)
+            self._world.expect("5 refused return", text)
 
     def _near_the_truth(self, control: Control) -> None:
         """Check what is booked of models with processes of their own."""

@@ -477,5 +477,6 @@ _LOGGED = {
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
     "model.load_ended": "load cut",
+    "model.load_refused": "load refused",
 }
 _OPERATIONS = ("model.loading", "model.unloading", "call")
