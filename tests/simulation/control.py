@@ -103,6 +103,7 @@ class PresentControl:
     unkept: ClassVar[Mapping[str, str]] = {
         "2 blame": "models are suspected that were not at work when Triton exited",
         "5 refused return": "a lost model is given up when it is refused beside others that return",
+        "3 freed late": "memory that is freed late, at the start, counts as that of Triton itself",
         "4 kept": "a model that a platform loads amid an eviction that fails goes with it",
         "2 too large": "growth, and what was measured beside others, count as the need of a load",
     }

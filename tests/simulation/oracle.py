@@ -261,6 +261,10 @@ class Oracle(Rest):
         return self.since(begun, "unload asked", model_id=call.model_id)
 
     def _does_not_fit(self, call: Call, spec: Spec) -> bool:
+        if self.surely_fits(call, spec) and self.since(self._shift_begun, "late"):
+            text = f"{call.model_id} would fit, and what was freed late does not count as free"
+            self._world.expect("3 freed late", text)
+            return True
         return not (self.surely_fits(call, spec) or self._is_room_to_come(call))
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
