@@ -100,6 +100,14 @@ def test_load_is_not_booked_with_leaving_memory():
     assert books.free() == 800
 
 
+def test_adoption_during_a_load_ends_its_measurement():
+    books = gpu(1000)
+    books.load("b", known(200, key="b"))
+    books.ledger.adopt("a", "a", to_bytes({GPU: 300}))
+    books.read(500)
+    assert not books.settle("b").is_measured
+
+
 def test_load_is_measured_beside_another_device():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
@@ -214,6 +222,14 @@ def test_new_triton_gives_nothing_back():
     assert books.ledger.is_empty(GPU)
 
 
+def test_new_triton_is_empty_without_readings():
+    books = gpu(1000, used=None)
+    books.add("a", 300)
+    assert books.free() == 700
+    books.ledger.start_life()
+    assert books.free() == 1000
+
+
 def test_empty_is_the_least_of_a_life():
     books = gpu(1000, used=90)
     books.read(60)
@@ -274,6 +290,22 @@ def test_only_load_above_the_limit_is_refused_for_good():
     books.fail("a")
     books.read(50)
     assert books.decide(books.need("a")).reason is Reason.TRIED
+
+
+def test_known_load_above_the_limit_says_what_it_has():
+    books = gpu(1000, used=50)
+    books.load("a", known(100, key="a"))
+    books.read(1001)
+    figures = books.ledger.find_overrun(GPU).figures
+    assert (figures.needed_bytes, figures.free_bytes) == (951 * MIB, 950 * MIB)
+
+
+def test_load_that_an_exit_broke_off_is_no_proof():
+    books = gpu(1000)
+    books.load("a", guess(100, key="a"))
+    books.ledger.start_life()
+    books.fail("a")
+    assert books.ledger.tried == {}
 
 
 def test_second_load_makes_no_proof():
@@ -572,6 +604,7 @@ def test_refusal_of_a_tried_package_says_what_it_had():
     books.fail("a")
     decision = books.decide(books.need("a"))
     assert decision.figures.free_bytes == 900 * MIB
+    assert decision.figures.needed_bytes == 900 * MIB  # twice 300 would seem to fit
     assert "(twice what was too little the last time)" in str(make_refusal("m", decision))
 
 

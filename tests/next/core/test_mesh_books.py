@@ -32,6 +32,15 @@ def test_modelmesh_evicts_above_its_capacity():
     assert not books.is_evicting
 
 
+def test_new_modelmesh_has_nothing_loaded():
+    books = MeshBooks()
+    books.start(units(10))
+    books.count(A, units(11))
+    assert books.is_evicting
+    books.start(units(10))
+    assert not books.is_evicting
+
+
 def test_modelmesh_counts_whole_units():
     books = MeshBooks()
     books.start(units(2) + MESH_UNIT_BYTES - 1)  # two units

@@ -84,6 +84,13 @@ def test_need_is_at_most_the_room():
     assert need_of(sizes, files=100) == ({"0": 1000}, Basis.SHORTAGE, False)
 
 
+def test_need_is_never_negative():
+    """Triton itself and the headroom exceed the limit together."""
+    rooms = to_bytes({"0": -100})
+    need = Sizes().need_of(package("a", files=100), rooms, ["0"])
+    assert to_mib(need.bytes) == {"0": 0}
+
+
 def test_planned_guess_is_at_most_the_landing_strip():
     sizes = Sizes()
     strip = {"guess_limit_bytes": 250 * MIB}
