@@ -30,6 +30,7 @@ REAL = {
     "endpoint.py": ("adapter.packages.unpacking", "adapter.store.cache"),
     "mesh.py": ("adapter._proto", "adapter.frontends.grpc.", "adapter.telemetry.metrics"),
     "residents.py": ("adapter.packages.unpacking",),
+    "shadow.py": ("adapter.",),
     "store.py": ("adapter.settings.locations", "adapter.store.ports"),
     "story.py": ("adapter.telemetry.log",),
 }
