@@ -13,8 +13,8 @@ rules, in this order:
 4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
    memory is an exception: if the machine itself has less than is surely needed, the kernel would
    end more than the load, so the answer is 507.
-5. Candidates are evicted in their order, if evicting all of them can be enough. Memory that is
-   leaving counts as gone. Busy candidates are waited for.
+5. Candidates are evicted in their order, as few as suffice, if evicting all of them can be enough.
+   Memory that is leaving counts as gone. Busy candidates are waited for.
 6. Loads and unloads in progress on the lacking devices are waited for. After that, or if there are
    none, the answer is 507.
 
@@ -31,6 +31,7 @@ from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 from adapter.next.core import times
 from adapter.next.core.ledger import Ledger, Overrun
 from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Basis, Need, format_size
+from adapter.next.core.victims import choose_fewest
 
 _SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
 
@@ -315,19 +316,22 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
     has_candidates = all(any(device in size for size in sizes) for device in lacking)
     if not has_candidates or not _can_evict_enough(ledger, need, request):
         return None
-    victims = []
+    idle = []
     has_busy = False
     for candidate, size in zip(candidates, sizes, strict=True):
-        if not any(device in size for device in _find_lacking(need, free)):
+        if not any(device in size for device in lacking):
             continue
         if candidate.is_busy:
             has_busy = True
-            continue
-        victims.append(candidate.name)
-        free = {device: count + size.get(device, 0) for device, count in free.items()}
-    if has_busy and _find_lacking(need, free):
+        else:
+            idle.append((candidate.name, size))
+    freed = {device: sum(size.get(device, 0) for _, size in idle) for device in need.bytes}
+    emptied = {device: count + freed[device] for device, count in free.items()}
+    if has_busy and _find_lacking(need, emptied):
         return Decision(Answer.WAIT, Reason.BUSY, need)
-    return Decision(Answer.EVICT, Reason.EVICTION, need, victims=tuple(victims))
+    missing = {device: count - free[device] for device, count in need.bytes.items()}
+    victims = tuple(choose_fewest(idle, missing))
+    return Decision(Answer.EVICT, Reason.EVICTION, need, victims=victims)
 
 
 def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:

@@ -480,6 +480,16 @@ def test_guess_waits_for_no_stuck_load():
 # -- evictions -----------------------------------------------------------------------------------
 
 
+def test_small_model_is_spared_for_a_large_one():
+    books = gpu(1000, used=0)
+    books.add("a", 50)
+    books.add("b", 400)
+    books.add("c", 500)
+    assert books.victims(known(400), evict="abc") == ["b"]
+    assert books.victims(known(480), evict="abc") == ["a", "b"]
+    assert books.victims(known(480), evict="ac", busy="b") == ["c"]
+
+
 def test_futile_eviction_is_not_repeated_at_once():
     books = gpu(1000)
     books.add("a", 600)
