@@ -7,8 +7,9 @@ rules, in this order:
 1. The package declares more than a device can ever have, or it ran out of memory with nothing else
    loaded and an emptied device would have no more: 400 ModelTooLarge. Nothing is evicted for it.
    The refusal ends with its reason.
-2. Guessed needs are loaded one at a time. So each of them is measured, and no two of them run out
-   of memory together. The next one waits for the end of the load before it, or for 5 s.
+2. Guessed needs are loaded one at a time where memory is read. So each of them is measured, and no
+   two of them run out of memory together. The next one waits for the end of the load before it, or
+   for 5 s.
 3. A need that is free is admitted.
 4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
    memory is an exception: if the machine itself has less than is surely needed, the kernel would
@@ -285,7 +286,8 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
     for minutes.
     """
     guessed_loads = [load for load in ledger.loads.values() if not load.need.is_known]
-    if need.is_known or not guessed_loads:
+    is_read = any(ledger.devices[device].used_bytes is not None for device in need.bytes)
+    if need.is_known or not guessed_loads or not is_read:
         return True
     if request.purpose is Purpose.PLANNED:
         return now >= request.deadline

@@ -462,6 +462,18 @@ def test_planned_load_waits_for_modelmesh_to_evict():
     assert books.answer(known(500), **options, is_mesh_evicting=True) is Answer.INSUFFICIENT
 
 
+def test_guess_has_no_turn_where_nothing_is_read():
+    """No load is measured there, so that the next one would wait for nothing."""
+    books = gpu(1000, used=None)
+    books.load("b", guess(200, key="b"))
+    assert books.answer(guess(300)) is Answer.ADMIT
+    books.read(0)
+    assert books.decide(guess(300)).reason is Reason.TURN
+    nowhere = Ledger({})
+    nowhere.begin_load("b", guess(key="b"))
+    assert decide(nowhere, guess(), LoadRequest(), 0.0).answer is Answer.ADMIT
+
+
 def test_planned_guess_waits_for_its_turn_until_its_deadline():
     books = gpu(1000)
     books.load("u", guess(100, key="u"))
