@@ -426,7 +426,7 @@ class Ledger:
 
     def begin_unload(self, name: TritonName) -> Leaving:
         """Expect the memory of a model back. Return what is expected, for `is_unload_done`."""
-        booked = self.models.pop(name).booked
+        booked = self._find_remaining(self.models.pop(name).booked)
         leaving = Leaving(booked, self._readings(booked))
         self._disturb(booked)
         self.unloads[name] = leaving
@@ -434,6 +434,19 @@ class Ledger:
             if device in self.devices:
                 self.devices[device].settled_bytes -= count
         return leaving
+
+    def _find_remaining(self, booked: Bytes) -> Bytes:
+        """Return what a model still has, that was taken out of `models`, of what it is booked with.
+
+        The memory of a process that has died is back before the unload, and readings show that. So
+        it is at most what `settled` has beyond an empty device.
+        """
+        remaining = dict(booked)
+        for device, count in booked.items():
+            book = self.devices.get(device)
+            if book is not None:
+                remaining[device] = _clamp(book.settled_bytes - (book.empty_bytes or 0), 0, count)
+        return remaining
 
     def end_unload(self, name: TritonName, now: float) -> None:
         """Record that Triton has unloaded the model. Harmless after the end of Triton's life."""

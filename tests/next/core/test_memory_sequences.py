@@ -50,6 +50,21 @@ def test_package_is_loaded_again_before_its_failure_is_shown():
     assert (books.ledger.leaving(GPU), books.free()) == (0, 1000)
 
 
+def test_unload_of_a_dead_model_gives_back_what_it_still_has():
+    """Readings have shown that the memory of its process is back: to subtract it from the books
+    once more would promise it twice.
+    """
+    books = gpu(1000, used=50)
+    books.add("a", 600)
+    books.read(70)  # the process of a has died, and 20 are left
+    books.load("b", known(300, key="b"))
+    leaving = books.ledger.begin_unload("a")
+    assert to_mib(leaving.booked) == {GPU: 20}
+    assert (books.settled(), books.free()) == (50, 650)
+    books.read(70)  # b has not taken anything
+    assert (books.settled(), books.free()) == (50, 650)
+
+
 def test_stuck_unload_keeps_its_bytes():
     books = gpu(1000)
     books.add("a", 300)
