@@ -282,6 +282,8 @@ def _decide_on_others(
 def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
     """Return whether a load need not wait for another one with a guessed need.
 
+    Where nothing is read no load is measured, and none waits for its turn.
+
     A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
     for minutes.
     """

@@ -483,8 +483,13 @@ class Ledger:
         self.models[name] = LoadedModel(package_key, booked)
         for device, count in booked.items():
             if device in self.devices:
-                self.devices[device].settled_bytes += count
+                book = self.devices[device]
+                book.settled_bytes += count
                 self._correct(device)
+                if book.empty_bytes is not None:
+                    # the earlier readings, which the model was in, were not of an empty device
+                    most_bytes = max(0, book.settled_bytes - self.booked(device))
+                    book.empty_bytes = min(book.empty_bytes, most_bytes)
 
     def start_life(self) -> None:
         """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that

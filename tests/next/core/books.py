@@ -134,11 +134,10 @@ class Books:
     def add(self, name, count, device=GPU):
         """Add a loaded model of a known size."""
         size = to_bytes({device: count})
-        self.ledger.adopt(TritonName(name), name, size)
         book = self.ledger.devices[device]
         if book.used_bytes is not None:
             book.used_bytes += size[device]
-            book.settled_bytes = book.used_bytes
+        self.ledger.adopt(TritonName(name), name, size)
 
     def load(self, name, need):
         self.ledger.begin_load(TritonName(name), need)

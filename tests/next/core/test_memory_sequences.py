@@ -211,6 +211,17 @@ def test_reading_from_before_a_booked_end_is_ignored():
     assert books.free() == 550
 
 
+def test_reading_of_adopted_models_is_not_of_an_empty_device():
+    """A new adapter reads memory before it knows what an earlier run has loaded."""
+    books = gpu(1000, used=450)
+    assert books.empty() == 450
+    books.ledger.adopt("a", "a", to_bytes({GPU: 300}))
+    books.ledger.adopt("b", "b", to_bytes({GPU: 100}))
+    assert books.empty() == 50
+    declared = known(900, declared=900)  # 400 otherwise: no unload could make enough room
+    assert books.answer(declared, waited=math.inf) is Answer.INSUFFICIENT
+
+
 def test_new_triton_has_nothing_loaded():
     books = gpu(1000, used=50)
     books.add("a", 300)
