@@ -744,6 +744,8 @@ class Shadow:
             "busy": any(is_busy for _, is_busy in self._list_candidates(asked)),
             "not attributed": any(ledger.not_attributed(each) > MIB for each in devices),
             "ran out elsewhere": bool(asked.terms.ran_out),
+            "nobody waits": asked.terms.is_on_demand and not self._is_awaited(asked),
+            "declares more than it takes": self._declares_more(asked),
         }
         return [
             "on demand" if asked.terms.is_on_demand else purpose,
@@ -752,6 +754,14 @@ class Shadow:
             *self._situation,
             *(name for name, is_so in states.items() if is_so),
         ]
+
+    def _is_awaited(self, asked: _Asked) -> bool:
+        """Return whether the call of an on-demand load still waits."""
+        return self._make_request(asked).deadline > self._time
+
+    def _declares_more(self, asked: _Asked) -> bool:
+        spec = self._machine.disk.specs[asked.package.content_key]
+        return spec.declared is not None and spec.declared > spec.takes
 
     def _show(self, asked: _Asked, decision: Decision) -> str:
         """Return the figures of both sides, in MiB."""
