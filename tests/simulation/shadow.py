@@ -487,6 +487,7 @@ class Shadow:
         begin_unload = memory.begin_unload
         unloaded = memory.unloaded
         restarted = self._control.triton_restarted
+        self._life = self._machine.triton.life
 
         @asynccontextmanager
         async def unloading_beside(record: ModelRecord) -> AsyncIterator[None]:
@@ -531,6 +532,13 @@ class Shadow:
             self.ledger.adopt(record.name, record.package_key, leaving.booked)
 
     def _start_life(self) -> None:
+        """Begin another life of Triton. One that only has not answered for a while has all its
+        models.
+        """
+        life = self._machine.triton.life
+        if life is self._life:
+            return
+        self._life = life
         for name, load in [*self.ledger.loads.items()]:
             if load.ended_at is not None:
                 self.ledger.fail_load(name, self.now(), is_memory=False)
@@ -653,7 +661,8 @@ class Shadow:
         else:
             decision = decide(self.ledger, self._need_of(asked, None), request, now)
         model_id = str(asked.record.id)
-        if decision.answer is Answer.INSUFFICIENT and model_id in self._evicted_for:
+        is_refused = decision.answer is Answer.INSUFFICIENT and not self._is_for_nobody(asked)
+        if is_refused and model_id in self._evicted_for:
             self._evicted_for.discard(model_id)
             self.ledger.record_futile_eviction(asked.package.content_key, now)
         return decision
@@ -719,7 +728,12 @@ class Shadow:
         names: str = "",  # of victims
     ) -> None:
         today, new = answers
-        difference = Difference("load", today, new, decision.reason.name, truth)
+        reason = decision.reason.name
+        if today != new and new == "507" and self._is_for_nobody(asked):
+            reason += ", nobody waits"
+        if today != new and self._declares_more(asked):
+            truth += "; it declares more than it takes"
+        difference = Difference("load", today, new, reason, truth)
         started_at = self._started.get(str(asked.record.id), self._time)
         load = (self._seed, self._number, asked.record.name, started_at)
         situation = []
@@ -744,8 +758,8 @@ class Shadow:
             "busy": any(is_busy for _, is_busy in self._list_candidates(asked)),
             "not attributed": any(ledger.not_attributed(each) > MIB for each in devices),
             "ran out elsewhere": bool(asked.terms.ran_out),
-            "nobody waits": asked.terms.is_on_demand and not self._is_awaited(asked),
-            "declares more than it takes": self._declares_more(asked),
+            "nobody waits": self._is_for_nobody(asked),
+            "may evict": asked.can_evict,
         }
         return [
             "on demand" if asked.terms.is_on_demand else purpose,
@@ -755,9 +769,9 @@ class Shadow:
             *(name for name, is_so in states.items() if is_so),
         ]
 
-    def _is_awaited(self, asked: _Asked) -> bool:
-        """Return whether the call of an on-demand load still waits."""
-        return self._make_request(asked).deadline > self._time
+    def _is_for_nobody(self, asked: _Asked) -> bool:
+        """Return whether no call waits for an on-demand load any more."""
+        return asked.terms.is_on_demand and self._make_request(asked).deadline <= self._time
 
     def _declares_more(self, asked: _Asked) -> bool:
         spec = self._machine.disk.specs[asked.package.content_key]
