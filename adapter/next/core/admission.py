@@ -282,7 +282,7 @@ def _decide_on_others(
 def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
     """Return whether a load need not wait for another one with a guessed need.
 
-    Where nothing is read no load is measured, and none waits for its turn.
+    Readings measure a load. Where there are none, no load waits for its turn.
 
     A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
     for minutes.

@@ -436,7 +436,7 @@ class Ledger:
         return leaving
 
     def _find_remaining(self, booked: Bytes) -> Bytes:
-        """Return what a model still has, that was taken out of `models`, of what it is booked with.
+        """Return the part of its booked bytes that a model still has. It has left `models`.
 
         The memory of a process that has died is back before the unload, and readings show that. So
         it is at most what `settled` has beyond an empty device.

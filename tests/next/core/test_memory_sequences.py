@@ -489,7 +489,7 @@ def test_planned_load_waits_for_modelmesh_to_evict():
 
 
 def test_guess_has_no_turn_where_nothing_is_read():
-    """No load is measured there, so that the next one would wait for nothing."""
+    """Readings measure a load. Without them the next one would wait for nothing."""
     books = gpu(1000, used=None)
     books.load("b", guess(200, key="b"))
     assert books.answer(guess(300)) is Answer.ADMIT
