@@ -169,6 +169,7 @@ class Memory:
                 return
             await asyncio.sleep(times.POLL_SECONDS)
             await self.readings.read()
+            self.ledger.advance(clock.monotonic())
         overrun = self._book(record.name, reported)
         if overrun is not None:
             raise _explain_overrun(record, overrun)
