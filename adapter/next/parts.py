@@ -29,8 +29,10 @@ from adapter.next.core import times
 from adapter.next.core.blame import Blame
 from adapter.next.core.ledger import Ledger
 from adapter.next.core.mesh_books import MeshBooks
+from adapter.next.core.record import ModelRecord
 from adapter.next.core.registry import Registry
 from adapter.next.core.sizes import Sizes
+from adapter.next.core.states import ModelState
 from adapter.next.core.victims import POLICIES
 from adapter.next.core.wanted import Wanted
 from adapter.runtime import background, clock
@@ -103,6 +105,31 @@ class Control:
         if self.updates is not None:
             works["updates"] = self.updates.run()
         self._tasks = [background.begin(name, work) for name, work in works.items()]
+
+    @property
+    def pending_operations(self) -> int:
+        """Return how many loads, unloads and updates are in progress."""
+        return len(self.operations)
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when Triton has been at the load of a model; None while that is not long."""
+        if record.state is ModelState.STUCK:
+            return record.state_since
+        return self.slots.hangs_since(record)
+
+    def reasons(self, *, needs_wanted: bool) -> list[str]:
+        """Return why calls cannot be answered as they should; nothing if they can.
+
+        `needs_wanted` names models that are wanted from the start on and are not loaded.
+        """
+        missing = self.desired.explain_missing() if needs_wanted else None
+        found = [self.status.explain_mismatch(), self.watcher.explain_stuck(), missing]
+        return [reason for reason in found if reason is not None]
+
+    def notes(self) -> list[str]:
+        """Return what is amiss although calls can be answered."""
+        hanging = self.slots.explain()
+        return [*([hanging] if hanging else []), *self.desired.list_refused()]
 
     async def drain(self, limit_seconds: float) -> None:
         """Start nothing any more; wait for what is in progress, then end the loads among it."""

@@ -196,8 +196,7 @@ class Desired:
         wanted = self._list_from_start()
         missing = [model for model in wanted if model.state is WantedState.MISSING]
         if not missing:
-            is_unsure = bool(wanted) and not self.status.is_up
-            return "Triton has been restarted; its models are looked for" if is_unsure else None
+            return None
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         names = ", ".join(map(_describe, missing[:_SHOWN]))
         return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{more}"

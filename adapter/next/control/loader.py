@@ -336,7 +336,7 @@ class Loader:
             await self._reserve(record, terms, room)
             if old.state in LOADED:
                 await self.unloader.unload(old, unload_fields)
-            await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
+            await self._renew_turn(record)
             await self._take_own_name(record)
             self.registry.add(record)
             await self._run(record, terms)
@@ -447,9 +447,6 @@ class Loader:
         await self._wait_for_turn(record)
         await self.memory.reserve(record, terms, evictor)
         record.undo.callback(self.memory.release, record)
-        # Triton may have exited meanwhile, and folders of its models may still be in the repository
-        record.note_step(Step.TRITON_START)
-        await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
 
     # -- in Triton --------------------------------------------------------------------------
 
@@ -474,13 +471,14 @@ class Loader:
 
     async def _try(self, record: ModelRecord) -> AdapterError | None:
         """Place and load the package once; return the failure, as readings of memory explain it."""
+        await self._renew_turn(record)
         record.note_step(Step.FILES)
         placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
         self.registry.place(record, placement)
         await self.slots.acquire(record)
-        while not self._has_turn(record):  # Triton has exited since
+        while not self._has_turn(record):
             self.slots.release(record)
-            await self._wait_for_turn(record)
+            await self._renew_turn(record)
             await self.slots.acquire(record)
         started_at = clock.monotonic()
         self.registry.apply(record, ModelEvent.LOAD_SENT)
@@ -501,6 +499,13 @@ class Loader:
         self.slots.release(record)
         return None
 
+    async def _renew_turn(self, record: ModelRecord) -> None:
+        """Wait for another turn if Triton has exited since the last one. The folders of the models
+        that it had are gone then, so that their names can be used again.
+        """
+        while not self._has_turn(record):
+            await self._wait_for_turn(record)
+
     def _has_turn(self, record: ModelRecord) -> bool:
         """Return whether the Triton is up in whose life the model has got its turn."""
         return self.status.is_up and self.status.is_same_life(record.life)
@@ -516,7 +521,6 @@ class Loader:
         self.slots.release(record)
         self.registry.apply(record, ModelEvent.OUT_OF_MEMORY)
         await self.memory.reserve_again(record, terms, self.eviction, error)
-        await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
         self.journal.metrics.load_retries.inc()
         fields = {"model_id": record.id, "reason": str(error)}
         log.info("model.load_retried", extra=fields)

@@ -106,14 +106,14 @@ class Models:
         Triton that is away.
         """
         deadline = clock.monotonic() + limit_seconds
-        if not self._is_ready(model_id):
+        if not self._can_serve(model_id):
             with self.leases.waiting_for(model_id):
                 await self._wait_until_ready(model_id, deadline)
         return self.lease(model_id)
 
     async def _wait_until_ready(self, model_id: ModelId, deadline: float) -> None:
         """Wait while a load is in progress, or the model comes back after an exit of Triton."""
-        while not self._is_ready(model_id) and clock.monotonic() < deadline:
+        while not self._can_serve(model_id) and clock.monotonic() < deadline:
             operation = self.operations.load_of(model_id)
             if operation is not None:
                 await operation.wait(deadline - clock.monotonic())
@@ -121,6 +121,10 @@ class Models:
                 await self.status.changes.wait(times.POLL_SECONDS)
             else:
                 return
+
+    def _can_serve(self, model_id: ModelId) -> bool:
+        """Return whether the model is loaded in a Triton that has not exited."""
+        return self._is_ready(model_id) and not self.status.has_exited
 
     def is_being_loaded(self, model_id: ModelId) -> bool:
         """Return whether a load or an update is in progress, which `wait_for_lease` waits for."""
@@ -454,7 +458,10 @@ class Models:
         return record is not None and record.state is ModelState.READY
 
     def _should_return(self, model_id: ModelId) -> bool:
+        """Return whether Triton has exited with the model, which the adapter loads again."""
         record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.READY:
+            return self.status.has_exited and not self.status.has_lost(record)
         return record is not None and record.state is ModelState.LOST
 
     def _explain_absence(self, model_id: ModelId, error: ModelNotFound) -> AdapterError:

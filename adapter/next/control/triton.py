@@ -125,6 +125,12 @@ class TritonStatus:
             return "forget", "a ModelMesh has called runtimeStatus"
         return "reload", "auto: no platform is known that would load them again"
 
+    def explain_mismatch(self) -> str | None:
+        """Return why the models of Triton are not known; None while they are."""
+        if self.is_up or not self.triton.live:
+            return None
+        return "Triton has been restarted; its models are looked for"
+
     def choose_on_exit(self, record: ModelRecord) -> OnExit:
         """Return whether the adapter loads this model again after an exit of Triton.
 

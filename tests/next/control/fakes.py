@@ -402,6 +402,7 @@ class FakePackages:
     def __init__(self, triton: FakeTriton) -> None:
         self.left_behind: list[StagedModel] = []
         self.confirm_seconds = 0.001
+        self.remove_seconds = 0.001
         self.confirmed: dict[TritonName, Bytes] = {}
         self.changed: set[str] = set()
         self._triton = triton
@@ -446,7 +447,7 @@ class FakePackages:
         self.confirmed[name] = dict(held)
 
     async def remove(self, name: TritonName) -> None:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.remove_seconds)
         assert name not in self._triton.loaded, f"{name} is removed under Triton"
         self._triton.repository.pop(name, None)
 

@@ -29,6 +29,7 @@ _PLAY_SECONDS = 300.0
 _BOUND_SECONDS = 2000.0
 _FOLDERS = ("p0", "p1", "p2", "p3")
 _STORE_KEYS = ("s0", "s1", "s2", "s3", "s4")
+_VERSIONS = 6
 _BUGS = {"operation.failed", "task.failed", "task.ended"}
 
 
@@ -59,6 +60,8 @@ class Play:
         self.pending: dict[asyncio.Task[None], str] = {}
         self.names = [ModelId(f"m{number}") for number in range(4)]
         self.keys = [ModelId(key) for key in _STORE_KEYS]
+        # large models and many updates, so that all that is loaded stands in the way of others
+        self.is_crowded = self.random.random() < 0.4
         self.stage = self._make_stage()
 
     def _make_stage(self) -> Stage:
@@ -67,13 +70,13 @@ class Play:
         self.devices = random.choice((1, 1, 2))
         scripts = {folder: self._draw_script() for folder in _FOLDERS}
         for key in _STORE_KEYS:
-            for version in range(1, 7):
+            for version in range(1, _VERSIONS + 1):
                 scripts[f"{key}@{version}"] = self._draw_script()
         settings = StoreSettings(
             pin=random.choice(((), ("s0",))),
             policy=random.choice(("cost", "lru")),
             idle_unload_seconds=random.choice((0.0, 0.0, 40.0)),
-            revalidate_seconds=random.choice((0.0, 20.0)),
+            revalidate_seconds=3.0 if self.is_crowded else random.choice((0.0, 20.0)),
         )
         stage = Stage(
             scripts,
@@ -87,12 +90,16 @@ class Play:
             load_threads=random.choice((1, 2, 4)),
         )
         stage.triton.lag_seconds = random.choice((0.0, 0.0, 3.0))
+        stage.packages.confirm_seconds = random.choice((0.001, 1.0))
+        stage.packages.remove_seconds = random.choice((0.001, 0.5))
         stage.store.disk_limit = random.choice((None, None, 4))
         return stage
 
     def _draw_script(self) -> Script:
         random = self.random
         size = random.choice((60, 100, 200, 300, 400, 600, 900, 1200))
+        if self.is_crowded:
+            size = random.choice((400, 600, 800))
         sizes: int | dict = size
         gpus: frozenset[int] | None = frozenset({0})
         is_open = False
@@ -176,7 +183,7 @@ class Play:
             self._draw_request: 20,
             self._draw_wait: 8,
             self._draw_named: 3,
-            self._draw_bump: 3,
+            self._draw_bump: 30 if self.is_crowded else 3,
             self._draw_call: 36,
         }
         [draw] = self.random.choices(list(actions), list(actions.values()))
@@ -231,7 +238,7 @@ class Play:
     async def _bump(self, key: ModelId) -> None:
         """Give a model of the store another version."""
         versions = self.stage.store.versions
-        versions[key] = min(versions[key] + 1, 5)
+        versions[key] = (versions[key] + 1) % _VERSIONS
 
     async def _cause_mishap(self) -> None:
         random = self.random
