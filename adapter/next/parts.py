@@ -216,6 +216,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         journal=journal,
         triton=world.triton,
         server=world.server,
+        processes=world.processes,
         limits=settings.limits,
     )
     eviction = Eviction(
@@ -243,7 +244,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         changes=changes,
         triton=world.triton,
         packages=world.packages,
-        server=world.server,
+        processes=world.processes,
         files=files,
         limits=settings.limits,
     )
@@ -265,6 +266,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         triton=world.triton,
         packages=world.packages,
         server=world.server,
+        processes=world.processes,
         load_threads=settings.load_threads,
     )
     leases.failures = RequestFailures(
@@ -274,7 +276,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         watcher=watcher,
         journal=journal,
         changes=changes,
-        server=world.server,
+        processes=world.processes,
     )
 
     # operations on all models

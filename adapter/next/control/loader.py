@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ from adapter.next.control.ports import (
     DiskEvictor,
     Evictor,
     Packages,
-    Server,
+    Processes,
     TimeLimits,
     Triton,
 )
@@ -56,7 +56,6 @@ from adapter.next.core.states import LOADED, ModelEvent, ModelState
 from adapter.next.core.wanted import Wanted
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes, run_to_end
-from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -221,14 +220,15 @@ class _StubMonitor:
 
     def find_lost(
         self,
-        lives: Mapping[TritonName, bool | None],  # None: the model has no python process
+        instances: Mapping[TritonName, Collection[str | None]],  # with a live process
         now: float,
     ) -> TritonName | None:
         """Return the name of a model whose process has been missing for too long."""
-        for name, is_alive in lives.items():
-            if is_alive:
+        for name in self.names:
+            if name not in instances:
+                continue  # a model without python
+            if instances[name]:
                 self._started.add(name)
-            if is_alive is not False:
                 self._alive_at[name] = now
             has_started = name in self._started
             grace_seconds = self._gone_seconds if has_started else _STUB_UNSEEN_SECONDS
@@ -258,7 +258,7 @@ class Loader:
     changes: Changes
     triton: Triton
     packages: Packages
-    server: Server | None
+    processes: Processes
     files: StoreFiles
     limits: TimeLimits
     # loads that Triton has not answered
@@ -560,19 +560,12 @@ class Loader:
 
     async def _refuse_dead(self, record: ModelRecord, monitor: _StubMonitor) -> None:
         """Raise LoadFailed if a python process of the model has ended: Triton may never answer."""
-        server = self.server
-        if server is None:
+        if not self.processes.are_seen:
             return
-        lives = await PROCESSES.run(
-            lambda: {name: server.has_live_stub(name) for name in monitor.names}
-        )
-        lost = monitor.find_lost(lives, clock.monotonic())
-        if lost is not None:
-            raise LoadFailed(
-                f"the python process of {lost!r} ended while the model was being loaded",
-                model_id=record.id,
-                suspected="python process ended",
-            )
+        with suppress(BackendUnavailable):  # Triton is exiting, and its answer will say so
+            instances = await self.processes.instances(monitor.names)
+            lost = monitor.find_lost(instances, clock.monotonic())
+            _refuse_lost(record, lost)
 
     async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
         """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
@@ -620,13 +613,11 @@ class Loader:
             return []  # readings remain
 
     async def _find_instances(self, record: ModelRecord) -> frozenset[str]:
-        server = self.server
-        if server is None:
-            return frozenset()
-        instances = await PROCESSES.run(
-            lambda: [server.live_instances(name) for name in record.placement.names]
-        )
-        return frozenset[str]().union(*(each or () for each in instances))
+        with suppress(BackendUnavailable):  # processes cannot be seen now
+            instances = await self.processes.instances(record.placement.names)
+            living = [name for names in instances.values() for name in names if name is not None]
+            return frozenset(living)
+        return frozenset()
 
     def _serve(self, record: ModelRecord) -> None:
         """Let the model take requests."""
@@ -697,6 +688,16 @@ class Loader:
 
     def _is_unwanted(self, model_id: ModelId) -> bool:
         return self.wanted.get(model_id) is None
+
+
+def _refuse_lost(record: ModelRecord, lost: TritonName | None) -> None:
+    """Raise LoadFailed if a model of the package has lost its process."""
+    if lost is not None:
+        raise LoadFailed(
+            f"the python process of {lost!r} ended while the model was being loaded",
+            model_id=record.id,
+            suspected="python process ended",
+        )
 
 
 def _note_seen(call: asyncio.Future[None]) -> None:

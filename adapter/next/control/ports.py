@@ -70,46 +70,124 @@ class Triton(Protocol):
 
 
 class Server(Protocol):
-    """Shows and kills the processes of models below an embedded tritonserver."""
+    """The process of an embedded tritonserver."""
 
     @property
     def pid(self) -> int | None:
-        """The pid of the server process; None while there is none."""
-
-    def has_live_stub(self, name: TritonName) -> bool | None:
-        """Return whether a python process of this model runs; None when unknown."""
-
-    def live_instances(self, name: TritonName) -> frozenset[str] | None:
-        """Return the instances of this model whose python processes run; None when unknown."""
-
-    def end_instances(self, name: TritonName) -> bool:
-        """Kill the python processes that serve this model, or begin to; return whether there were
-        any. None is killed while one completes the model's configuration: Triton would never
-        answer its load.
-        """
-
-    async def running_models(self) -> frozenset[TritonName]:
-        """Return the models with a python process, loaded or not. OSError if none can be seen."""
-
-    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """Return the python processes of these models, and all processes that those started."""
-
-    async def abandoned(self) -> frozenset[ProcessId]:
-        """Return processes started by models that no longer have a python process."""
-
-    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        """Return the live ones and what they started since; all of `known` if none can be seen."""
-
-    async def kill(self, known: Collection[ProcessId]) -> None:
-        """Kill these processes and all that they started."""
-
-    async def free_regions(self, names: Collection[TritonName]) -> int:
-        """Free the shared memory that Triton keeps of python processes that have died; return the
-        bytes. To be called only once Triton has let go of these models.
-        """
+        """The pid of the process; None while there is none."""
 
     async def restart(self, reason: str) -> None:
-        """End the server and start it again."""
+        """End the process at once, so that another one is started."""
+
+
+class Processes(Protocol):
+    """Lists and kills the processes of models below an embedded Triton, and waits for their end.
+
+    Listing raises BackendUnavailable while processes cannot be seen.
+    """
+
+    @property
+    def are_seen(self) -> bool:
+        """Whether Triton is embedded, so that its processes can be seen at all."""
+
+    # -- list -------------------------------------------------------------------------------
+
+    async def models(self) -> frozenset[TritonName]:
+        """Return the models with a process, loaded or not."""
+
+    async def instances(
+        self, names: Collection[TritonName]
+    ) -> Mapping[TritonName, Sequence[str | None]]:
+        """Return the instances of each model whose python processes live.
+
+        An instance is None while its process completes the configuration. A model that needs no
+        python process is missing; one that has lost its process has no instance.
+        """
+
+    async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        """Return the processes of models that are being unloaded, and all that those started.
+
+        A process that may also belong to another model belongs to that one from now on.
+        """
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        """Return processes started by models that have no python process any more."""
+
+    # -- kill -------------------------------------------------------------------------------
+
+    async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
+        """Kill these processes and all that they started; return those that lived."""
+
+    async def end_loads(self, names: Collection[TritonName]) -> bool:
+        """Kill the python processes in which these models are initialized; return whether any were.
+
+        None is killed while one completes the configuration of its model: Triton would never
+        answer that load.
+        """
+
+    async def free_regions(self, names: Collection[TritonName]) -> int:
+        """Free the shared memory of python processes that have died; return the bytes.
+
+        Triton, which keeps it, must have let go of these models.
+        """
+
+    # -- wait -------------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        names: Collection[TritonName],
+        processes: Collection[ProcessId],
+        limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        """Wait until these processes, and all others of these models, have ended.
+
+        Return those that still live after `limit_seconds`; never raises BackendUnavailable.
+        """
+
+
+class NoProcesses:
+    """Stands for the processes below an external Triton: none can be seen."""
+
+    are_seen = False
+
+    async def models(self) -> frozenset[TritonName]:
+        """Return nothing."""
+        return frozenset()
+
+    async def instances(
+        self, _names: Collection[TritonName]
+    ) -> Mapping[TritonName, Sequence[str | None]]:
+        """Return nothing."""
+        return {}
+
+    async def claim(self, _names: Collection[TritonName]) -> frozenset[ProcessId]:
+        """Return nothing."""
+        return frozenset()
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        """Return nothing."""
+        return frozenset()
+
+    async def kill(self, _processes: Collection[ProcessId]) -> frozenset[ProcessId]:
+        """Kill nothing."""
+        return frozenset()
+
+    async def end_loads(self, _names: Collection[TritonName]) -> bool:
+        """Kill nothing."""
+        return False
+
+    async def free_regions(self, _names: Collection[TritonName]) -> int:
+        """Free nothing."""
+        return 0
+
+    async def wait(
+        self,
+        _names: Collection[TritonName],
+        _processes: Collection[ProcessId],
+        _limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        """Return at once."""
+        return frozenset()
 
 
 class Packages(Protocol):
@@ -231,6 +309,7 @@ class World:
     packages: Packages
     memory: MemoryReader
     server: Server | None = None  # None for a Triton that is not embedded
+    processes: Processes = field(default_factory=NoProcesses)
     sizes: SizeStore | None = None  # None if no sizes are kept
     artifacts: Artifacts | None = None  # None without a store
 

@@ -24,7 +24,14 @@ from enum import Enum, auto
 from functools import partial
 from typing import NoReturn
 
-from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Placement,
+    ProcessId,
+    StagedModel,
+    TritonName,
+)
 from adapter.errors import (
     AdapterError,
     BackendUnavailable,
@@ -37,9 +44,9 @@ from adapter.errors import (
 from adapter.next.control.leases import AtWork
 from adapter.next.control.memory import Memory
 from adapter.next.control.operations import Journal, Kind, Operations
-from adapter.next.control.ports import Packages, Server, Triton
+from adapter.next.control.ports import Packages, Processes, Server, Triton
 from adapter.next.control.readings import Readings
-from adapter.next.control.unloader import Unloader, kill_processes
+from adapter.next.control.unloader import Unloader, note_killed
 from adapter.next.core import times
 from adapter.next.core.blame import Blame, Verdict
 from adapter.next.core.blame import GivenUp as GivenUpUntil
@@ -49,7 +56,6 @@ from adapter.next.core.states import AT_REST, LOADED, ModelEvent, ModelState
 from adapter.next.core.wanted import Wanted, WantedReason
 from adapter.runtime import background, clock
 from adapter.runtime.clock import Changes
-from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -286,10 +292,11 @@ class TritonWatcher:
     triton: Triton
     packages: Packages
     server: Server | None
+    processes: Processes
     load_threads: int
     _checked_at: float = -math.inf
     _leftovers_at: float = -math.inf
-    _abandoned: frozenset[object] = frozenset()
+    _abandoned: frozenset[ProcessId] = frozenset()
     _ownerless: frozenset[TritonName] = frozenset()
 
     async def open(self) -> None:
@@ -534,22 +541,20 @@ class TritonWatcher:
         A daemon is ended by the second call that finds it, as a load may be between two processes.
         """
         now = clock.monotonic()
-        if self.server is None or now - self._leftovers_at < _LEFTOVERS_SECONDS:
+        if not self.processes.are_seen or now - self._leftovers_at < _LEFTOVERS_SECONDS:
             return
         self._leftovers_at = now
-        found = await self.server.abandoned()
+        found = await self.processes.abandoned()
         again = found & self._abandoned
         self._abandoned = found
-        if again:
-            await kill_processes(self.server, self.journal, again)
-        with suppress(OSError):
-            running = await self.server.running_models()
-            ownerless = frozenset(name for name in running if self.registry.is_free(name))
-            new = ownerless - self._ownerless
-            self._ownerless = ownerless
-            self.journal.metrics.left_running.set(len(ownerless))
-            if new:
-                log.warning("model.left_running", extra={"triton_names": sorted(new)})
+        note_killed(self.journal, await self.processes.kill(again))
+        running = await self.processes.models()
+        ownerless = frozenset(name for name in running if self.registry.is_free(name))
+        new = ownerless - self._ownerless
+        self._ownerless = ownerless
+        self.journal.metrics.left_running.set(len(ownerless))
+        if new:
+            log.warning("model.left_running", extra={"triton_names": sorted(new)})
 
 
 # -- failed requests ----------------------------------------------------------------------------
@@ -565,7 +570,7 @@ class RequestFailures:
     watcher: TritonWatcher
     journal: Journal
     changes: Changes
-    server: Server | None
+    processes: Processes
     _checks: dict[ModelRecord, asyncio.Task[None]] = field(default_factory=dict)
     _model_check: asyncio.Task[None] | None = None
 
@@ -610,15 +615,17 @@ class RequestFailures:
         """
         if record.state is not ModelState.READY or record in self._checks:
             return
-        if self.server is None:
+        if not self.processes.are_seen:
             self.registry.apply(record, ModelEvent.PROCESS_DIED)
             return
-        check = asyncio.create_task(self._check_processes(record, self.server))
+        check = asyncio.create_task(self._check_processes(record))
         self._checks[record] = check
         check.add_done_callback(lambda _: self._checks.pop(record, None))
 
-    async def _check_processes(self, record: ModelRecord, server: Server) -> None:
-        has_died = await PROCESSES.run(has_lost_a_process, record, server)
+    async def _check_processes(self, record: ModelRecord) -> None:
+        has_died = False
+        with suppress(BackendUnavailable):  # Triton is exiting
+            has_died = await has_lost_a_process(record, self.processes)
         if has_died and record.state is ModelState.READY:
             self.registry.apply(record, ModelEvent.PROCESS_DIED)
             self.changes.notify()
@@ -633,14 +640,11 @@ class RequestFailures:
             await self.watcher.check_models(is_forced=True)
 
 
-def has_lost_a_process(record: ModelRecord, server: Server) -> bool:
+async def has_lost_a_process(record: ModelRecord, processes: Processes) -> bool:
     """Return whether a process is gone: even one of several fails each request it is given."""
-    names = record.placement.names
-    instances = [server.live_instances(name) for name in names]
-    living = frozenset[str]().union(*(each or () for each in instances))
-    if None not in instances and record.instances - living:
-        return True
-    return any(server.has_live_stub(name) is False for name in names)
+    instances = await processes.instances(record.placement.names)
+    living = {name for names in instances.values() for name in names if name is not None}
+    return bool(record.instances - living) or not all(instances.values())
 
 
 # -- inside -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.next.control.leases import AtWork, Leases, is_exit
 from adapter.next.control.memory import Memory
 from adapter.next.control.operations import Journal
-from adapter.next.control.ports import Server, TimeLimits, Triton
+from adapter.next.control.ports import Processes, Server, TimeLimits, Triton
 from adapter.next.control.readings import Readings
 from adapter.next.core import times
 from adapter.next.core.record import ModelRecord, Step
@@ -20,7 +20,6 @@ from adapter.next.core.registry import Registry
 from adapter.next.core.states import ModelEvent, ModelState
 from adapter.runtime import clock
 from adapter.runtime.clock import run_to_end
-from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ class Unloader:
     journal: Journal
     triton: Triton
     server: Server | None
+    processes: Processes
     limits: TimeLimits
 
     async def unload(self, record: ModelRecord, log_fields: Mapping[str, str]) -> None:
@@ -164,7 +164,7 @@ class Unloader:
         is_dead: bool,
     ) -> bool:
         # taken now: `_load_and_unload` starts others under the same names
-        processes = await self._find_processes(names)
+        processes = await self.processes.claim(names)
         if call is not None and not await self._end_load(record, names, call):
             return False
         for name in reversed(record.placement.load):
@@ -220,15 +220,10 @@ class Unloader:
         return whether there were any. A model that is loaded, or being unloaded, is left alone: its
         unload would never end.
         """
-        if self.server is None:
+        if not self.processes.are_seen:
             return False
         loading = await self.triton.being_loaded()
-        killed = [
-            await PROCESSES.run(self.server.end_instances, TritonName(name))
-            for name in names
-            if name in loading
-        ]
-        return any(killed)
+        return await self.processes.end_loads([TritonName(n) for n in names if n in loading])
 
     async def _hurry(
         self, record: ModelRecord, names: set[str], processes: _Processes, *, is_dead: bool
@@ -281,10 +276,11 @@ class Unloader:
     ) -> None:
         """Wait for the model's processes to end, and kill those that do not."""
         linger_seconds = _NORMAL_SECONDS if reloaded else times.LINGER_SECONDS
-        living = await self._wait_for_processes(record, processes, linger_seconds)
+        names = record.placement.names
+        living = await self.processes.wait(names, processes, linger_seconds)
         if living:
             await self._kill(record, living)
-            living = await self._wait_for_processes(record, living, times.KILLED_SECONDS)
+            living = await self.processes.wait(names, living, times.KILLED_SECONDS)
         if living:
             fields = {
                 "model_id": record.id,
@@ -295,72 +291,45 @@ class Unloader:
         elif reloaded and await self._has_lost_a_process(reloaded):
             self.leases.lose(record)  # no process is left to answer the requests in flight
 
-    async def _wait_for_processes(
-        self, record: ModelRecord, processes: _Processes, limit_seconds: float
-    ) -> _Processes:
-        """Return the processes that live after `limit_seconds`, with those that they started."""
-        deadline = clock.monotonic() + limit_seconds
-        while True:
-            try:
-                others = await self._find_processes(record.placement.names)
-            except BackendUnavailable:  # processes cannot be seen
-                others = frozenset()
-            living = others | await self._find_living(processes)
-            if not living or clock.monotonic() >= deadline:
-                return living
-            await asyncio.sleep(times.POLL_SECONDS)
-
-    async def _find_processes(self, names: Collection[str]) -> _Processes:
-        if self.server is None:
-            return frozenset()
-        return await self.server.processes_of([TritonName(name) for name in names])
-
-    async def _find_living(self, processes: _Processes) -> _Processes:
-        if self.server is None or not processes:
-            return frozenset()
-        return await self.server.living(processes)
-
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Kill the processes that live; return whether there were any."""
-        living = await self._find_living(processes)
-        if self.server is None or not living:
-            return False
-        await kill_processes(self.server, self.journal, living, model_id=record.id)
-        return True
+        killed = await self.processes.kill(processes)
+        note_killed(self.journal, killed, model_id=record.id)
+        return bool(killed)
 
     async def _has_lost_a_process(self, names: Collection[str]) -> bool:
-        """Return whether a python process of one of these models is known to be gone."""
-        if self.server is None:
-            return False
-        lives = [await PROCESSES.run(self.server.has_live_stub, TritonName(name)) for name in names]
-        return False in lives
+        """Return whether one of these models has lost its python process."""
+        living = await self._list_instances(names)
+        return not all(living.values())
 
     async def _have_processes_ended(self, names: Collection[str]) -> bool:
         """Return whether all these models are python models whose processes are gone."""
-        if self.server is None or not names:
-            return False
-        lives = [await PROCESSES.run(self.server.has_live_stub, TritonName(name)) for name in names]
-        return all(is_alive is False for is_alive in lives)
+        living = await self._list_instances(names)
+        return bool(names) and len(living) == len(names) and not any(living.values())
+
+    async def _list_instances(self, names: Collection[str]) -> Mapping[TritonName, bool]:
+        """Return whether a process lives of each model that needs one; nothing if none is seen."""
+        with suppress(BackendUnavailable):
+            instances = await self.processes.instances([TritonName(name) for name in names])
+            return {name: bool(living) for name, living in instances.items()}
+        return {}
 
     async def _free_regions(self, record: ModelRecord) -> None:
         """Free what Triton never does: the shared memory of processes that have died."""
-        if self.server is None:
-            return
         with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be exiting
-            freed_bytes = await self.server.free_regions(record.placement.names)
+            freed_bytes = await self.processes.free_regions(record.placement.names)
             if freed_bytes:
                 fields = {"model_id": record.id, "bytes": freed_bytes}
                 log.info("model.regions_freed", extra=fields)
 
 
-async def kill_processes(
-    server: Server, journal: Journal, processes: _Processes, **log_fields: str
-) -> None:
-    """Kill processes of models, and all that those started."""
+def note_killed(journal: Journal, processes: _Processes, **log_fields: str) -> None:
+    """Log and count processes of models that were killed, if there were any."""
+    if not processes:
+        return
     pids = sorted(process.pid for process in processes)
     log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
     journal.metrics.processes_killed.inc(len(pids))
-    await server.kill(processes)
 
 
 def _explain_stuck(record: ModelRecord) -> BackendTimeout:

@@ -228,28 +228,25 @@ class FakeTriton:
         tables = (self.loading, self.loaded, self.unloading)
         return [table[name] for table in tables if name in table]
 
-    def has_live_stub(self, name: TritonName) -> bool | None:
-        models = [model for model in self._models(name) if model.script.is_python]
-        return not all(model.has_died for model in models) if models else None
+    are_seen = True
 
-    def live_instances(self, name: TritonName) -> frozenset[str] | None:
-        models = [model for model in self._models(name) if model.process is not None]
-        if not models:
-            return None
-        return frozenset(f"{name}_0" for model in models if not model.has_died)
-
-    def end_instances(self, name: TritonName) -> bool:
-        model = self.loading.get(name)
-        if model is None or model.process is None:
-            return False
-        model.killed.set()
-        return True
-
-    async def running_models(self) -> frozenset[TritonName]:
+    async def models(self) -> frozenset[TritonName]:
         names = [*self.loading, *self.loaded, *self.unloading]
-        return frozenset(name for name in names if self.has_live_stub(name))
+        instances = await self.instances(names)
+        return frozenset(name for name, living in instances.items() if living)
 
-    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+    async def instances(
+        self, names: Collection[TritonName]
+    ) -> Mapping[TritonName, Sequence[str | None]]:
+        await asyncio.sleep(0.001)
+        found: dict[TritonName, list[str | None]] = {}
+        for name in names:
+            models = [model for model in self._models(name) if model.process is not None]
+            if models:
+                found[name] = [f"{name}_0" for model in models if not model.has_died]
+        return found
+
+    async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
         models = [model for name in names for model in self._models(name)]
         return frozenset(
             model.process for model in models if model.process is not None and not model.has_died
@@ -258,16 +255,37 @@ class FakeTriton:
     async def abandoned(self) -> frozenset[ProcessId]:
         return frozenset()
 
-    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        names = [*self.loading, *self.loaded, *self.unloading]
-        return await self.processes_of(names) & frozenset(known)
-
-    async def kill(self, known: Collection[ProcessId]) -> None:
+    async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
+        killed = set()
         for table in (self.loading, self.loaded, self.unloading):
             for model in table.values():
-                if model.process in known:
+                if model.process in processes and not model.has_died:
+                    killed.add(model.process)
                     model.has_died = True
                     model.killed.set()
+        return frozenset(killed)
+
+    async def end_loads(self, names: Collection[TritonName]) -> bool:
+        models = [self.loading[name] for name in names if name in self.loading]
+        ended = [model for model in models if model.process is not None and not model.has_died]
+        for model in ended:
+            model.killed.set()
+        return bool(ended)
+
+    async def wait(
+        self,
+        names: Collection[TritonName],
+        processes: Collection[ProcessId],
+        limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_seconds
+        while True:
+            tables = [*self.loading, *self.loaded, *self.unloading]
+            living = await self.claim(names) | (await self.claim(tables) & frozenset(processes))
+            if not living or loop.time() >= deadline:
+                return living
+            await asyncio.sleep(0.1)
 
     async def free_regions(self, names: Collection[TritonName]) -> int:
         return 0

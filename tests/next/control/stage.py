@@ -12,7 +12,14 @@ from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError
 from adapter.next.control.models import Replaces
-from adapter.next.control.ports import MemorySettings, Settings, StoreSettings, TimeLimits, World
+from adapter.next.control.ports import (
+    MemorySettings,
+    NoProcesses,
+    Settings,
+    StoreSettings,
+    TimeLimits,
+    World,
+)
 from adapter.next.core.record import ModelRecord, OnExit
 from adapter.next.core.sizes import Sizes
 from adapter.next.core.states import ModelState
@@ -70,6 +77,7 @@ class Stage:
             self.packages,
             self.triton,
             self.triton if is_embedded else None,
+            self.triton if is_embedded else NoProcesses(),
             artifacts=self.store if has_store else None,
         )
         default = None if mesh_default_mib is None else mesh_default_mib * MIB
