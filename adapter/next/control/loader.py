@@ -392,7 +392,7 @@ class Loader:
 
     async def _take_own_name(self, record: ModelRecord) -> None:
         """Give a package that needs the model's own name in Triton that name, which is free now."""
-        if record.can_run_beside:
+        if record.can_run_beside or record.inspected.asks_for_cache:
             return
         old_name = record.name
         await self.packages.remove(old_name)

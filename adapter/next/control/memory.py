@@ -149,6 +149,14 @@ class Memory:
         except InsufficientMemory:
             raise error from None
 
+    def has_room_beside(self, record: ModelRecord) -> bool:
+        """Return whether another model of the size of this loaded one would fit."""
+        return all(
+            count <= self.ledger.free(device)
+            for device, count in self.held(record).items()
+            if device in self.ledger.devices
+        )
+
     def need_of(self, record: ModelRecord, terms: LoadTerms) -> Need:
         """Return what the load of an inspected package needs."""
         return self.ledger.need_of(

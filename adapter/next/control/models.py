@@ -5,6 +5,7 @@ each other only for memory, for Triton's load slots, and for turns after an exit
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,10 @@ from adapter.next.core.blame import Blame, Requester
 from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.next.core.registry import Registry
 from adapter.next.core.states import LOADED, ModelEvent, ModelState
-from adapter.next.core.wanted import Wanted
+from adapter.next.core.wanted import Wanted, WantedReason
 from adapter.runtime import clock
+
+log = logging.getLogger(__name__)
 
 # So long beyond its time limit a caller waits for the undo of a load, or for an unload.
 _LATE_SECONDS = 1.0
@@ -248,7 +251,7 @@ class Models:
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload a model, or end its load. Return when it and its memory are gone."""
         self.status.refuse_unless_open()
-        was_wanted = self.wanted.remove(model_id)
+        was_wanted = self._forget_wanted(model_id)
         is_loading = self.operations.load_of(model_id) is not None
         if not is_loading and not self.registry.records_of(model_id):
             text = f"model {model_id!r} is not loaded"
@@ -267,7 +270,7 @@ class Models:
             raise BackendTimeout(f"{text}; its unload goes on", model_id=model_id) from None
 
     async def _unload(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
-        self.wanted.remove(model_id)  # its load may have been tried meanwhile
+        self._forget_wanted(model_id)  # its load may have been tried meanwhile
         record = self.registry.get(model_id)
         if record is not None and record.state is ModelState.LOST:
             self.registry.apply(record, ModelEvent.FORGOTTEN)
@@ -281,6 +284,13 @@ class Models:
                 " reserved; see docs/operations.md#a-load-hangs",
                 model_id=model_id,
             )
+
+    def _forget_wanted(self, model_id: ModelId) -> bool:
+        """Have the model loaded no more by the adapter itself; return whether it was wanted."""
+        model = self.wanted.get(model_id)
+        if model is not None and model.reason is not WantedReason.LOST:
+            log.info("adapter.wanted_no_more", extra={"model_id": model_id})
+        return self.wanted.remove(model_id)
 
     async def unload_all(self, **log_fields: str) -> None:
         """Unload every model, end every load, and unload what was loaded past the adapter."""
@@ -387,7 +397,7 @@ class Models:
         pinned one by its name in Triton, which it has to keep.
         """
         is_pinned = self.loader.eviction.is_pinned(old.id)
-        return old.can_run_beside and not is_pinned and self.registry.is_serving(old)
+        return old.can_run_beside and not is_pinned and self.loader.memory.has_room_beside(old)
 
     async def _load_beside(
         self,
