@@ -229,9 +229,9 @@ class Unloader:
         self, record: ModelRecord, names: set[str], processes: _Processes, *, is_dead: bool
     ) -> set[str]:
         """Hasten an unload that takes long; return the models that were loaded once more for it."""
-        has_ended = is_dead or await self._has_lost_a_process(names)
         # requests that still compute had their time before the unload
-        is_hopeless = has_ended or record.usage.in_flight > 0
+        is_computing = record.usage.in_flight > 0
+        is_hopeless = is_dead or is_computing or await self._has_lost_a_process(names)
         grace_seconds = _NORMAL_SECONDS if is_hopeless else self.limits.stall
         remaining = await self.triton.wait_gone(names, grace_seconds)
         if not remaining:
@@ -239,9 +239,8 @@ class Unloader:
         fields = {"model_id": record.id, "names": sorted(remaining)}
         log.warning("model.unload_stalled", extra=fields)
         if await self._kill(record, processes):
-            has_ended = True
             remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
-        if not has_ended:
+        elif not is_dead and not await self._has_lost_a_process(remaining):
             return set()
         for name in remaining:
             await self._load_and_unload(record, TritonName(name))

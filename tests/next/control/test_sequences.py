@@ -411,6 +411,18 @@ async def test_process_that_dies_amid_a_load_fails_it():
 
 
 @played
+async def test_process_that_dies_amid_an_unload_is_noticed():
+    """Triton never ends such an unload, until the model was loaded once more."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        await stage.load(A)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(0.1)
+        stage.triton.kill_process_of(TritonName("a"))
+        await unload
+        stage.check()
+
+
+@played
 async def test_idle_models_make_room_for_an_inference():
     scripts = {"a": Script(400), "b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
     async with Stage(scripts) as stage:
