@@ -240,8 +240,7 @@ class Unloader:
         log.warning("model.unload_stalled", extra=fields)
         if await self._kill(record, processes):
             remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
-        elif not is_dead and not await self._has_lost_a_process(remaining):
-            return set()
+        # also where no process was seen to be gone: those of another container cannot be seen
         for name in remaining:
             await self._load_and_unload(record, TritonName(name))
         return remaining

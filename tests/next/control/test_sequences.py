@@ -413,13 +413,14 @@ async def test_process_that_dies_amid_a_load_fails_it():
 @played
 async def test_process_that_dies_amid_an_unload_is_noticed():
     """Triton never ends such an unload, until the model was loaded once more."""
-    async with Stage({"a": Script(is_python=True)}) as stage:
-        await stage.load(A)
-        unload = asyncio.create_task(stage.models.unload(A))
-        await asyncio.sleep(0.1)
-        stage.triton.kill_process_of(TritonName("a"))
-        await unload
-        stage.check()
+    for is_embedded in (True, False):
+        async with Stage({"a": Script(is_python=True)}, is_embedded=is_embedded) as stage:
+            await stage.load(A)
+            unload = asyncio.create_task(stage.models.unload(A))
+            await asyncio.sleep(0.1)
+            stage.triton.kill_process_of(TritonName("a"))
+            await unload
+            stage.check()
 
 
 @played
