@@ -276,7 +276,7 @@ class Shadow:
         self._loads: Counter[TritonName] = Counter()  # attempts
         self._started: dict[str, float] = {}  # by model id, when its load began to wait
         self._called: dict[str, float] = {}  # by model id, when the last call for it began
-        self._situation: list[str] = []  # that today's answer came about in
+        self._situation: list[str] = []  # conditions under which today's control answered
         self._specs: dict[TritonName, Any] = {}  # of loads
         self._records: dict[TritonName, ModelRecord] = {}
         self._reported: dict[TritonName, Bytes] = {}
