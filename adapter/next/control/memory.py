@@ -172,7 +172,8 @@ class Memory:
         self.ledger.end_load(record.name, clock.monotonic())
         await self.readings.read()
         while not self.ledger.can_settle(record.name):
-            if not self.readings.is_limited(self.ledger.loads[record.name].reserved):
+            reserved = self.ledger.loads[record.name].reserved
+            if self.readings.lag_seconds > 0 and not self.readings.is_limited(reserved):
                 self._unbooked[record.name] = reported
                 return
             await asyncio.sleep(times.POLL_SECONDS)
