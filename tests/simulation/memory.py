@@ -93,10 +93,15 @@ class Reader:
         self.oom_kills = 0
         self.is_in_doubt = False
 
+    @property
+    def can_be_read(self) -> bool:
+        """Return whether a reading of memory would succeed now."""
+        return self.kind != "off" and _now() >= self.unread_until
+
     async def read(self) -> MemoryReading | None:
         for _ in range(self._random.choice((0, 0, 1, 2))):
             await asyncio.sleep(0)
-        if self.kind == "off" or _now() < self.unread_until:
+        if not self.can_be_read:
             self.last = None
         elif self.kind == "triton":
             self.last = self._late()

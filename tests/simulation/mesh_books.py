@@ -50,7 +50,7 @@ class MeshOracle:
         self._baseline = world.truth.held["baseline"]
         most = world.oracle.limit - self._baseline
         self._is_guessed = capacity > most
-        if self._is_guessed and world.reader.kind != "off":
+        if self._is_guessed and world.reader.can_be_read:
             raise Violated("3 capacity", f"{capacity} bytes were told, of {most}")
         world.truth.watch = self.looked
 
