@@ -88,6 +88,7 @@ class Reader:
         self.last: MemoryReading | None = None
         self.unread_until = -math.inf
         self._truth = truth
+        self._shown_at = -math.inf  # Triton's metrics never go back in time
         self._models = models
         self._random = draws.of("memory reader")
         self.oom_kills = 0
@@ -128,7 +129,8 @@ class Reader:
 
     def _late(self) -> MemoryReading:
         now = _now()
-        shown = self._truth.used_at(now - now % 2 - self._random.random())
+        self._shown_at = max(self._shown_at, now - now % 2 - self._random.random())
+        shown = self._truth.used_at(self._shown_at)
         return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)
 
     def changed(self, since: float) -> None:
