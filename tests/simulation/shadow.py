@@ -443,7 +443,9 @@ class Shadow:
         load = self.ledger.loads.get(name)
         if load is None or name not in self._is_memory:
             return
-        self.ledger.fail_load(name, self.now(), is_memory=self._is_memory.pop(name))
+        # the last failure alone counts
+        del self._is_memory[name]
+        self.ledger.fail_load(name, self.now(), is_memory=False)
         self.ledger.begin_load(name, load.need)
 
     def _end_load(self, record: ModelRecord, usage: Any) -> None:

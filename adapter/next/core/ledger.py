@@ -363,7 +363,9 @@ class Ledger:
         load = self.loads.pop(name)
         self._return(load.reserved, now)
         if is_memory:
-            self.sizes.record_shortage(load.need.package_key, load.reserved)
+            self.sizes.record_shortage(
+                load.need.package_key, load.reserved, is_known=load.need.is_known
+            )
             if load.is_only and load.is_alone:
                 remember(self.tried, load.need.package_key, self._free_for(load))
 

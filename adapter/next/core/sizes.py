@@ -5,8 +5,8 @@
            else max(files x size_factor, the setting default_size, 64 MiB)
 
 After an out-of-memory a package needs at least twice what its load had reserved, until a load of it
-succeeds. No need is larger than what an empty device has, so that no load is refused for a figure
-that was never tried.
+succeeds. A known need is raised only after the second one in a row. No need is larger than what an
+empty device has, so that no load is refused for a figure that was never tried.
 
 A need is known if it is declared or measured. A measurement is replaced by the next one; a guess is
 replaced by whatever a load of the package was booked with, and by any measurement. The same files
@@ -138,9 +138,15 @@ class Sizes:
         if size is None or is_measured or not size.is_measured:
             remember(self._sizes, self._version_of(package_key), Size(dict(booked), is_measured))
 
-    def record_shortage(self, package_key: str, reserved: Bytes) -> None:
-        """Raise the next need of a package, whose load ran out of memory with `reserved`."""
-        needed = {device: SHORTAGE_FACTOR * count for device, count in reserved.items()}
+    def record_shortage(self, package_key: str, reserved: Bytes, *, is_known: bool = False) -> None:
+        """Raise the next need of a package, whose load ran out of memory with `reserved`.
+
+        A known need stays as it is until the load has failed twice in a row: the first time
+        something else may have taken the memory.
+        """
+        is_believed = is_known and self._version_of(package_key) not in self._shortages
+        factor = 1 if is_believed else SHORTAGE_FACTOR
+        needed = {device: factor * count for device, count in reserved.items()}
         remember(self._shortages, self._version_of(package_key), needed)
 
     def end_shortage(self, package_key: str) -> None:

@@ -365,6 +365,18 @@ def test_noise_of_readings_ends_no_refusal():
     assert books.answer(books.need("a")) is Answer.ADMIT
 
 
+def test_known_need_is_raised_after_the_second_shortage_in_a_row():
+    """The first time a neighbour may have come. With twice its size it would fit nowhere."""
+    books = gpu(1000, used=0)
+    books.add("a", 100)
+    for needed in (400, 400, 800):
+        need = books.need("n", declared=400)
+        assert to_mib(need.bytes) == {GPU: needed}
+        books.load("n", need)
+        books.fail("n")
+        books.read(100)
+
+
 def test_success_ends_shortage_and_proof():
     books = gpu(1000, used=500)
     books.load("a", guess(100, key="a"))
