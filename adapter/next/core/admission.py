@@ -341,16 +341,21 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
 def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
     """Return whether the need would fit if all candidates were evicted, busy ones included.
 
-    Memory that belongs to no model may be growth of the candidates, and would then leave with them.
-    So the question is asked with `empty`, not with `settled`.
+    What stays then is known in two ways, of which the lesser counts: what an empty device and the
+    other models have, since memory that belongs to no model may be growth of the candidates, and
+    would leave with them; or what `settled` has beyond the candidates, since models may be booked
+    with more than they have.
     """
     names = {candidate.name for candidate in request.candidates}
     staying = [model.booked for name, model in ledger.models.items() if name not in names]
     for device, count in need.bytes.items():
         book = ledger.devices[device]
         staying_bytes = sum(booked.get(device, 0) for booked in staying)
-        taken_bytes = ledger.reserved(device) + staying_bytes
-        if count > book.room_bytes - book.headroom_bytes - taken_bytes:
+        leaving_bytes = ledger.booked(device) - staying_bytes
+        empty_bytes = book.empty_bytes or 0
+        rest_bytes = min(empty_bytes + staying_bytes, book.settled_bytes - leaving_bytes)
+        taken_bytes = ledger.reserved(device) + rest_bytes
+        if count > book.limit_bytes - book.headroom_bytes - taken_bytes:
             return False
     return True
 

@@ -530,6 +530,16 @@ def test_guess_waits_for_no_stuck_load():
 # -- evictions -----------------------------------------------------------------------------------
 
 
+def test_eviction_is_enough_where_the_books_say_too_much():
+    """Two loads that ended together were booked with what was reserved, and one took less."""
+    books = gpu(1000, used=0)
+    books.add("a", 500)
+    books.add("b", 400)
+    books.read(800)  # 100 less than both are booked with
+    assert books.decide(known(600), evict="b").answer is Answer.EVICT
+    assert books.answer(known(601), evict="b", waited=math.inf) is Answer.INSUFFICIENT
+
+
 def test_small_model_is_spared_for_a_large_one():
     books = gpu(1000, used=0)
     books.add("a", 50)
