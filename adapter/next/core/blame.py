@@ -137,7 +137,10 @@ class Blame:
     # -- while Triton lives -----------------------------------------------------------------
 
     def start_life(self, now: float) -> None:
-        """Mark the start of Triton, before the first load."""
+        """Mark the start of Triton, before the first load.
+
+        No model has the turn, and turns and pauses begin anew. Charges and suspects stay.
+        """
         self._started_at = now
         self._turn_began_at = -math.inf
         self._turns_began_at: float | None = None
@@ -151,9 +154,11 @@ class Blame:
         loading: Mapping[ModelId, float],  # when each load was allowed to begin
         loaded: Mapping[ModelId, float],  # when each load ended
     ) -> set[ModelId]:
-        """Return the waiting models whose load may begin now; a suspect among them has the turn.
+        """Give a turn to the next suspect if one is due, and return the loads that may begin now.
 
-        Call it at least each 0.2 s while a load waits.
+        Models that are given up are left out. Loads of other models come before those of suspects,
+        but wait before a turn that is due and in its first ten seconds. The rules are at the top of
+        this module. Call this at least each 0.2 s while a load waits.
         """
         self._update_turn(now, loaded)
         if self.turn is not None and self.turn not in {*waiting, *loading, *loaded}:

@@ -200,7 +200,7 @@ def _devices_of(text: str, scene: Scene) -> list[Device]:
     """Return the measured devices that a failure may be about.
 
     If the text names a kind of device, these are the model's devices of that kind, or all of that
-    kind if the model has none. If the text names none, these are the model's devices.
+    kind if the model has none. If the text names none, or /dev/shm, these are the model's devices.
     """
     place = name_place(text)
     devices = list(scene.limits)

@@ -160,7 +160,11 @@ class Ledger:
     # -- the formula ----------------------------------------------------------------------------
 
     def free(self, device: Device) -> int:
-        """Return what loads may be given of the device now; negative beyond the limit."""
+        """Return the bytes that further loads may reserve; negative if more is taken or promised.
+
+        This is the limit, less the headroom and the larger of two figures: the newest reading, and
+        `settled` plus `reserved`. Without a reading, memory that is leaving still counts as used.
+        """
         book = self.devices[device]
         promised = book.settled_bytes + self.reserved(device)
         used = promised + self.leaving(device) if book.used_bytes is None else book.used_bytes
@@ -271,6 +275,10 @@ class Ledger:
         return ended_at < self.shown_at or not has_readings
 
     def _forget_returned(self, now: float) -> None:
+        """Drop the unloads and undone loads whose end the newest reading shows, or all without one.
+
+        Readings from before these ends are ignored from now on, and the books are corrected.
+        """
         ends = [leaving.ended_at for leaving in self.returning if self._is_shown(leaving.ended_at)]
         if not ends:
             return
@@ -283,7 +291,10 @@ class Ledger:
             self._correct(device)
 
     def _grow_reservation(self, device: Device) -> None:
-        """Reserve more for the one load of unknown need, if it takes more than was guessed."""
+        """Raise the only guessed reservation by what a reading shows above the books.
+
+        With several guesses nothing tells whose load takes more, so all stay.
+        """
         book = self.devices[device]
         loads = [load for load in self.loads.values() if device in load.reserved]
         guessed = [load for load in loads if not load.need.is_known]

@@ -133,7 +133,7 @@ class ModelRecord:
 
     @property
     def inspected(self) -> Package:
-        """Return the package of a load that has inspected it."""
+        """Return the package. Raises ValueError as long as the load has not inspected it."""
         if self.package is None:
             raise ValueError(f"the package of model {self.id!r} was not inspected yet")
         return self.package

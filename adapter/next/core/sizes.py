@@ -117,12 +117,12 @@ class Sizes:
             files_bytes = max(int(package.size_bytes * self.size_factor), self.default_bytes)
             needed = _limit_guess(dict.fromkeys(places, files_bytes), guess_limit_bytes)
             basis = Basis.FILES
-        shortage = self._shortages.get(self._version_of(package.content_key), NO_BYTES)
+        shortage = self._shortages.get(self._add_version(package.content_key), NO_BYTES)
         guess = _limit_guess(_move(shortage, rooms, places, device), guess_limit_bytes)
         raised = most_of(needed, guess)
         return Need(
             package.content_key,
-            {place: _fit(count, rooms.get(place)) for place, count in raised.items()},
+            {place: _limit_to_room(count, rooms.get(place)) for place, count in raised.items()},
             Basis.SHORTAGE if raised != needed else basis,
             is_known=bool(known),
             declared=declared,
@@ -136,26 +136,27 @@ class Sizes:
         """Remember what a load was booked with. A guess never replaces a measurement."""
         size = self.find(package_key)
         if size is None or is_measured or not size.is_measured:
-            remember(self._sizes, self._version_of(package_key), Size(dict(booked), is_measured))
+            remember(self._sizes, self._add_version(package_key), Size(dict(booked), is_measured))
 
     def record_shortage(self, package_key: str, reserved: Bytes, *, is_known: bool = False) -> None:
-        """Raise the next need of a package, whose load ran out of memory with `reserved`.
+        """Raise the next need of a package to at least twice what its load had reserved.
 
-        A known need stays as it is until the load has failed twice in a row: the first time
-        something else may have taken the memory.
+        The load ran out of memory with that. A known need stays as it is until the load has failed
+        twice in a row: the first time something else may have taken the memory. `end_shortage`
+        ends it.
         """
-        is_believed = is_known and self._version_of(package_key) not in self._shortages
+        is_believed = is_known and self._add_version(package_key) not in self._shortages
         factor = 1 if is_believed else SHORTAGE_FACTOR
         needed = {device: factor * count for device, count in reserved.items()}
-        remember(self._shortages, self._version_of(package_key), needed)
+        remember(self._shortages, self._add_version(package_key), needed)
 
     def end_shortage(self, package_key: str) -> None:
         """Forget that the package ran out of memory: it was loaded."""
-        self._shortages.pop(self._version_of(package_key), None)
+        self._shortages.pop(self._add_version(package_key), None)
 
     def find(self, package_key: str) -> Size | None:
         """Return what the package took the last time; None if it was never loaded."""
-        return self._sizes.get(self._version_of(package_key))
+        return self._sizes.get(self._add_version(package_key))
 
     # -- sizes that ModelMesh asks for before it has the files ----------------------------------
 
@@ -215,7 +216,8 @@ class Sizes:
             remember(self._key_by_model, name, key)
         return len(self._sizes)
 
-    def _version_of(self, package_key: str) -> _PackageVersion:
+    def _add_version(self, package_key: str) -> _PackageVersion:
+        """Return the key that sizes are kept by: the package's, with the version of Triton."""
         return package_key, self.triton_version
 
 
@@ -263,7 +265,8 @@ def _limit_guess(guess: Bytes, limit_bytes: int | None) -> Bytes:
     return {device: min(count, limit_bytes) for device, count in guessed.items()}
 
 
-def _fit(count: int, room_bytes: int | None) -> int:
+def _limit_to_room(count: int, room_bytes: int | None) -> int:
+    """Return `count`, cut to the room for loads on its device unless that room is not known."""
     return count if room_bytes is None else min(count, max(0, room_bytes))
 
 
@@ -292,7 +295,10 @@ def _parse_size(entry: object) -> tuple[_PackageVersion, Size] | None:
 
 
 def _parse_keys(names: object, keys: Collection[str]) -> list[tuple[str, str]]:
-    """Return the names of packages that are remembered."""
+    """Return pairs of a place or model name and its package key, read from the sizes file.
+
+    Packages whose sizes are not remembered, and entries of another form, are left out.
+    """
     if not isinstance(names, dict):
         return []
     return [

@@ -276,5 +276,8 @@ def _drop_needless(
 
 
 def _bytes_on(devices: Iterable[Device], held: Bytes) -> Bytes:
-    """Return the bytes of these devices alone."""
+    """Return the bytes that a model holds of each of these devices, 0 where it holds none.
+
+    UNSEEN stands for all devices together, so it gets the sum.
+    """
     return {device: total(held) if device == UNSEEN else held.get(device, 0) for device in devices}

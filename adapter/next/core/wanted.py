@@ -103,7 +103,11 @@ class Wanted:
         return self._models.pop(model_id, None) is not None
 
     def note_loaded(self, model_id: ModelId) -> None:
-        """Note that somebody has loaded the model. A model that was LOST leaves the list."""
+        """Mark a wanted model as LOADED, and forget its last failure.
+
+        A model that is wanted only because Triton exited with it leaves the list. A model that
+        nobody wants is ignored.
+        """
         model = self._models.get(model_id)
         if model is None:
             return
