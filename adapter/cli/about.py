@@ -141,7 +141,10 @@ def _add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print each setting with its value and its origin, and warnings on stderr."""
+    """Print each setting with its value and its origin, and warnings on stderr.
+
+    Return 0, also with warnings. Raises InvalidSettings.
+    """
     from adapter.settings import for_people, for_programs  # noqa: PLC0415 - pydantic
 
     loaded = read_settings(args, environ)

@@ -232,7 +232,7 @@ _HINTS_BY_WORDS = {
 
 
 def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "") -> int:
-    """Show an error answer and return the exit code.
+    """Show an error answer, and return 1 for the exit code.
 
     The adapter's error is shown in words on stderr, or as its JSON on stdout. The answer of another
     server is always shown on stderr.

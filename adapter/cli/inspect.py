@@ -328,7 +328,9 @@ def _check_code(folder: Path, config: ModelConfig, package: Package, path: Path)
     """Check the code of the versions that Triton would serve, and yield warnings.
 
     The texts name the files by their paths in the package, which is at `path`. Raises InvalidModel
-    if Python could not read a file, or if it lacks the class of a model.
+    if Python could not read a file, or if it lacks the class of a model. With a Python of its own
+    (EXECUTION_ENV_PATH) the model runs elsewhere: then this is a warning, and modules are not
+    looked for.
     """
     has_other_python = _OTHER_PYTHON in config.parameters
     versions = [entry.name for entry in folder.iterdir() if is_version(entry.name)]

@@ -317,7 +317,10 @@ def _colour_state(line: str, state: str) -> str:
 
 
 def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
-    """Return the lines of `ps` about the models on disk and the last eviction."""
+    """Return the lines of `ps` about the models on disk, and the newest eviction for room, if any.
+
+    The events are in the order of the state: the newest first.
+    """
     disk = on_demand["disk"]
     size = "the disk has no room for any"
     if disk["limit_bytes"]:
@@ -475,14 +478,17 @@ class _Operation:
             raise
 
     def show_success(self, answer: Answer, suffix: str = "") -> int:
-        """Print the adapter's answer as JSON, or one line, and return the exit code."""
+        """Print the adapter's answer as JSON, or one line, and return 0 for the exit code."""
         seconds = time.monotonic() - self._started_at
         text = f"{self._name} is {self._command}ed after {seconds:.1f} s{suffix}"
         print(json.dumps(answer.json()) if self._as_json else format_columns([[text]])[0])
         return 0
 
     def show_failure(self, answer: Answer, hint: str = "") -> int:
-        """Show why the adapter refused, and return the exit code."""
+        """Show why the adapter refused: in words on stderr, or as its JSON on stdout with --json.
+
+        Return 1 for the exit code.
+        """
         return show_failure(answer, self._target, as_json=self._as_json, hint=hint)
 
 
