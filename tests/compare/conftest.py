@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.processes import descendants
 from tests.compare.servers import BuiltinServer, Endpoint
+from tests.processes import descendants
 from tests.running import RunningAdapter, embedded_adapter
 
 # where it takes models from, and nowhere else

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import grpc
 
-from adapter.backend.processes import descendants, resident_bytes
+from adapter.backend.processes import resident_bytes
 from tests.grpc_calls import infer_request
-from tests.processes import tritonserver
+from tests.processes import descendants, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
