@@ -252,9 +252,13 @@ class Ledger:
         for device, book in self.devices.items():
             self._grow_reservation(device)
             self._correct(device)
-            if book.used_bytes is not None and self.is_empty(device):
-                known_bytes = book.used_bytes if book.empty_bytes is None else book.empty_bytes
-                book.empty_bytes = min(known_bytes, book.used_bytes)
+            if book.used_bytes is None:
+                continue
+            if book.empty_bytes is not None:
+                # with models loaded no less is used than without them
+                book.empty_bytes = min(book.empty_bytes, book.used_bytes)
+            elif self.is_empty(device):
+                book.empty_bytes = book.used_bytes
 
     def advance(self, now: float) -> None:
         """Use the books alone if a load or an unload has waited 5 s for a newer reading.

@@ -264,7 +264,7 @@ def test_empty_is_the_least_of_a_life():
     assert books.not_attributed() == 15
     books.add("a", 100)
     books.read(40)
-    assert books.empty() == 60  # a is loaded: who knows what it has
+    assert books.empty() == 40  # a is loaded: without it no more is used
 
 
 # -- loads that pass a limit ---------------------------------------------------------------------
