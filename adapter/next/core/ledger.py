@@ -32,8 +32,9 @@ far as the reading allows:
     used - before - reserved of other loads - leaving <= booked <= used - before + kept
 
 `before` is the reading when the load began, if nothing else was in progress since; then the package
-is measured. Otherwise `before` is `settled`. `kept` is the memory of earlier models that allocators
-may have kept, and that the load may have used again.
+is measured. Otherwise `before` is `settled`. `kept` is memory that belongs to no model, and may be
+the load's: what allocators have kept of earlier models, which the load may have used again; and
+what readings have shown since beyond all that was reserved, which `settled` has by now.
 
 The formula relies on unloads being faster than loads: what is leaving should have left before the
 loads in progress have taken all that is reserved for them. Otherwise Triton fails a load, which is
@@ -91,7 +92,7 @@ class LoadEntry:
     need: Need
     reserved: dict[Device, int]
     before: Bytes  # the readings when it began, of devices that had one
-    kept: Bytes  # `not_attributed` when it began
+    kept: dict[Device, int]  # `not_attributed` when it began, and what has come to it since
     is_alone: bool  # nothing else is or was in progress on its devices since its begin
     is_only: bool  # nothing else was loaded on its devices
     ended_at: float | None = None  # when Triton had loaded it; None until then
@@ -311,7 +312,11 @@ class Ledger:
         book = self.devices[device]
         if book.used_bytes is not None:
             lower = book.used_bytes - self.reserved(device) - self.leaving(device)
-            book.settled_bytes = _clamp(book.settled_bytes, lower, book.used_bytes)
+            before_bytes = book.settled_bytes
+            book.settled_bytes = _clamp(before_bytes, lower, book.used_bytes)
+            for load in self.loads.values():
+                if device in load.kept:
+                    load.kept[device] += max(0, book.settled_bytes - before_bytes)
 
     # -- loads ----------------------------------------------------------------------------------
 

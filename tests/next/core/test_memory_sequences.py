@@ -222,6 +222,20 @@ def test_reading_of_adopted_models_is_not_of_an_empty_device():
     assert books.answer(declared, waited=math.inf) is Answer.INSUFFICIENT
 
 
+def test_guess_beside_one_that_fails_is_booked_with_what_is_left():
+    """The growth of the other one belonged to no model, and nothing was left for this one."""
+    books = gpu(1000, used=20)
+    books.load("a", guess(100, key="a"))
+    books.load("b", guess(300, key="b"))
+    books.read(920)  # 500 more than both have reserved
+    books.read(320)  # a has failed, and nobody knows yet
+    books.settle("b")
+    assert (books.booked("b"), books.settled()) == (300, 320)
+    books.fail("a")
+    books.read(320)
+    assert books.not_attributed() == 0
+
+
 def test_new_triton_has_nothing_loaded():
     books = gpu(1000, used=50)
     books.add("a", 300)
