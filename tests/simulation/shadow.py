@@ -43,6 +43,7 @@ from adapter.errors import (
     ModelTooLarge,
     OutOfMemory,
 )
+from adapter.next.core import times
 from adapter.next.core.admission import (
     Answer,
     Candidate,
@@ -78,8 +79,6 @@ _TICK_SECONDS = 1e-7
 _RECENT_SECONDS = 2.5
 # ModelMesh keeps a tenth of the device free for loads (adapter/frontends/grpc/modelmesh_sizes.py).
 _STRIP_SHARE = 10
-# Planned loads wait for their turn as they do today.
-_PLANNED_SECONDS = 20.0
 _READINGS = 512
 _EXAMPLES = 4
 _NEW_ANSWERS = {
@@ -285,6 +284,7 @@ class Shadow:
         self._evicted_for: set[str] = set()
         self._readings: deque[tuple[float, MemoryReading]] = deque(maxlen=_READINGS)
         self._failures = FailedInferences()
+        self._killed = 0  # processes that were killed for memory before the last load
         self._refused: _Refused | None = None
         self._eviction: Eviction | None = None
 
@@ -326,7 +326,9 @@ class Shadow:
             ledger.observe(reading.used, self.now(), reading.lag_seconds, available)
         elif not ledger.devices and self._settings.memory_limit and self._is_blind:
             limit_bytes = self._settings.memory_limit
-            ledger.devices[UNSEEN] = DeviceBook(limit_bytes, self._settings.reserve)
+            book = DeviceBook(limit_bytes, self._settings.reserve)
+            book.settled_bytes = ledger.booked(UNSEEN)  # adopted before
+            ledger.devices[UNSEEN] = book
         ledger.advance(self.now())
         self._compare_growth()
         self._settle()
@@ -416,6 +418,7 @@ class Shadow:
             adopt(record, held)
 
         async def try_beside(record: ModelRecord, estimate: Any) -> Any:
+            self._killed = self._machine.triton.processes.killed_for_memory
             self._begin_again(record.name)
             return await try_once(record, estimate)
 
@@ -681,7 +684,7 @@ class Shadow:
                 deadline = self._called.get(model_id, started_at) + self._wait_seconds
         elif asked.terms.is_planned:
             purpose = Purpose.PLANNED
-            deadline = started_at + _PLANNED_SECONDS
+            deadline = started_at + times.PATIENCE_SECONDS
         candidates = self._list_candidates(asked)
         return LoadRequest(
             purpose,
@@ -979,6 +982,8 @@ class Shadow:
             truth = "really out of memory"
         elif text.startswith("input"):
             truth = "a caller's words"
+        elif self._machine.triton.processes.killed_for_memory > self._killed:
+            truth = "a process was killed for memory"
         else:
             truth = "a process ended"
         difference = Difference(
