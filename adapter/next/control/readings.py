@@ -129,6 +129,8 @@ class Readings:
             headroom_bytes=self.settings.headroom_of(limit_bytes),
             process_limit_bytes=None if number is None else process_limits.get(number),
             number=number,
+            # models of an earlier run were adopted before the first reading
+            settled_bytes=self.ledger.booked(device),
         )
         if limit_bytes < size_bytes:
             self._limited.add(device)

@@ -109,6 +109,7 @@ class FakeTriton:
         self.load_threads = 4
         self.restart_seconds = 2.0
         self.lag_seconds = 0.0
+        self.has_readings = True
         self.repository: dict[TritonName, Staged] = {}
         self.loading: dict[TritonName, Loaded] = {}
         self.loaded: dict[TritonName, Loaded] = {}
@@ -320,6 +321,8 @@ class FakeTriton:
 
     async def read(self) -> MemoryReading | None:
         await asyncio.sleep(0.002)
+        if not self.has_readings:
+            return None
         now = asyncio.get_running_loop().time()
         self._readings.append((now, self.used))
         shown = [used for at, used in self._readings if at <= now - self.lag_seconds]

@@ -31,6 +31,7 @@ from adapter.next.control.models import Replaces, RoomMaker
 from adapter.next.control.ports import StoreSettings
 from adapter.next.core.blame import Requester
 from adapter.next.core.record import LoadedFor, OnExit
+from adapter.next.core.sizes import UNSEEN
 from adapter.next.core.states import ModelState
 from tests.next.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
 from tests.next.control.stage import A, B, C, Stage, fails, played
@@ -932,6 +933,31 @@ async def test_models_of_an_earlier_run_are_adopted():
         await stage.load(B)
         await stage.models.unload(A)
         stage.check(B)
+
+
+@played
+async def test_adopted_models_take_memory_where_nothing_is_read():
+    """The limit of all memory is known only after they were adopted."""
+    stage = Stage({"a": Script()}, limit_mib=300)
+    stage.triton.has_readings = False
+    name = TritonName(A)
+    package = await stage.packages.prepare(name, A, ModelSource(A))
+    stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(name, A)
+    stage.packages.left_behind = [
+        StagedModel(
+            name,
+            A,
+            Placement((name,)),
+            is_loaded=True,
+            source=ModelSource("a"),
+            can_load_again=True,
+            content_key="a",
+            held={UNSEEN: 200 * MIB},
+        )
+    ]
+    async with stage:
+        assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
 
 
 @played
