@@ -320,7 +320,10 @@ class Oracle(Rest):
         # the load, or the undo that an unload waits for, may have begun long before
         is_joined = call.verb == "load" or self._is_loading(call.model_id)
         limits = [self.settings.load_seconds] if is_joined else []
-        limits += [self.settings.unload_seconds] if call.verb != "load" else []
+        # a load waits for the unloads of its model that were asked before it
+        since = call.begun - self.settings.load_seconds
+        is_unloaded = self.since(since, "unload asked", model_id=call.model_id)
+        limits += [self.settings.unload_seconds] if call.verb != "load" or is_unloaded else []
         limit = min(limits)
         return self.are_loads_slow(limit) and (is_joined or took >= 5.0)
 

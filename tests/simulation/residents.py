@@ -183,8 +183,13 @@ class Residents:
         return self._since(call.begun - _LONG_SECONDS, "denied", key=call.model_id)
 
     def _was_store_away(self, call: Call, _: AdapterError) -> bool:
+        since = call.begun - _LONG_SECONDS
         whats = ("unavailable", "cut", "truncated", "longer", "put")
-        return self._since(call.begun - _LONG_SECONDS, *whats, key=call.model_id)
+        if self._since(since, *whats, key=call.model_id):
+            return True
+        # a call that the store leaves waiting gets the failure that another key has met
+        is_slow = self._since(since, "slow", key=call.model_id)
+        return is_slow and self._since(since, "unavailable")
 
     def _lacks(self, call: Call, _: AdapterError) -> bool:
         since = call.begun - _LONG_SECONDS
