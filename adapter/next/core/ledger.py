@@ -269,10 +269,14 @@ class Ledger:
         ends = [leaving.ended_at for leaving in self.returning]
         ends += [load.ended_at for load in self.loads.values() if load.ended_at is not None]
         if any(self.shown_at <= end <= now - times.MEMORY_SECONDS for end in ends):
-            for book in self.devices.values():
-                book.used_bytes = None
-                book.available_bytes = None
+            self._forget_readings(self.devices)
         self._forget_returned(now)
+
+    def _forget_readings(self, devices: Collection[Device]) -> None:
+        for device in devices:
+            if device in self.devices:
+                self.devices[device].used_bytes = None
+                self.devices[device].available_bytes = None
 
     def _is_shown(self, ended_at: float) -> bool:
         """Return whether a reading is newer than an end. Without readings none is waited for."""
@@ -346,9 +350,15 @@ class Ledger:
     def settle(self, name: TritonName, reported: Bytes = NO_BYTES) -> Settlement:
         """Book a load that has ended well, and learn the size of its package. `reported` is what
         Triton says that the model takes.
+
+        Before `can_settle`, as for a model that is unloaded at once, the books alone count: the
+        newest reading is from before the end of the load.
         """
         overrun = self._overrun_of(name)
+        is_shown = self.can_settle(name)
         load = self.loads.pop(name)
+        if not is_shown:
+            self._forget_readings(load.reserved)
         if load.ended_at is not None:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)

@@ -236,6 +236,18 @@ def test_guess_beside_one_that_fails_is_booked_with_what_is_left():
     assert books.not_attributed() == 0
 
 
+def test_load_is_not_measured_by_a_reading_from_before_its_end():
+    """A model may be unloaded before readings that lag have shown its load."""
+    books = gpu(1000, used=20)
+    books.load("n", guess(300))
+    books.ledger.end_load("n", books.now + 1)
+    settlement = books.ledger.settle("n")
+    assert to_mib(settlement.booked) == {GPU: 300}
+    assert not settlement.is_measured
+    assert (books.settled(), books.free()) == (320, 680)
+    assert to_mib(books.ledger.begin_unload("n").booked) == {GPU: 300}
+
+
 def test_new_triton_has_nothing_loaded():
     books = gpu(1000, used=50)
     books.add("a", 300)
