@@ -492,7 +492,6 @@ class Shadow:
         begin_unload = memory.begin_unload
         unloaded = memory.unloaded
         restarted = self._control.triton_restarted
-        self._life = self._machine.triton.life
 
         @asynccontextmanager
         async def unloading_beside(record: ModelRecord) -> AsyncIterator[None]:
@@ -541,9 +540,9 @@ class Shadow:
         models.
         """
         life = self._machine.triton.life
-        if life is self._life:
+        remaining = self.ledger.models.keys() & life.models.keys() if life else ()
+        if remaining:
             return
-        self._life = life
         for name, load in [*self.ledger.loads.items()]:
             if load.ended_at is not None:
                 self.ledger.fail_load(name, self.now(), is_memory=False)
