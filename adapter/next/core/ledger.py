@@ -387,8 +387,8 @@ class Ledger:
         """Release a load that has failed, once Triton has undone it.
 
         If it lacked memory, its package needs more the next time. If also nothing else was loaded
-        or in progress, `tried` remembers what was free for it, and a load is refused that cannot
-        get more.
+        or in progress, `tried` remembers what readings have shown free for it, and a load is
+        refused that cannot get more.
         """
         load = self.loads.pop(name)
         self._return(load.reserved, now)
@@ -396,7 +396,9 @@ class Ledger:
             self.sizes.record_shortage(
                 load.need.package_key, load.reserved, is_known=load.need.is_known
             )
-            if load.is_only and load.is_alone:
+            # without readings nobody knows what else has been there
+            is_read = load.before.keys() >= load.reserved.keys()
+            if load.is_only and load.is_alone and is_read:
                 remember(self.tried, load.need.package_key, self._free_for(load))
 
     def find_overrun(self, device: Device) -> Overrun | None:

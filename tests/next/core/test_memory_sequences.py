@@ -381,6 +381,17 @@ def test_proof_of_one_device_leaves_the_others():
     assert (decision.answer, decision.device) == (Answer.ADMIT, "1")
 
 
+def test_try_proves_nothing_where_nothing_is_read():
+    """A neighbour may have had the memory, and nobody would see it leave."""
+    books = gpu(1000, used=None)
+    for _ in range(3):
+        need = books.need("a", declared=400)
+        assert books.answer(need) is Answer.ADMIT
+        books.load("a", need)
+        books.fail("a")
+    assert books.ledger.tried == {}
+
+
 def test_noise_of_readings_ends_no_refusal():
     books = gpu(1000, used=400)
     books.load("a", guess(100, key="a"))
