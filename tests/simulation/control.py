@@ -105,6 +105,7 @@ class PresentControl:
         "5 refused return": "a lost model is given up when it is refused beside others that return",
         "3 freed late": "memory that is freed late, at the start, counts as that of Triton itself",
         "4 kept": "a model that a platform loads amid an eviction that fails goes with it",
+        "2 freeing load": "a load that is to free a dead model, and whose process dies too, hangs",
         "2 too large": "growth, and what was measured beside others, count as the need of a load",
     }
 
