@@ -215,8 +215,9 @@ def _devices_of(text: str, scene: Scene) -> list[Device]:
 
 
 def _list_free(place: Place | None, devices: Collection[Device], scene: Scene) -> list[int]:
-    """Return the free bytes of these devices, or of /dev/shm, by the last reading; an empty list if
-    they are not measured.
+    """Return what the last reading leaves of the limit of each of these devices, at least 0, or
+    what is free of /dev/shm. Devices that it does not show are left out; without readings the list
+    is empty.
     """
     if not scene.readings:
         return []

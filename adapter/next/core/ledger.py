@@ -459,7 +459,12 @@ class Ledger:
     # -- unloads --------------------------------------------------------------------------------
 
     def begin_unload(self, name: TritonName) -> Leaving:
-        """Expect the memory of a model back. Return what is expected, for `is_unload_done`."""
+        """Take a loaded model out of the books, and expect its memory back.
+
+        Expected is what the model is booked with, but at most what `settled` has beyond an empty
+        device: a dead process has given its memory back already. Loads on its devices are not alone
+        any more. Return what is expected, for `is_unload_done`.
+        """
         booked = self._find_remaining(self.models.pop(name).booked)
         leaving = Leaving(booked, self._readings(booked))
         self._disturb(booked)
@@ -512,7 +517,11 @@ class Ledger:
     # -- lives of Triton ------------------------------------------------------------------------
 
     def adopt(self, name: TritonName, package_key: str, booked: Bytes) -> None:
-        """Book a model that an earlier run of the adapter has loaded."""
+        """Book a model that an earlier run of the adapter has loaded.
+
+        A reading that shows the model already is not counted twice. `empty` falls to what is left
+        beside all models. Loads on its devices are not alone any more.
+        """
         self._disturb(booked)
         self.models[name] = LoadedModel(package_key, booked)
         for device, count in booked.items():
@@ -565,8 +574,10 @@ class Ledger:
 
 
 def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
-    """Return whether to answer an unload, `seconds` after Triton has ended it: readings show most
-    of its memory free, or 5 s have passed. Without readings it is answered at once.
+    """Return whether to answer an unload, `seconds` after Triton has ended it.
+
+    On each device with readings the bytes in use have fallen by 3/4 of what is expected since the
+    unload began, or 5 s have passed. Without readings it is answered at once.
     """
     if seconds >= times.MEMORY_SECONDS:
         return True

@@ -150,9 +150,11 @@ class ModelRecord:
 
 
 def describe_staged(model: StagedModel) -> Package:
-    """Return the package of a model that an earlier run has loaded, as far as its note tells.
+    """Return the package of a model that an earlier run has loaded: its content key and content
+    types.
 
-    The adapter does not read its files again, so parts and size on disk are missing.
+    The adapter does not read its files again, so every other field is empty or a default, and says
+    nothing about the package.
     """
     return Package(
         root="",

@@ -133,7 +133,11 @@ class Registry:
         return next(filter(self.is_free, _possible_names(model_id, own_name)))
 
     def rename(self, record: ModelRecord, name: TritonName) -> None:
-        """Give another name in Triton to a model that is PREPARING."""
+        """Give another name in Triton to a model that is PREPARING.
+
+        Its placement is dropped, and with it the names of its parts. Raises ValueError in other
+        states, and if another record has the name.
+        """
         if record.state is not ModelState.PREPARING or record not in self._records:
             raise ValueError(f"model {record.id!r} is not being prepared")
         self._refuse_owned(name, record)
@@ -223,9 +227,10 @@ class Registry:
         self._tell(move)
 
     def _set_state(self, record: ModelRecord, state: ModelState | None) -> None:
-        """Write a state that the table has given, count it, and clear the step of the one before.
+        """Write a state that the table has given, and when it began.
 
-        The indexes of ids and names are the caller's to change.
+        The record moves from the count of the old state to that of the new one, and its step and
+        blockers are cleared. Indexes and listeners are the caller's.
         """
         if record.state is not None:
             self._counts[record.state] -= 1
@@ -272,7 +277,9 @@ class Registry:
 
 
 def _possible_names(model_id: ModelId, own_name: str) -> Iterator[TritonName]:
-    """Yield the package's own name, the model's, and made ones without end: NAME#1, NAME#2."""
+    """Yield the package's own name if Triton can have it, then the model's (see `triton_name`), and
+    without end those of made-up ids: ID#1, ID#2. The last are always escaped.
+    """
     if is_safe_name(own_name):
         yield TritonName(own_name)
     yield triton_name(model_id)

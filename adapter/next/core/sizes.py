@@ -98,7 +98,12 @@ class Sizes:
         | None = None,  # where the adapter would place a package that may be anywhere
         guess_limit_bytes: int | None = None,  # of loads that ModelMesh has planned
     ) -> Need:
-        """Return what the load of a package needs of each device."""
+        """Return what the load of a package needs of each device, by the rule at the top of this
+        module.
+
+        `guess_limit_bytes` limits what is guessed, also after a shortage; `rooms` limits every
+        need, a declared one too.
+        """
         places = usable if device is None else [device]
         declared: Bytes = {}
         if package.declared_bytes is not None:

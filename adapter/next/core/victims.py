@@ -101,7 +101,12 @@ def make_candidate(
     min_residency_seconds: float,
     is_updated: bool,  # another version is being loaded beside it
 ) -> Candidate:
-    """Describe a model that may be evicted, for a policy to judge."""
+    """Describe a model that may be evicted, for a policy to judge.
+
+    The model is spared, which means evicted later, if it became READY less than
+    `min_residency_seconds` ago or is being updated. A dead model is never spared and counts no
+    calls.
+    """
     is_ready = record.state is ModelState.READY  # a dead one serves nobody
     is_new = now - record.state_since < min_residency_seconds
     return Candidate(
@@ -210,7 +215,11 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {"cost": Cost, "lru": LeastRecent
 
 
 def sort_candidates(candidates: Iterable[Candidate], policy: Policy) -> list[Candidate]:
-    """Return the candidates in the order of their eviction."""
+    """Return the candidates in the order of their eviction, by the rules at the top of this module.
+
+    Models of others come last, before them spared ones, else the least worth first, and of equals
+    the one that was used longest ago.
+    """
 
     def order(model: Candidate) -> tuple[bool, bool, float, float]:
         return model.is_of_others, model.is_spared, policy.worth(model), model.used_at
