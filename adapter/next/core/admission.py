@@ -107,7 +107,9 @@ class Decision:
 
 
 def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Decision:
-    """Decide about a load on the devices of its need."""
+    """Return whether a load may begin on the devices of its need, should be tried though it seems
+    not to fit, needs evictions, has to wait, or is refused. Changes nothing.
+    """
     refusal = _find_permanent_refusal(ledger, need)
     if refusal is not None:
         return refusal
@@ -128,8 +130,10 @@ def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Deci
 
 
 def place_on(ledger: Ledger, needs: Mapping[Device, Need]) -> list[Device]:
-    """Return the devices for a package that leaves the choice open, the best one first: a device
-    that can ever have the package, and of these the one with most free memory.
+    """Sort the devices for a package that leaves the choice open, the best one first.
+
+    Those that could never have the package come last. Apart from that the device with most memory
+    free now comes first.
     """
 
     def rank(device: Device) -> tuple[bool, int, Device]:
@@ -155,6 +159,7 @@ def decide_place(
 
 
 def _rank(decision: Decision) -> int:
+    """Return the place of a decision among those for several devices; the lowest is taken."""
     if decision.reason in {Reason.TURN, Reason.LEAVING}:
         return 2
     order = {

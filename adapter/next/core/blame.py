@@ -110,7 +110,9 @@ class Charges:
 
     @property
     def limit(self) -> int:
-        """Return how many charges give the model up."""
+        """Return at how many charges the model is given up: at more once it has come through a turn
+        of its own without an exit.
+        """
         return CHARGES_AFTER_A_TURN if self.has_passed_turn else CHARGES
 
     @property
@@ -271,7 +273,12 @@ class Blame:
         return Verdict() if charged is None else self._judge_charged(now, charged)
 
     def _choose_charged(self, now: float, at_work: Mapping[ModelId, Work]) -> ModelId | None:
-        """Return the model that the exit is charged to by the three rules; None if it is nobody."""
+        """Return the model that the exit is charged to; None if it is charged to nobody.
+
+        The first of three that applies decides: the model whose turn it is, if that was at work;
+        the only model that was being loaded; the only one that was seldom at work. Whoever was at
+        work for most of Triton's life is not charged: it would have made Triton exit before.
+        """
         life_seconds = now - self._started_at
         seconds = {
             model_id: work.seconds

@@ -73,7 +73,9 @@ class DeviceBook:
 
     @property
     def room_bytes(self) -> int:
-        """Return the most that models can have of the device."""
+        """Return the most bytes that all models together could ever have of the device: its limit
+        without what Triton takes when it is empty.
+        """
         return self.limit_bytes - (self.empty_bytes or 0)
 
 
@@ -132,7 +134,9 @@ class Settlement:
 
 
 def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
-    """Return the limit of a device. A setting above its size would promise what is not there."""
+    """Return how many bytes of a device may be used: all that it has where nothing is set, and
+    never more, as a setting above its size would promise what is not there.
+    """
     return size_bytes if setting_bytes is None else min(setting_bytes, size_bytes)
 
 
@@ -182,7 +186,9 @@ class Ledger:
         return self._reserved_for_loads(device) + _sum(self.stuck.values(), device)
 
     def leaving(self, device: Device) -> int:
-        """Return what unloads in progress and undone loads may give back at any moment."""
+        """Return the bytes that may become free at any moment: of unloads in progress, and of loads
+        that failed and whose memory is not back yet.
+        """
         return _sum((leaving.booked for leaving in self._departures()), device)
 
     def booked(self, device: Device) -> int:
@@ -403,7 +409,8 @@ class Ledger:
 
     def find_overrun(self, device: Device) -> Overrun | None:
         """Return the load to end if more is used than the limit: the newest one in progress with a
-        guessed need, else the newest one. Nothing is ended where only loaded models have grown.
+        guessed need, else the newest one. None where the limit holds, where nothing is read, or
+        where no load is in progress: then loaded models have grown, and none of them is ended.
         """
         book = self.devices.get(device)
         if book is None or book.used_bytes is None or book.used_bytes <= book.limit_bytes:
@@ -449,7 +456,9 @@ class Ledger:
         return has_reading and load.reading_before(device) is not None
 
     def _free_for(self, load: LoadEntry) -> Bytes:
-        """Return what was left for a load that was the only one on its devices."""
+        """Return the bytes that each device had free when this load began. They mean something only
+        for a load that was alone on its devices: that is for the caller to know.
+        """
         free = {}
         for device in load.reserved:
             book = self.devices[device]
@@ -494,12 +503,16 @@ class Ledger:
             self._return(leaving.booked, now)
 
     def strand(self, name: TritonName) -> None:
-        """Keep the bytes of a load or an unload that Triton is stuck with, until `free_stuck`."""
+        """Keep the bytes of a load or an unload that Triton does not finish as taken, until Triton
+        has finished it after all (`free_stuck`) or has exited.
+        """
         load = self.loads.pop(name, None)
         self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
 
     def record_futile_eviction(self, package_key: str, now: float) -> None:
-        """Record that others were evicted for a load that was then refused all the same."""
+        """Record that others were evicted for a load of this package, and that the load was refused
+        all the same. For `times.RECENT_SECONDS` nobody is evicted for the package again.
+        """
         remember(self.futile_evictions, package_key, now)
 
     def free_stuck(self, name: TritonName, now: float) -> None:
@@ -593,6 +606,7 @@ def _sum(sizes: Iterable[Bytes], device: Device) -> int:
 
 
 def _is_on(size: Mapping[Device, int], devices: Collection[Device]) -> bool:
+    """Return whether the size names any of the devices, be it with 0 bytes."""
     return any(device in devices for device in size)
 
 

@@ -68,7 +68,10 @@ class Registry:
         return len(self._records)
 
     def get(self, model_id: ModelId) -> ModelRecord | None:
-        """Return the record that callers of this id get."""
+        """Return the record that callers of this id get, in whatever state; None if there is none.
+
+        A second version that is being loaded beside it is not meant.
+        """
         return self._by_id.get(model_id)
 
     def serving(self, model_id: ModelId) -> ModelRecord:
@@ -161,8 +164,9 @@ class Registry:
     def add(self, record: ModelRecord, event: ModelEvent = ModelEvent.LOAD_STARTED) -> None:
         """Add the record as the one that callers of its id get.
 
-        A LOST record makes room for it: that one is absent from then on, and the new one inherits
-        when the model was used, and the GPU that it was on.
+        A LOST record of this id makes room for it: that one is absent from then on, and the new one
+        inherits when the model was used, and the GPU that it was on. Raises ValueError or
+        IllegalTransition, and changes nothing, where the id or the name in Triton is taken.
         """
         self._refuse_known(record)
         replaced = self._by_id.get(record.id)
@@ -267,6 +271,7 @@ class Registry:
             raise ValueError(f"model {owner.id!r} has the name {name!r} in Triton")
 
     def _claim_names(self, record: ModelRecord) -> None:
+        """Have the record found by each of its names in Triton."""
         for name in (record.name, *record.placement.names):
             self._by_name[name] = record
 

@@ -170,7 +170,7 @@ class Sizes:
         remember(self._key_by_place, strip_last_slash(url), package_key)
 
     def remember_model(self, model_id: ModelId, package_key: str) -> None:
-        """Remember which package was last loaded under a name."""
+        """Remember which package was last loaded as the model of this id."""
         remember(self._key_by_model, model_id, package_key)
 
     def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
