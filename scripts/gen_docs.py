@@ -16,8 +16,7 @@ from adapter.core import versions
 from adapter.core.account import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.desired import TRANSITIONS as WANTED
-from adapter.core.ledger import DeviceBook, LedgerSnapshot
-from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, DeviceState
 from adapter.core.registry import Registry
 from adapter.core.state import TRANSITIONS, ModelState
 from adapter.dataplane.http_connection import NEXT, Event
@@ -431,13 +430,12 @@ def metric_rows() -> list[list[str]]:
     counted = [kept for kept in vars(metrics).values() if isinstance(kept, MetricWrapperBase)]
     # prometheus_client tells the labels of a metric only by this attribute
     labels = {name: kept._labelnames for kept in counted for name in names_of(kept)}  # noqa: SLF001
-    book = LedgerSnapshot({HOST: DeviceBook(0, 0, 0, 0, 0)}, models=0)
+    device = DeviceState(0, 0, 0, 0, 0, 0, 0, None)
     metrics.bind(
         State(
             abandoned=lambda: 0,
             models=lambda: dict.fromkeys(ModelState, 0),
-            ledger=lambda: book,
-            memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),
+            devices=lambda: {HOST: device},
             gpu_unread=lambda: False,
             triton_live=lambda: True,
             ready=lambda: True,

@@ -7,19 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from adapter.app.control import OnDemand, build_backend, build_cache
+from adapter.app.control import Stores, build_backend, build_cache
 from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
-from adapter.control.state import State
 from adapter.core import versions
 from adapter.core.faults import Faults
-from adapter.core.ledger import NOT_MEASURED
-from adapter.core.model import ModelId, ModelSource
+from adapter.core.memory import NOT_MEASURED
+from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
-from adapter.errors import AdapterError, BackendUnavailable
+from adapter.errors import BackendUnavailable
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin import Admin, Pages, Probes, Resident, application
 from adapter.frontends.debug_state import DebugState
@@ -106,23 +105,19 @@ class Adapter:
         self._listeners = self._build_listeners()
         self.addresses = self._listeners.addresses  # of each open listener, port 0 resolved
         cache = build_cache(settings, self._metrics)
-        root, came_back = cache.root if cache else None, self._triton_came_back
-        backend = build_backend(settings, self._metrics, tracing, came_back, cache=root)
+        came_back = self._triton_came_back
+        backend = build_backend(settings, self._metrics, tracing, came_back, cache=cache)
         self._embedded, self._private = backend.embedded, backend.private
         self._http_key = backend.http_key
         self._repository = backend.repository
         self._triton, self._reader, self._control = backend.triton, backend.memory, backend.control
-        self._registry, self._memory = self._control.registry, self._control.memory
-        self._ledger = self._memory.ledger
+        self._models = self._control.models
+        self._registry = self._models.registry
+        self._state = self._control.state
         self._triton_grpc: str | None = None
-        self._on_demand, self._residency = None, None
-        if cache is not None:
-            self._on_demand = OnDemand(settings, self._control, self._metrics, cache)
-            self._residency = self._on_demand.residency
-        self._desired = self._control.desired
-        self._state = State(self._control, self._residency)
+        self._stores = None if cache is None else Stores(cache, self._registry)
         traffic, min_seconds = self._metrics.traffic, settings.drain_min_seconds
-        self._drain = Drain(self._control, self._state, traffic, min_seconds)
+        self._drain = Drain(self._models, self._state, traffic, min_seconds)
         self._needs_wanted = settings.ready_when == "models"
         self._readiness = Readiness(self._find_reasons)
         self._budget, self._turns = (budget := self._build_budget()), Turns()
@@ -140,11 +135,11 @@ class Adapter:
 
     def _build_models(self) -> Repository:
         return Repository(
-            self._control,
+            self._models,
             self._triton.versions,
             self._settings.all_roots,
             takes_files=self._settings.inline_files == "on",
-            stores=self._residency if self._settings.on_demand else None,
+            stores=self._control.stores if self._settings.on_demand else None,
             hint=self._hint_of_store(),
         )
 
@@ -167,12 +162,12 @@ class Adapter:
             unread=self._unread,
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
-            answered_nothing=self._control.leases.note_missing_outputs,
+            answered_nothing=self._control.note_missing_outputs,
             headers=headers_to_triton(self._settings, "http"),
         )
 
     def _hint_of_store(self) -> str:
-        if self._on_demand is None:
+        if self._stores is None:
             return ""
         return _STORE_LACKS_IT if self._settings.on_demand else _ASKS_NO_STORE
 
@@ -189,8 +184,8 @@ class Adapter:
         found = [self._why_triton(), "draining" if self._drain.is_on else None]
         found.append(background.why_ended())
         found += self._state.reasons(needs_wanted=self._needs_wanted)
-        if self._on_demand is not None:
-            found.append(self._on_demand.why_not_ready())
+        if self._stores is not None:
+            found.append(self._stores.why_not_ready())
         return [reason for reason in found if reason is not None]
 
     def _why_triton(self) -> str | None:
@@ -210,10 +205,10 @@ class Adapter:
             settings=settings,
             metrics=self._metrics,
             tracing=self._tracing,
-            models=self._control,
+            models=self._models,
             state=self._state,
-            stores=self._residency,
-            mesh_books=self._memory.mesh,
+            stores=self._control.stores,
+            mesh_books=self._control.mesh,
             drain=self._drain,
             budget=self._budget,
             turns=self._turns,
@@ -236,7 +231,7 @@ class Adapter:
         return budget
 
     async def _open_listeners(self) -> None:
-        models = ModelCollector(self._registry, self._ledger.of)
+        models = ModelCollector(self._registry, self._state.held)
         self._metrics.bind(self._figures(), models)
         settings, listeners = self._settings, self._listeners
         await self._open_pages()
@@ -272,12 +267,12 @@ class Adapter:
 
     def _notes(self) -> list[str]:
         """Return what is amiss while the adapter is ready all the same."""
-        on_demand = self._on_demand.notes() if self._on_demand else []
-        return [*self._state.notes(), *on_demand]
+        notes = self._stores.notes() if self._stores else []
+        return [*self._state.notes(), *notes]
 
     def _build_admin(self) -> Admin:
         state = DebugState(
-            self._control,
+            self._models,
             self._state,
             self._metrics.history,
             about=about(self._settings.triton),
@@ -304,18 +299,16 @@ class Adapter:
 
     def _figures(self) -> Figures:
         """Return what metrics read at a scrape."""
-        leases = self._control.leases
         return Figures(
             models=self._registry.counts,
-            ledger=self._ledger.snapshot,
-            memory=lambda: self._reader.last,
+            devices=lambda: self._state.devices(self._reader.last),
             gpu_unread=lambda: self._reader.is_gpu_unread,
             triton_live=lambda: self._triton.live,
             ready=self._readiness.is_ready,
-            abandoned=lambda: leases.abandoned,
+            abandoned=lambda: self._state.requests.abandoned,
             lost_lines=lambda: LogStream.lost,
-            wanted=self._desired.count,
-            idle_seconds=lambda: self._registry.idle_seconds(clock.monotonic()),
+            wanted=self._state.count_wanted,
+            idle_seconds=lambda: self._registry.longest_idle_seconds(clock.monotonic()),
             about=about(self._settings.triton),
         )
 
@@ -324,8 +317,8 @@ class Adapter:
         measuring = background.measure_lag(self._metrics.loop_lag.observe)
         self._background.append(background.begin("loop-lag", measuring))
         await self._open_listeners()
-        if self._on_demand is not None:
-            await self._on_demand.open()
+        if self._stores is not None:
+            await self._stores.open()
         if found := self._listeners.open_to_others:
             log.warning("adapter.open_to_others", extra={"listeners": ", ".join(found)})
         if self._embedded is not None:
@@ -355,31 +348,32 @@ class Adapter:
                 "triton_grpc": grpc,
                 "repository": str(self._repository),
                 "memory_source": self._reader.source,
-                "memory_limit": self._ledger.snapshot().limit_bytes,
+                "memory_limit": self._sum_limits(),
             },
         )
+
+    def _sum_limits(self) -> int | None:
+        """Return the bytes that models may have on all devices; None while none is known."""
+        devices = self._state.devices()
+        return sum(device.limit_bytes for device in devices.values()) if devices else None
 
     async def _begin_work(self) -> None:
         """Take loads, and begin with those that are wanted from the start on."""
         await self._control.open()
-        if not self._ledger.has_devices:
+        if not self._state.devices():
             log.warning("memory.not_measured", extra={"reason": NOT_MEASURED})
-        self._background.append(background.begin("control-watch", self._control.run_housekeeping()))
-        if self._on_demand is not None:
-            watching = self._on_demand.residency.run_housekeeping()
-            self._background.append(background.begin("residency-watch", watching))
         if self._single is not None:
             self._readiness.starting(f"starting: loading {self._single!r}")
             helpers = self._settings.single_model_helpers
             source = ModelSource(str(self._settings.single_model), helpers=helpers)
-            await self._control.load(self._single, source)
+            await self._models.load(self._single, source)
         await self._begin_wanted()
 
     async def _begin_wanted(self) -> None:
         entries, roots = self._settings.load_at_start, [*self._settings.all_roots, Path("/")]
-        self._desired.want(await REPOSITORY.run(start_models, entries, roots[0]))
-        if self._on_demand is not None:
-            self._desired.preload(self._on_demand.preload(), self._on_demand.residency.bring)
+        self._control.want(await REPOSITORY.run(start_models, entries, roots[0]))
+        names = self._settings.preload
+        self._control.preload({parse_model_id(name): self._control.key_of(name) for name in names})
 
     async def _wait_for_triton(self, http: str) -> None:
         try:
@@ -416,8 +410,9 @@ class Adapter:
         await asyncio.wait([closing], timeout=grace_seconds)
         for task in self._background:
             background.end(task)
-        if self._on_demand is not None:
-            await self._on_demand.close()
+        await self._control.end_work()
+        if self._stores is not None:
+            await self._stores.close()
         await self._reader.close()
         # requests still in flight get their 503 while there are connections to send it on
         await self._dataplane.close()
@@ -428,7 +423,7 @@ class Adapter:
         await closing
         await self._triton.unload_uploaded()
         await self._triton.close()
-        await self._control.undone()
+        await self._control.stop()
         if self._private is not None:
             await REPOSITORY.run(self._private.remove)
         await self._listeners.close_probes()
@@ -439,8 +434,4 @@ class Adapter:
         return self._triton.answers + self._metrics.traffic.answers
 
     async def _triton_came_back(self) -> None:
-        if self._control.is_open:
-            try:
-                await self._control.triton_restarted()
-            except AdapterError as error:  # gone again; the next return calls this again
-                log.warning("triton.unreachable", extra={"reason": str(error)})
+        await self._control.note_triton_back()

@@ -2,28 +2,21 @@
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter.app.parts import Control, Outside
 from adapter.backend.embedded import EmbeddedTriton
 from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory
 from adapter.backend.memory.nvml import MPS_VARIABLE, mps_limits
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
-from adapter.control.models import ModelControl
-from adapter.control.ports import NoProcesses, Ports, TimeLimits
-from adapter.control.ports import Options as ControlOptions
-from adapter.control.residency import Options, Residency
-from adapter.core.artifacts import ArtifactKey
+from adapter.control.door import IS_NEXT
 from adapter.core.faults import Faults
-from adapter.core.ledger import Ledger
-from adapter.core.model import ModelId, parse_model_id
 from adapter.core.oom import Classifier
-from adapter.core.residency.placement import PLACINGS
 from adapter.core.residency.waiting import room_seconds
-from adapter.core.sizing import Sizes
 from adapter.core.triton_input import HTTP_KEY_HEADER
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
@@ -35,6 +28,11 @@ from adapter.store.opening import open_store
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
+if IS_NEXT:
+    from adapter.app.next_control import build_control
+else:
+    from adapter.app.present_control import build_control
+
 # Triton's own default of --model-load-thread-count
 _LOAD_THREADS = 4
 # Triton's own default of --http-max-input-size
@@ -44,8 +42,6 @@ _RESPONSES = 64
 # What a page in a browser could otherwise send to an embedded Triton's HTTP port.
 _RESTRICTED_API = "--http-restricted-api"
 _RESTRICTED = "model-repository,shared-memory,trace,logging"
-_LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
-_LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class Backend:
     faults: Faults
     triton: TritonControl
     memory: ChosenMemory
-    control: ModelControl
+    control: Control
 
 
 def build_backend(
@@ -68,12 +64,11 @@ def build_backend(
     tracing: Tracing | None,
     on_restart: Callable[[], Awaitable[None]],
     *,
-    cache: Path | None,
+    cache: ArtifactCache | None,
 ) -> Backend:
     """Build Triton's side and the control plane.
 
-    `on_restart` is called when the embedded Triton is live again; `cache` is the folder of the disk
-    cache.
+    `on_restart` is called when the embedded Triton is live again.
     """
     http_key = secrets.token_hex(16)
     embedded = _build_embedded(settings, metrics, on_restart, http_key)
@@ -81,12 +76,22 @@ def build_backend(
     private = RunFolder() if is_private else None
     repository = _choose_repository(settings, embedded, private)
     faults = Faults(Classifier(settings.oom_patterns), str(repository))
-    roots = [*settings.all_roots, *([cache] if cache else [])]
+    folder = cache.root if cache else None
+    roots = [*settings.all_roots, *([folder] if folder else [])]
     triton = _build_triton(settings, faults, repository, metrics, roots=roots, tracing=tracing)
     page, limit = str(settings.triton_metrics), settings.memory_limit
     memory = build_memory(settings.memory_source, embedded, limit, page)
-    packages = _build_packages(settings, embedded, repository, cache)
-    control = _build_control(settings, embedded, packages, triton, memory, metrics=metrics)
+    outside = Outside(
+        triton,
+        _build_packages(settings, embedded, repository, folder),
+        memory,
+        embedded,
+        cache,
+        _build_sizes_file(settings),
+        embedded.load_threads if embedded else _LOAD_THREADS,
+        mps_limits(os.environ.get(MPS_VARIABLE, "")),
+    )
+    control = build_control(settings, outside, metrics)
     return Backend(
         embedded,
         http_key if embedded is not None else "",
@@ -184,52 +189,10 @@ def _build_triton(
     )
 
 
-def _build_control(
-    settings: Settings,
-    embedded: EmbeddedTriton | None,
-    packages: Packages,
-    triton: TritonControl,
-    memory: ChosenMemory,
-    *,
-    metrics: Metrics,
-) -> ModelControl:
-    sizes = Sizes(settings.size_factor, settings.default_size or 0, lambda: triton.version)
+def _build_sizes_file(settings: Settings) -> LearnedFile | None:
     # a private repository without a sizes_file learns anew
     path = settings.sizes_file or (settings.repository and settings.repository / FILE_NAME)
-    file = LearnedFile(path) if path else None
-    if file is not None:
-        sizes.restore(file.load())
-    mps = mps_limits(os.environ.get(MPS_VARIABLE, ""))
-    ledger = Ledger(settings.memory_limit, settings.memory_reserve.of, mps)
-    return ModelControl(
-        Ports(
-            triton,
-            packages,
-            memory,
-            server=embedded,
-            sizes=file,
-            processes=embedded.processes if embedded else NoProcesses(),
-        ),
-        ledger,
-        sizes,
-        metrics,
-        ControlOptions(
-            limits=_limits(settings),
-            loads_again=_LOADS_AGAIN[settings.on_triton_restart],
-            load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
-            placing=PLACINGS[settings.gpu_placement],
-        ),
-    )
-
-
-def _limits(settings: Settings) -> TimeLimits:
-    return TimeLimits(
-        load=settings.load_timeout_seconds,
-        unload=settings.unload_timeout_seconds,
-        stall=settings.unload_stall_seconds,
-        recovery=settings.memory_recovery_seconds,
-        warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
-    )
+    return LearnedFile(path) if path else None
 
 
 def _build_packages(
@@ -279,36 +242,16 @@ def _default_folder() -> Path:
     return Path(base, "triton-adapter")
 
 
-class OnDemand:
-    """Residency and the disk cache of its stores."""
+class Stores:
+    """Says what the disk cache and its stores lack, and opens and closes them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        control: ModelControl,
-        metrics: Metrics,
-        cache: ArtifactCache,
-    ) -> None:
-        self._cache, self._registry = cache, control.registry
-        self._preload = settings.preload
-        options = Options(
-            pin=settings.pin,
-            idle_unload_seconds=settings.idle_unload_seconds,
-            model_wait_seconds=settings.model_wait_seconds,
-            load_concurrency=settings.load_concurrency or _LOADS,
-            revalidate_seconds=settings.revalidate_seconds,
-            eviction=settings.eviction,
-            min_residency_seconds=settings.min_residency_seconds,
-        )
-        self.residency = Residency(control, cache, metrics, options, stores=cache.stores)
-
-    def preload(self) -> Mapping[ModelId, ArtifactKey]:
-        """Return the models of the setting of that name."""
-        return {parse_model_id(name): self.residency.key_of(name) for name in self._preload}
+    def __init__(self, cache: ArtifactCache, models: Sized) -> None:
+        self._cache = cache
+        self._models = models
 
     def why_not_ready(self) -> str | None:
         """Return why no call can be answered: no model is here, and none can be fetched."""
-        is_empty = not self._registry and not self._cache.artifacts
+        is_empty = not len(self._models) and not self._cache.artifacts
         return self._why_full("no model can be fetched") if is_empty else None
 
     def notes(self) -> list[str]:
@@ -329,5 +272,5 @@ class OnDemand:
         await self._cache.open()
 
     async def close(self) -> None:
-        await self.residency.close()
+        """End the fetches."""
         await self._cache.close()

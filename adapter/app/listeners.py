@@ -8,9 +8,8 @@ from typing import Literal
 from aiohttp import web
 
 from adapter.backend.triton import TritonControl
-from adapter.control.door import ControlState, Models, StoreModels, WaitForLease
+from adapter.control.door import ControlState, MeshBooks, Models, StoreModels, WaitForLease
 from adapter.core import versions
-from adapter.core.admission import MeshBooks
 from adapter.core.calls import V2DataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId

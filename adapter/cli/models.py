@@ -36,7 +36,7 @@ from adapter.cli.text import (
     format_columns,
     format_duration,
 )
-from adapter.core.ledger import NOT_MEASURED
+from adapter.core.memory import NOT_MEASURED
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
 

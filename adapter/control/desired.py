@@ -224,8 +224,8 @@ class DesiredModels:
         """
         if not self._status.is_up:
             return
-        if self._registry.counts()[ModelState.RETURNING]:
-            lost = [r for r in self._registry.records() if r.state is ModelState.RETURNING]
+        if self._registry.counts()[ModelState.LOST]:
+            lost = [r for r in self._registry.records() if r.state is ModelState.LOST]
             for record in sorted(lost, key=lambda each: -each.usage.used_at):
                 made = DesiredModel(record.id, self._return)
                 self._begin(self._models.setdefault(record.id, made))

@@ -3,21 +3,59 @@
 `Models` has the verbs for every model, `StoreModels` those for models that calls load from stores,
 and `ControlState` is the one place to read what control knows. Whoever serves callers imports this
 module and nothing else of control; `app` builds what is behind it.
+
+There are two controls for now: adapter/control with adapter/core, and adapter/next, which replaces
+them. The environment variable of `_VARIABLE` chooses, for tests alone, and is read here alone. What
+frontends need of records and values is imported from here, so that it is that of the chosen one.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
-from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse
-from adapter.core.desired import Want
-from adapter.core.memory import Bytes, Device, MemoryReading
+from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.memory import Bytes, Device, DeviceState, MemoryReading
 from adapter.core.model import ModelId, ModelSource
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.sizing import Sizes
-from adapter.errors import AdapterError, BackendUnavailable, CapacityError
+from adapter.core.requests import Replaces, RoomMaker
+from adapter.errors import AdapterError, BackendUnavailable, CapacityError, ModelNotFound
+
+_VARIABLE = "TRITON_ADAPTER_CONTROL"
+IS_NEXT: Final = os.environ.get(_VARIABLE) == "next"  # mypy checks both: see the Makefile
+if IS_NEXT:
+    from adapter.next.core.mesh_books import MeshBooks
+    from adapter.next.core.record import ModelRecord
+    from adapter.next.core.registry import Registry
+    from adapter.next.core.states import COMING, ModelState
+else:
+    from adapter.core.admission import MeshBooks
+    from adapter.core.registry import ModelRecord, Registry
+    from adapter.core.state import COMING, ModelState
+
+__all__ = [
+    "COMING",
+    "IS_NEXT",
+    "ControlState",
+    "DeviceState",
+    "Lease",
+    "LostModel",
+    "MeshBooks",
+    "ModelRecord",
+    "ModelState",
+    "Models",
+    "Registry",
+    "Replaces",
+    "RequestCounts",
+    "RoomMaker",
+    "SizeState",
+    "StoreModel",
+    "StoreModels",
+    "StoreState",
+    "TritonState",
+    "WaitForLease",
+    "WantedModel",
+]
 
 # -- one request -----------------------------------------------------------------------------
 
@@ -84,22 +122,6 @@ WaitForLease: TypeAlias = Callable[[ModelId, float], Awaitable[Lease]]
 
 
 # -- the verbs -------------------------------------------------------------------------------
-
-
-class Replaces(Enum):
-    """Says which model that is loaded already is replaced by a package."""
-
-    ALWAYS = auto()
-    OTHER_SOURCE = auto()  # a model that was loaded from elsewhere
-    # a model whose files have changed; it is loaded again from where it was loaded
-    CHANGED_FILES = auto()
-
-
-class RoomMaker(Enum):
-    """Says who makes room in memory for a load."""
-
-    ADAPTER = auto()  # the load waits, evicts or is refused
-    MESH = auto()  # ModelMesh has evicted others by its own books, or is about to
 
 
 class Models(Protocol):
@@ -212,6 +234,12 @@ class TritonState(Protocol):
     def refuse_lost(self, model_id: ModelId) -> None:
         """Raise ModelNotFound while a platform has to load its models anew."""
 
+    def explain_lost(self, model_id: ModelId) -> ModelNotFound:
+        """Return the error for a call of a model that Triton has exited with."""
+
+    def note_mesh(self) -> None:
+        """Note that a ModelMesh is there, which loads its models again itself."""
+
     async def is_exit_behind(self, error: BackendUnavailable) -> bool:
         """Return whether a call failed because Triton has exited, and a platform loads its models.
 
@@ -234,20 +262,6 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceState:
-    """Shows the memory of one device."""
-
-    limit_bytes: int
-    used_bytes: int | None  # None while nothing is read
-    free_bytes: int
-    baseline_bytes: int
-    reserved_bytes: int
-    held_bytes: int
-    headroom_bytes: int
-    unaccounted_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class SizeState:
     """Shows what one model takes, and how that is known."""
 
@@ -255,6 +269,9 @@ class SizeState:
     is_learned: bool  # its package was measured, now or in an earlier run
     is_measured: bool  # no measurement of this load is still to come
     is_reported: bool  # by Triton, not by readings
+    basis: str | None  # what its reservation was based on; None for a model of an earlier run
+    declared_bytes: int | None  # by its package
+    disk_bytes: int  # of its files; 0 for a model of an earlier run
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +280,27 @@ class WantedModel:
 
     model_id: ModelId
     url: str
-    state: Want
+    state: str
     reason: str  # the error of its last load
+    is_loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LostModel:
+    """Shows a model that went with Triton and does not come back by itself."""
+
+    at: float  # time.time()
+    reason: str
+    is_given_up: bool = False  # the adapter does not load it, as it may make Triton exit
+
+
+@dataclass(frozen=True, slots=True)
+class StoreModel:
+    """Shows the files of a model that a call has had fetched."""
+
+    key: ArtifactKey
+    progress: FetchProgress
+    is_outdated: bool  # the store has another version
 
 
 class StoreState(Protocol):
@@ -285,7 +321,10 @@ class StoreState(Protocol):
         """Return whether the model is never evicted."""
 
     def models(self) -> Sequence[ModelRecord]:
-        """Return the models that calls have had fetched."""
+        """Return the models that calls have had fetched, or are having fetched."""
+
+    def files_of(self, record: ModelRecord) -> StoreModel | None:
+        """Return what is known of the model's files; None if they come from elsewhere."""
 
     def disk(self) -> DiskUse:
         """Return how full the disk cache is."""
@@ -313,12 +352,16 @@ class ControlState(Protocol):
     def requests(self) -> RequestCounts:
         """Count the inferences of all models."""
 
-    @property
-    def sizes(self) -> Sizes:
-        """Return what packages are known to take, to be read."""
-
     def wanted(self) -> Sequence[WantedModel]:
         """Return the models that are wanted from the start on."""
+
+    def count_wanted(self) -> Mapping[str, int]:
+        """Return how many of them are loaded, and how many are not, by state."""
+
+    def lost(self) -> Mapping[ModelId, LostModel]:
+        """Return the models that Triton has exited with and that are not loaded again, the latest
+        last.
+        """
 
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when the load of the model has made no progress, by time.monotonic."""
@@ -345,3 +388,19 @@ class ControlState(Protocol):
 
     def size_of(self, record: ModelRecord) -> SizeState:
         """Return what the model takes, and how that is known."""
+
+    # -- sizes that ModelMesh asks for ------------------------------------------------------
+
+    def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
+        """Return what the package took that was last loaded from the place, else under the name;
+        None if neither was ever measured.
+        """
+
+    def mean_bytes(self) -> int:
+        """Return the mean of all measured sizes, each on all devices; 0 before the first."""
+
+    def largest(self) -> Bytes:
+        """Return the largest measured size on each device."""
+
+    def earlier_baseline(self) -> Bytes:
+        """Return the most that earlier runs have seen in use with nothing loaded."""

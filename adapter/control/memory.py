@@ -384,7 +384,7 @@ class Memory:
         """Return how many unloads may free memory. One that ModelMesh is about to send counts for
         the loads that it has planned.
         """
-        is_evicting = is_planned and self.mesh.evicts
+        is_evicting = is_planned and self.mesh.is_evicting
         return len(self.accounts.unloads) + len(self._undone) + is_evicting
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:

@@ -14,7 +14,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from adapter.control.desired import DesiredModels
-from adapter.control.door import Replaces, RoomMaker
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
@@ -33,6 +32,7 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId, ModelSource, Package, fresh_name
 from adapter.core.registry import ModelRecord, Registry, not_loaded
+from adapter.core.requests import Replaces, RoomMaker
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
@@ -51,7 +51,7 @@ from adapter.telemetry.traffic import leave_out
 
 log = logging.getLogger(__name__)
 
-_THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loaded again"}
+_THERE = {ModelState.READY: "loaded already", ModelState.LOST: "being loaded again"}
 _Act = Callable[[], object]
 _Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 _Ended = Sequence[ModelRecord | None]
@@ -562,7 +562,7 @@ class ModelControl:
                 if ended[0] is not None and ended[0].state is ModelState.STUCK:
                     raise still_loading(ended[0])
                 return NO_BYTES
-            if known is None or known.state is not ModelState.RETURNING:
+            if known is None or known.state is not ModelState.LOST:
                 return await self.unloads.unload(model_id)
             self.registry.apply(known, ModelEvent.VANISHED)
             await self._reconciler.clear_away(known)

@@ -241,7 +241,7 @@ class Reconciler:
     def _is_loaded_again(self, record: ModelRecord) -> bool:
         """Return whether the loss that a call reports is known, and the model on its way back."""
         known = self._registry.get(record.id)
-        return known is not None and (known is not record or known.state is ModelState.RETURNING)
+        return known is not None and (known is not record or known.state is ModelState.LOST)
 
     def _begin_reconcile(self) -> asyncio.Task[None]:
         if self._reconciling is None or self._reconciling.done():
@@ -337,8 +337,8 @@ class Reconciler:
 
 def _what_becomes_of(gone: Sequence[ModelRecord], given_up: ModelId | None) -> str:
     """Say of models that Triton has lost which come back, and how."""
-    returning = [r.id for r in gone if r.state is ModelState.RETURNING]
-    left = [r for r in gone if r.state is not ModelState.RETURNING and r.id != given_up]
+    returning = [r.id for r in gone if r.state is ModelState.LOST]
+    left = [r for r in gone if r.state is not ModelState.LOST and r.id != given_up]
     parts = {
         "given up, because it may crash Triton": [r.id for r in gone if r.id == given_up],
         "loaded again by the adapter": returning,

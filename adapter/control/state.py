@@ -2,14 +2,65 @@
 
 from collections.abc import Mapping, Sequence
 
-from adapter.control.door import DeviceState, RequestCounts, SizeState, WantedModel
+from adapter.control.door import (
+    LostModel,
+    RequestCounts,
+    SizeState,
+    StoreModel,
+    WantedModel,
+)
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
-from adapter.core.ledger import NOT_MEASURED
-from adapter.core.memory import Bytes, Device, MemoryReading
+from adapter.core.artifacts import DiskUse
+from adapter.core.desired import Want
+from adapter.core.memory import NOT_MEASURED, Bytes, Device, DeviceState, MemoryReading
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
-from adapter.core.sizing import Sizes
 from adapter.runtime import clock
+
+
+class StoreState:
+    """Says what is known of the models of stores."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+
+    @property
+    def waiting(self) -> int:
+        """Count the callers that have no lease yet."""
+        return self._residency.waiting
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """Count the models that were evicted, by reason."""
+        return self._residency.evictions
+
+    def waiting_for(self, model_id: ModelId) -> int:
+        """Return how many callers wait for the model."""
+        return self._residency.waiting_for(model_id)
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        """Return whether the model is never evicted."""
+        return self._residency.is_pinned(model_id)
+
+    def models(self) -> Sequence[ModelRecord]:
+        """Return the models that calls have had fetched."""
+        return self._residency.models()
+
+    def files_of(self, record: ModelRecord) -> StoreModel | None:
+        """Return what is known of the model's files; None if they come from elsewhere."""
+        files = record.files
+        if files is None:
+            return None
+        return StoreModel(files.key, files.progress, files.is_outdated)
+
+    def disk(self) -> DiskUse:
+        """Return how full the disk cache is."""
+        return self._residency.disk()
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many models are on disk alone, and their bytes."""
+        return self._residency.unused()
 
 
 class State:
@@ -23,7 +74,7 @@ class State:
         self._control = control
         self._memory = control.memory
         self.triton = control.triton_status
-        self.stores = residency
+        self.stores = StoreState(residency) if residency is not None else None
 
     @property
     def pending_operations(self) -> int:
@@ -36,17 +87,30 @@ class State:
         leases = self._control.leases
         return RequestCounts(leases.begun, leases.begun - leases.ended, leases.abandoned)
 
-    @property
-    def sizes(self) -> Sizes:
-        """Return what packages are known to take."""
-        return self._memory.sizes
-
     def wanted(self) -> Sequence[WantedModel]:
         """Return the models that are wanted from the start on."""
         return [
-            WantedModel(model.model_id, model.url, model.state, model.why)
+            WantedModel(
+                model.model_id,
+                model.url,
+                model.state.value,
+                model.why,
+                is_loaded=model.state is Want.LOADED,
+            )
             for model in self._control.desired.wanted()
         ]
+
+    def count_wanted(self) -> Mapping[str, int]:
+        """Return how many of them are loaded, missing, and unloaded by a caller."""
+        return self._control.desired.count()
+
+    def lost(self) -> Mapping[ModelId, LostModel]:
+        """Return the models that Triton has exited with and that are not loaded again."""
+        lost = self._control.registry.lost
+        return {
+            model_id: LostModel(model.at, model.reason, model.is_given_up)
+            for model_id, model in lost.items()
+        }
 
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when the load of the model has made no progress."""
@@ -76,20 +140,7 @@ class State:
 
     def devices(self, reading: MemoryReading | None = None) -> Mapping[Device, DeviceState]:
         """Return the memory of each device that is known."""
-        used: Bytes = reading.used if reading else {}
-        return {
-            device: DeviceState(
-                limit_bytes=book.limit_bytes,
-                used_bytes=used.get(device),
-                free_bytes=book.free_bytes(used.get(device)),
-                baseline_bytes=book.baseline_bytes,
-                reserved_bytes=book.reserved_bytes,
-                held_bytes=book.held_bytes,
-                headroom_bytes=book.headroom_bytes,
-                unaccounted_bytes=book.unaccounted_bytes,
-            )
-            for device, book in self._memory.ledger.snapshot().devices.items()
-        }
+        return self._memory.ledger.snapshot().show(reading)
 
     def held(self, record: ModelRecord) -> Bytes:
         """Return what is booked for the model on each device."""
@@ -103,4 +154,26 @@ class State:
             is_learned=sizes.learned(record.package_key) is not None,
             is_measured=self._memory.accounts.is_measured(record.name),
             is_reported=sizes.is_reported(record.package_key),
+            basis=record.basis.value if record.basis else None,
+            declared_bytes=record.declared_bytes,
+            disk_bytes=record.disk_bytes,
         )
+
+    # -- sizes that ModelMesh asks for ------------------------------------------------------
+
+    def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
+        """Return what the package was learned to take, by its place, else by its name."""
+        sizes = self._memory.sizes
+        return sizes.of_url(url) or sizes.of_model(model_id)
+
+    def mean_bytes(self) -> int:
+        """Return the mean of all learned sizes; 0 before the first."""
+        return self._memory.sizes.mean_bytes()
+
+    def largest(self) -> Bytes:
+        """Return the largest learned size on each device."""
+        return self._memory.sizes.largest()
+
+    def earlier_baseline(self) -> Bytes:
+        """Return the most that earlier runs have seen in use with nothing loaded."""
+        return self._memory.sizes.earlier_baseline

@@ -156,9 +156,9 @@ class Trials:
         """Return the lost model that comes first: any that is no suspect, then what was loaded
         last. Those before it had been tried, or it would not be a suspect.
         """
-        if not self._registry.counts()[ModelState.RETURNING]:
+        if not self._registry.counts()[ModelState.LOST]:
             return None
-        waiting = [r for r in self._registry.records() if r.state is ModelState.RETURNING]
+        waiting = [r for r in self._registry.records() if r.state is ModelState.LOST]
 
         def order(each: ModelRecord) -> tuple[bool, int, float]:
             is_free = not self._suspects.is_on_trial(each.id)

@@ -142,6 +142,14 @@ class TritonStatus:
         if self.has_lost_all:
             raise lost_with_triton(model_id)
 
+    def explain_lost(self, model_id: ModelId) -> ModelNotFound:
+        """Return the error for a call of a model that Triton has exited with."""
+        return lost_with_triton(model_id)
+
+    def note_mesh(self) -> None:
+        """Note that a ModelMesh is there, which loads its models again itself."""
+        self._mesh.is_present = True
+
     def refuse_ended(self, process: int | None, model_id: ModelId) -> None:
         """Raise BackendUnavailable if the server process that loaded a model has ended."""
         if self._server is not None and (process is None or self._server.pid != process):

@@ -112,7 +112,7 @@ class Updates:
         model_id = old.asked_for
         self._operations.refuse_when_full(model_id)
         async with self._operations.update_lock(model_id):
-            if not self._registry.is_served(old):
+            if not self._registry.is_serving(old):
                 return False
             if self._can_load_beside(old):
                 with suppress(CapacityError):  # there is no room for both
@@ -199,7 +199,7 @@ class Updates:
         kept = await self._packages.keep(old.name)
         try:
             with self._keep_files(old) as old_files:
-                if not self._registry.is_served(old):
+                if not self._registry.is_serving(old):
                     return False
                 with self._calls_wait(model_id):
                     try:

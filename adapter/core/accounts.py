@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from adapter.core.account import FOLLOWS, Account, Level, Stage
-from adapter.core.ledger import UNSEEN, Ledger
+from adapter.core.ledger import Ledger
 from adapter.core.measuring import GpuBytes, Growth, Measured, Window, differs, on_devices
 from adapter.core.memory import (
     HOST,
     NO_BYTES,
+    UNSEEN,
     Bytes,
     Device,
     MemoryReading,

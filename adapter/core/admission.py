@@ -5,8 +5,8 @@ between the decision and the reservation.
 from dataclasses import dataclass
 from enum import Enum
 
-from adapter.core.ledger import UNSEEN, DeviceBook, LedgerSnapshot
-from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.core.ledger import DeviceBook, LedgerSnapshot
+from adapter.core.memory import HOST, UNSEEN, Bytes, Device, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.sizing import KNOWN, Basis, Estimate, format_size
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
@@ -235,7 +235,7 @@ class MeshBooks:
         self._sizes.pop(model_id, None)
 
     @property
-    def evicts(self) -> bool:
+    def is_evicting(self) -> bool:
         """Whether the models exceed the capacity, so that ModelMesh unloads some."""
         return self._exceeds(sum(self._sizes.values()))
 

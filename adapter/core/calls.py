@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
+from adapter.core.model import ModelId, TritonName
+from adapter.core.triton_input import Unclassified
 from adapter.errors import AdapterError
 
 RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
@@ -30,6 +30,24 @@ def has_long_line(head: bytes) -> bool:
 def _nothing() -> None: ...
 
 
+class ServedModel(Protocol):
+    """Describes a loaded model, as far as data planes need it."""
+
+    is_decoupled: bool | None  # a request may have any number of answers; None until asked
+
+    @property
+    def name(self) -> TritonName:
+        """Return the name in Triton."""
+
+    @property
+    def asked_for(self) -> ModelId:
+        """Return the name that answers carry: the one that callers use."""
+
+    @property
+    def unclassified(self) -> Unclassified | None:
+        """Return the outputs whose `classification` ends Triton; None where it does not tell."""
+
+
 class Hold(Protocol):
     """Keeps a model loaded while Triton works on a call of it (control/lease.py).
 
@@ -37,7 +55,7 @@ class Hold(Protocol):
     """
 
     @property
-    def record(self) -> ModelRecord | None: ...
+    def record(self) -> ServedModel | None: ...
     def abandon(self) -> None: ...
     def end(self, error: BaseException | None = None) -> BaseException | None: ...
 
@@ -100,7 +118,7 @@ class Upstream(Protocol):
     headers: RawHeaders
     length: int | None
 
-    def begin(self, receiver: "Receiver", record: ModelRecord | None) -> None: ...
+    def begin(self, receiver: "Receiver", record: ServedModel | None) -> None: ...
     def send(self, head: bytes, body: bytes) -> None: ...
     def write(self, piece: bytes) -> None: ...
     def sent(self) -> None: ...
@@ -144,10 +162,10 @@ class FastDataPlane(Protocol):
     def idle(self) -> Upstream | None: ...
     async def connected(self, model_id: ModelId) -> Upstream: ...
     def check(
-        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
     ) -> None: ...
     def checking(
-        self, json_bytes: int | None, length: int, record: ModelRecord, *, shares_memory: bool
+        self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
     ) -> Check: ...
 
 

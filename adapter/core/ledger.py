@@ -10,14 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
+from adapter.core.memory import UNSEEN, Bytes, Device, DeviceState, MemoryReading, at_least_zero
 from adapter.core.model import TritonName
 from adapter.errors import MemoryFigures
-
-# Stands for all memory there is when nobody reads any and only a limit was set.
-UNSEEN = Device("memory")
-# Shown to operators while the ledger has no device.
-NOT_MEASURED = "memory is not measured: set memory_limit; see docs/memory.md#limits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,23 @@ class LedgerSnapshot:
     def free(self, reading: MemoryReading | None) -> Bytes:
         used: Bytes = reading.used if reading else {}
         return {device: book.free_bytes(used.get(device)) for device, book in self.devices.items()}
+
+    def show(self, reading: MemoryReading | None) -> dict[Device, DeviceState]:
+        """Return the figures of each device for operators, probes and contracts."""
+        used: Bytes = reading.used if reading else {}
+        return {
+            device: DeviceState(
+                limit_bytes=book.limit_bytes,
+                used_bytes=used.get(device),
+                free_bytes=book.free_bytes(used.get(device)),
+                baseline_bytes=book.baseline_bytes,
+                reserved_bytes=book.reserved_bytes,
+                held_bytes=book.held_bytes,
+                headroom_bytes=book.headroom_bytes,
+                unaccounted_bytes=book.unaccounted_bytes,
+            )
+            for device, book in self.devices.items()
+        }
 
     def left(self, reading: MemoryReading | None) -> Bytes:
         """Return what is left below each limit, the headroom included; negative above a limit."""

@@ -8,8 +8,17 @@ from functools import reduce
 from itertools import accumulate
 
 from adapter.core.account import Account
-from adapter.core.ledger import UNSEEN, DeviceBook
-from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
+from adapter.core.ledger import DeviceBook
+from adapter.core.memory import (
+    NO_BYTES,
+    UNSEEN,
+    Bytes,
+    Device,
+    MemoryReading,
+    at_least_zero,
+    minus,
+    plus,
+)
 from adapter.core.model import TritonName
 
 # Bytes of one model by CUDA's number of the GPU.

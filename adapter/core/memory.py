@@ -7,6 +7,10 @@ from typing import NewType
 # A GPU by its UUID (`GPU-...`, `MIG-...`), or HOST.
 Device = NewType("Device", str)
 HOST = Device("host")
+# Shown to operators while no memory is known.
+NOT_MEASURED = "memory is not measured: set memory_limit; see docs/memory.md#limits"
+# Stands for all memory there is where nothing reads memory and only a limit was set.
+UNSEEN = Device("memory")
 
 # A device that is missing takes no bytes.
 Bytes = Mapping[Device, int]
@@ -65,6 +69,20 @@ class MemoryReading:
             for device, read in self.devices.items()
         }
         return replace(self, devices=devices)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """Shows the memory of one device to operators, probes and contracts."""
+
+    limit_bytes: int
+    used_bytes: int | None  # None while nothing is read
+    free_bytes: int  # for the next load
+    baseline_bytes: int  # in use with nothing loaded
+    reserved_bytes: int
+    held_bytes: int
+    headroom_bytes: int
+    unaccounted_bytes: int | None
 
 
 def total(amounts: Bytes) -> int:

@@ -23,11 +23,11 @@ from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 from adapter.protocols.tensors import ContentTypes
 
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
-_ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.RETURNING: "being loaded again"}
+_ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.LOST: "being loaded again"}
 _AS_ITS_ID = ModelId("")
 _NO_NAME = TritonName("")
 _COMING = (ModelState.FETCHING, ModelState.ON_DISK)
-_REPLACED = (*_COMING, ModelState.RETURNING)  # by the record of a load
+_REPLACED = (*_COMING, ModelState.LOST)  # by the record of a load
 _MOST_LOST = 1000
 
 
@@ -92,6 +92,23 @@ class ModelRecord:
     def __post_init__(self) -> None:
         self.asked_for = self.asked_for or self.id
         self.is_renamed = self.name != self.asked_for  # type: ignore[comparison-overlap]
+
+    # -- as the door has it -----------------------------------------------------------------
+
+    @property
+    def step(self) -> WaitsFor | None:
+        """Return what the load or the unload spends its time on."""
+        return self.waits_for
+
+    @property
+    def blockers(self) -> tuple[ModelId, ...]:
+        """Return the models that it waits for."""
+        return self.awaits
+
+    @property
+    def is_source_complete(self) -> bool:
+        """Return whether `source` suffices to load the model again."""
+        return self.can_load_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +198,7 @@ class Registry:
     def counts(self) -> dict[ModelState, int]:
         return dict(self._counts)
 
-    def idle_seconds(self, now: float) -> float | None:
+    def longest_idle_seconds(self, now: float) -> float | None:
         """Return the longest time that a ready model has been idle; None without models."""
         ready = (self._records[model_id] for model_id in self._ready)
         return max(
@@ -221,7 +238,7 @@ class Registry:
         record = ModelRecord(model_id, name, source, asked_for=asked_for)
         if known is not None:
             record.usage.used_at = known.usage.used_at
-            if known.state is ModelState.RETURNING:
+            if known.state is ModelState.LOST:
                 record.gpu = known.gpu
             artifact = known.files.artifact if known.files else None
             if artifact is not None and artifact.folder == source.url:
@@ -269,12 +286,9 @@ class Registry:
         """Return whether a model in the table has that name in Triton. Stuck ones are not in it."""
         return name in self._owners
 
-    def ensemble_with(self, step: str) -> ModelRecord | None:
-        """Return the model one of whose steps has this name in Triton; None if no step has it."""
-        record = self._owners.get(TritonName(step))
-        if record is None or step not in record.placement.along:
-            return None
-        return record
+    def owner_of(self, name: TritonName) -> ModelRecord | None:
+        """Return the record that has this name in Triton, for its entry or another part."""
+        return self._owners.get(name)
 
     @contextmanager
     def disowned(self) -> Iterator[set[TritonName]]:
@@ -286,19 +300,19 @@ class Registry:
         finally:
             self._watches = [each for each in self._watches if each is not names]
 
-    def is_served(self, record: ModelRecord) -> bool:
+    def is_serving(self, record: ModelRecord) -> bool:
         """Return whether the model is ready, under the name that callers ask for."""
         return self._records.get(record.asked_for) is record and record.state is _READY
 
     def refuse_unless_served(self, record: ModelRecord) -> None:
         """Raise unless the model is ready, under the name that callers ask for."""
-        if not self.is_served(record):
+        if not self.is_serving(record):
             why = f"model {record.asked_for!r} was unloaded meanwhile"
             raise ModelNotFound(why, model_id=record.asked_for)
 
     def refuse_unless_evictable(self, record: ModelRecord) -> None:
         """Raise unless the model is served, and was loaded for calls alone."""
-        if not self.is_served(record) or not record.is_on_demand:
+        if not self.is_serving(record) or not record.is_on_demand:
             why = f"model {record.asked_for!r} was unloaded meanwhile, or is a platform's now"
             raise ModelNotFound(why, model_id=record.asked_for)
 
@@ -323,11 +337,11 @@ class Registry:
     def returning(self, model_id: ModelId | None) -> ModelRecord | None:
         """Return the record of a model that is RETURNING, None for any other."""
         record = self._records.get(model_id) if model_id is not None else None
-        return record if record is not None and record.state is ModelState.RETURNING else None
+        return record if record is not None and record.state is ModelState.LOST else None
 
     def begin_unload(self, model_id: ModelId) -> ModelRecord:
         record = self._records.get(model_id)
-        if record is None or record.state is ModelState.RETURNING:
+        if record is None or record.state is ModelState.LOST:
             raise not_loaded(model_id)
         self.apply(record, ModelEvent.UNLOAD_BEGUN)
         return record

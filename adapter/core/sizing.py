@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, Gpu, most_of, total
+from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, Gpu, most_of, total
 from adapter.core.model import ModelId, Package, strip_last_slash
 
 # Packages, and places of packages, that are remembered; the least recent go first.

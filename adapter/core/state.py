@@ -14,11 +14,12 @@ class ModelState(Enum):
     READY = "READY"
     DEAD = "DEAD"  # Triton still lists it, but the process that computed it is gone
     UNLOADING = "UNLOADING"
-    RETURNING = "RETURNING"  # Triton has lost it, and it is to be loaded again
+    LOST = "RETURNING"  # Triton has lost it, and it is to be loaded again
     STUCK = "STUCK"  # Triton has not ended its load; another load of the model takes another name
 
 
 LOADED = (ModelState.READY, ModelState.DEAD)  # Triton has it
+COMING = frozenset({ModelState.FETCHING, ModelState.ON_DISK, ModelState.LOADING})
 
 
 class WaitsFor(Enum):
@@ -95,12 +96,12 @@ TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
     # Triton was restarted under us
     (ModelState.READY, ModelEvent.VANISHED): None,
     (ModelState.DEAD, ModelEvent.VANISHED): None,
-    (ModelState.READY, ModelEvent.LOST): ModelState.RETURNING,
-    (ModelState.DEAD, ModelEvent.LOST): ModelState.RETURNING,
-    (ModelState.RETURNING, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
+    (ModelState.READY, ModelEvent.LOST): ModelState.LOST,
+    (ModelState.DEAD, ModelEvent.LOST): ModelState.LOST,
+    (ModelState.LOST, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
     # Triton ended once more, during the load that was to bring the model back
-    (ModelState.LOADING, ModelEvent.BROKEN_OFF): ModelState.RETURNING,
-    (ModelState.RETURNING, ModelEvent.VANISHED): None,
+    (ModelState.LOADING, ModelEvent.BROKEN_OFF): ModelState.LOST,
+    (ModelState.LOST, ModelEvent.VANISHED): None,
 }
 
 

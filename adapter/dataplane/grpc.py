@@ -10,10 +10,17 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.core.calls import ChannelOptions, Hold, RpcAnswer, RpcCall, RpcMetadata, keepalive
+from adapter.core.calls import (
+    ChannelOptions,
+    Hold,
+    RpcAnswer,
+    RpcCall,
+    RpcMetadata,
+    ServedModel,
+    keepalive,
+)
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.core.triton_input import HeaderTable
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
 from adapter.http2.protobuf import encoded_field
@@ -146,7 +153,7 @@ class GrpcDataPlane:
         raise BackendTimeout(text, model_id=record.asked_for if record else None)
 
     async def _answer(
-        self, rpc: "grpc.aio.UnaryUnaryCall[bytes, bytes]", record: ModelRecord | None
+        self, rpc: "grpc.aio.UnaryUnaryCall[bytes, bytes]", record: ServedModel | None
     ) -> RpcAnswer:
         try:
             answer = await rpc
@@ -197,7 +204,7 @@ class GrpcDataPlane:
                 await stream.done_writing()
                 reading.add_done_callback(lambda _: hold.end())
 
-    async def _is_decoupled(self, record: ModelRecord) -> bool:
+    async def _is_decoupled(self, record: ServedModel) -> bool:
         """Ask Triton, once for each load, whether a request may have any number of answers."""
         if record.is_decoupled is None:
             message = pb.ModelConfigRequest(name=record.name).SerializeToString()
@@ -225,7 +232,7 @@ class GrpcDataPlane:
             raise BackendUnavailable("Triton is not up yet", delivered=False)
         return self._channel
 
-    def _fault(self, record: ModelRecord | None, error: grpc.aio.AioRpcError) -> AdapterError:
+    def _fault(self, record: ServedModel | None, error: grpc.aio.AioRpcError) -> AdapterError:
         text, model_id = error.details() or "", record.asked_for if record else ModelId("")
         is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if is_exhausted and _ANSWER_TOO_LARGE.search(text):
@@ -237,7 +244,9 @@ class GrpcDataPlane:
         code = error.code().name
         if record is None:
             return self._faults.of_server_call(code, text)
-        return self._faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
+        return self._faults.of_grpc_inference(
+            code, text, name=record.name, model_id=record.asked_for
+        )
 
 
 class GrpcStream:
@@ -320,7 +329,7 @@ class _Inferences:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, metadata: Any, record: ModelRecord, fault: _Fault
+        self, channel: grpc.aio.Channel, metadata: Any, record: ServedModel, fault: _Fault
     ) -> None:
         self._record, self._fault = record, fault
         whole: _UnaryMethod = channel.unary_unary(_INFER)

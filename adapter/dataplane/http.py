@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from multidict import CIMultiDict
 
-from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_line
+from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, ServedModel, V2Call, has_long_line
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.core.triton_input import HTTP_KEY_HEADER, HeaderTable
 from adapter.dataplane.checked_bodies import (
     AT_ONCE_BYTES,
@@ -58,7 +57,7 @@ class HttpDataPlane:
         max_connections: int | None = None,  # to Triton; above it abandoned calls lose theirs
         unread: Unread,
         max_unpacked_bytes: int = 2**26,
-        answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
+        answered_nothing: Callable[[Any], None] = lambda _: None,  # with the record of the model
         turns: Turns | None = None,
         headers: HeaderTable = _EXTERNAL,  # decides which headers Triton gets
     ) -> None:
@@ -113,21 +112,21 @@ class HttpDataPlane:
         return self._pool.idle() or await self._pool.connect(model_id)
 
     def check(
-        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
     ) -> None:
         """Raise InvalidRequest for a whole body whose JSON could end or block Triton."""
         check_whole(self.max_unpacked, body, json_bytes)
         check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
 
     def checking(
-        self, json_bytes: int | None, length: int, record: ModelRecord, *, shares_memory: bool
+        self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
     ) -> Check:
         """Return a check of a body of `length` bytes that is fed piece by piece."""
         parameters = StreamedParametersCheck(record, json_bytes, shares_memory=shares_memory)
         return Limits(json_bytes, max(length, self.max_unpacked), parameters)
 
 
-def _inferring(call: V2Call, hold: Hold | None) -> ModelRecord | None:
+def _inferring(call: V2Call, hold: Hold | None) -> ServedModel | None:
     """Return the model of an inference; None for another call."""
     return hold.record if hold is not None and call.path.endswith("/infer") else None
 

@@ -16,10 +16,9 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from adapter.core.calls import Hold, RawHeaders, Receiver
+from adapter.core.calls import Hold, RawHeaders, Receiver, ServedModel
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
-from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.runtime import sockets
 
@@ -76,7 +75,7 @@ class Owner(Protocol):
     def abandoned(self, connection: "Connection") -> None: ...
     def free(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
-    def answered_nothing(self, record: ModelRecord) -> None: ...
+    def answered_nothing(self, record: ServedModel) -> None: ...
 
 
 # Heads of answers by their bytes, all of them of good ones that say their length: Triton says few
@@ -116,7 +115,7 @@ class Connection:
     def begin(
         self,
         receiver: Receiver,
-        record: ModelRecord | None,
+        record: ServedModel | None,
         is_stream: bool = False,
         is_probe: bool = False,
     ) -> None:
@@ -255,7 +254,7 @@ class Connection:
             kind.decode("utf-8", "replace"),
             text,
             name=record.name if record else TritonName(""),
-            model_id=record.id if record else ModelId(""),
+            model_id=record.asked_for if record else ModelId(""),
         )
 
     def _time_is_up(self) -> None:

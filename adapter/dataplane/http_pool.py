@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import Connection, State
 from adapter.errors import BackendUnavailable
 
@@ -31,7 +30,7 @@ class Pool:
         seconds: float,  # limits a call
         *,
         max_connections: int | None = None,
-        answered_nothing: Callable[[ModelRecord], None],
+        answered_nothing: Callable[[Any], None],
         keep_seconds: float = _KEEP_SECONDS,
     ) -> None:
         self.address = ""

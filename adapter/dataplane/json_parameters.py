@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from adapter.core.registry import ModelRecord
+from adapter.core.calls import ServedModel
 from adapter.core.triton_input import (
     CLASSIFICATION,
     REGION,
@@ -35,7 +35,7 @@ _REGION_KEY = _spellings(REGION)
 _LONGEST_KEY = 6 * len(REGION) + 2
 
 
-def check_parameters(text: bytes, record: ModelRecord, *, shares_memory: bool) -> None:
+def check_parameters(text: bytes, record: ServedModel, *, shares_memory: bool) -> None:
     """Raise InvalidRequest for the whole JSON of a request that breaks a rule."""
     if not _mentions_parameter(text):
         return
@@ -85,7 +85,7 @@ class StreamedParametersCheck:
 
     def __init__(
         self,
-        record: ModelRecord,
+        record: ServedModel,
         json_bytes: int | None,  # of the body, None for all
         *,
         shares_memory: bool,

@@ -17,10 +17,8 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
-from adapter.control.door import ControlState
+from adapter.control.door import ControlState, ModelRecord, Registry
 from adapter.core.memory import total
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelState
 from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, drop_tracebacks
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
@@ -214,8 +212,7 @@ class Resident:
 
     def _is_served(self, record: ModelRecord) -> bool:
         """Return whether it is listed: of two versions of a model, the one that gets its calls."""
-        is_current = self._registry.get(record.asked_for) is record
-        return is_current and record.state is ModelState.READY
+        return self._registry.is_serving(record)
 
     def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
         return {

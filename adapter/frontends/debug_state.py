@@ -14,13 +14,19 @@ from datetime import UTC, datetime
 from heapq import nlargest, nsmallest
 from typing import Any
 
-from adapter.control.door import ControlState, Models, StoreState, WantedModel
-from adapter.core.artifacts import StoreFiles
-from adapter.core.desired import Want
+from adapter.control.door import (
+    COMING,
+    ControlState,
+    LostModel,
+    ModelRecord,
+    Models,
+    ModelState,
+    StoreModel,
+    StoreState,
+    WantedModel,
+)
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
-from adapter.core.registry import LostModel, ModelRecord
-from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
 from adapter.frontends.status import HTTP, of_kind
 from adapter.runtime import clock
@@ -31,7 +37,8 @@ _LOOKED_AT_ONCE = 500  # models of which only the order is found
 _MOST = 100_000
 _HOLDERS = 12  # of a device: those that a bar can show
 _FAILURES = 20
-_COMING = (ModelState.FETCHING, ModelState.ON_DISK, ModelState.LOADING, ModelState.UNLOADING)
+_MOVING = COMING | {ModelState.UNLOADING}
+_GONE = "GONE"  # of a record whose model went while the state was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class DebugState:
         for at, record in enumerate(self._registry.records(), 1):
             held = self._state.held(record)
             for device, count in held.items():
-                holder = (count, record.id, record.state.value)
+                holder = (count, record.id, _state_value(record))
                 look.held.setdefault(device, []).append(holder)
             is_meant = query.model_id in {None, record.id}
             if is_meant and query.text in record.id.casefold():
@@ -139,7 +146,7 @@ class DebugState:
             "totals": totals,
             "abandoned_requests": requests.abandoned,
             "on_triton_restart": " as ".join(self._state.triton.on_restart),
-            "lost": _lost(self._registry.lost, query.most),
+            "lost": _lost(self._state.lost(), query.most),
             "wanted": _wanted(self._state.wanted(), query.most),
             "memory": self._devices(reading, look),
             "on_demand": on_demand_state(
@@ -157,7 +164,7 @@ class DebugState:
             record = registry.get(model_id)
             return past + record.usage.answered_at if record else 0.0
 
-        are_lost = bool(registry.lost or registry.counts()[ModelState.RETURNING])
+        are_lost = bool(self._state.lost() or registry.counts()[ModelState.LOST])
         worst = self._history.worst(are_lost=are_lost, answered_at=answered_at)
         return None if worst is None else _occurrence(worst)
 
@@ -166,16 +173,16 @@ class DebugState:
         size = self._state.size_of(record)
         is_measured = size.is_learned and size.is_measured
         size_from = "triton" if size.is_reported else "reading"
-        basis = "measured" if is_measured else record.basis and record.basis.value
+        basis = "measured" if is_measured else size.basis
         is_idle = record.state is ModelState.READY and record.usage.in_flight == 0
         return {
             "model_id": record.id,
             "triton_name": record.name,
             "url": record.source.url,
-            "state": record.state.value,
+            "state": _state_value(record),
             "state_seconds": round(now - record.state_since, 3),
-            "waits_for": record.waits_for and record.waits_for.value,
-            "awaits": [*record.awaits],
+            "waits_for": record.step and record.step.value,
+            "awaits": [*record.blockers],
             "hanging_seconds": self._hanging_seconds(record, now),
             "in_flight": record.usage.in_flight,
             "abandoned": record.usage.abandoned,
@@ -242,7 +249,7 @@ def _as_it_comes(_record: ModelRecord, _size: int, _now: float) -> float:
 _ORDERS: dict[str, _Order] = {
     "bytes": lambda _record, size, _now: -size,
     "name": lambda record, _size, _now: record.id,
-    "state": lambda record, _size, _now: record.state.value,
+    "state": lambda record, _size, _now: _state_value(record),
     "p50": lambda record, _size, _now: -_rank(record, 50),
     "p99": lambda record, _size, _now: -_rank(record, 99),
     "in_flight": lambda record, _size, _now: -record.usage.in_flight,
@@ -250,6 +257,10 @@ _ORDERS: dict[str, _Order] = {
     "idle": lambda record, _size, now: 0 if record.usage.in_flight else record.usage.used_at - now,
     "loaded": lambda record, _size, _now: -record.state_since,
 }
+
+
+def _state_value(record: ModelRecord) -> str:
+    return record.state.value if record.state else _GONE
 
 
 def _rank(record: ModelRecord, share: int) -> float:
@@ -268,12 +279,12 @@ def _latencies(record: ModelRecord) -> dict[str, float] | None:
 def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, Any]]:
     """With a limit those that are not loaded come first."""
     if most is not None:
-        models = sorted(models, key=lambda model: model.state is Want.LOADED)[:most]
+        models = sorted(models, key=lambda model: model.is_loaded)[:most]
     return [
         {
             "model_id": model.model_id,
             "url": model.url,
-            "state": model.state.value,
+            "state": model.state,
             "reason": model.reason or None,
         }
         for model in models
@@ -333,9 +344,9 @@ def on_demand_state(
     (count, size_bytes), disk = stores.unused(), stores.disk()
     models = [record for record in stores.models() if text in record.id.casefold()]
     if most is not None:
-        coming = [each for each in models if each.state in _COMING][:most]
+        coming = [each for each in models if each.state in _MOVING][:most]
         models = coming + [
-            each for each in models if each.state not in _COMING and each.id in listed
+            each for each in models if each.state not in _MOVING and each.id in listed
         ]
     return {
         "on_disk": {"models": count, "bytes": size_bytes},
@@ -348,15 +359,19 @@ def on_demand_state(
         },
         "waiting": stores.waiting,
         "evictions": dict(stores.evictions),
-        "models": [_shown(stores, each, each.files) for each in models if each.files],
+        "models": [
+            _shown(stores, record, files)
+            for record in models
+            if (files := stores.files_of(record)) is not None
+        ],
     }
 
 
-def _shown(stores: StoreState, record: ModelRecord, files: StoreFiles) -> dict[str, Any]:
+def _shown(stores: StoreState, record: ModelRecord, files: StoreModel) -> dict[str, Any]:
     return {
         "model_id": record.id,
         "key": str(files.key),
-        "state": record.state.value,
+        "state": _state_value(record),
         "percent": files.progress.percent,
         "done_bytes": files.progress.done_bytes,
         "total_bytes": files.progress.total_bytes,

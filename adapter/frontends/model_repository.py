@@ -16,10 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter.control.door import Models, Replaces, StoreModels
-from adapter.core.model import ModelId, ModelSource
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
+from adapter.control.door import (
+    COMING,
+    ModelRecord,
+    Models,
+    ModelState,
+    Registry,
+    Replaces,
+    StoreModels,
+)
+from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import (
     AdapterError,
     InlineFilesOff,
@@ -37,9 +43,11 @@ _FILE = "file:"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
 
-_STATES = {state: state.value for state in ModelState} | {
+_STATES = {
+    **{state: state.value for state in ModelState},
+    **dict.fromkeys(COMING, "LOADING"),
     ModelState.DEAD: "UNAVAILABLE",
-    ModelState.RETURNING: "LOADING",
+    ModelState.LOST: "LOADING",
 }
 _REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
 
@@ -91,7 +99,7 @@ class Repository:
         return [
             _entry(record, version)
             for record in sorted(self._registry.records(), key=lambda r: r.id)
-            if record.id == record.asked_for  # not one of two versions, which is on its way
+            if self._registry.get(record.asked_for) is record  # not the other one of two versions
             if record.state is ModelState.READY or not only_ready
             for version in versions.get(record.name) or [""]
         ]
@@ -155,7 +163,7 @@ class Repository:
         if known.source.is_cached and await self._load_of_store(known.id, is_forced=is_forced):
             return
         source = known.source
-        if is_forced and not known.can_load_again:  # the request brought what its source lacks
+        if is_forced and not known.is_source_complete:  # the request brought what its source lacks
             source = await LOOKUPS.run(_source, known.id, {}, self._roots)
         replaces = Replaces.ALWAYS if is_forced else Replaces.CHANGED_FILES
         await self._models.replace(known.id, source, replaces, **log_fields)
@@ -172,14 +180,20 @@ class Repository:
             await self._models.unload(model_id, **log_fields)
 
 
+def find_ensemble(registry: Registry, step: str) -> ModelRecord | None:
+    """Return the model one of whose steps has this name in Triton; None if no step has it."""
+    owner = registry.owner_of(TritonName(step))
+    is_step = owner is not None and step in owner.placement.along
+    return owner if is_step else None
+
+
 def _ways(root: Path) -> tuple[str, str]:
     return str(root), os.path.realpath(root)
 
 
 def _entry(record: ModelRecord, version: str) -> IndexEntry:
-    return IndexEntry(
-        record.asked_for, version, _STATES[record.state], _REASONS.get(record.state, "")
-    )
+    state = record.state or ModelState.UNLOADING  # a record whose model has just gone has none
+    return IndexEntry(record.asked_for, version, _STATES[state], _REASONS.get(state, ""))
 
 
 def _refuse_unknown(parameters: Mapping[str, Any], known: str) -> None:

@@ -1,11 +1,14 @@
 """Builds control of its parts, in the order of need."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from adapter.errors import AdapterError
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.model import ModelId, ModelSource
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.next.control.desired import Desired
 from adapter.next.control.eviction import Eviction
 from adapter.next.control.leases import AtWork, Leases
@@ -16,9 +19,9 @@ from adapter.next.control.on_demand import OnDemand
 from adapter.next.control.operations import Journal, Operations
 from adapter.next.control.ports import Settings, SizeStore, World
 from adapter.next.control.readings import Readings
+from adapter.next.control.state import State, StoreState
 from adapter.next.control.triton import (
     LoadTurns,
-    Phase,
     RequestFailures,
     TritonStatus,
     TritonWatcher,
@@ -28,11 +31,11 @@ from adapter.next.control.updates import Updates
 from adapter.next.core import times
 from adapter.next.core.blame import Blame
 from adapter.next.core.ledger import Ledger
+from adapter.next.core.lost import LostModels
 from adapter.next.core.mesh_books import MeshBooks
 from adapter.next.core.record import ModelRecord
 from adapter.next.core.registry import Registry
 from adapter.next.core.sizes import Sizes
-from adapter.next.core.states import ModelState
 from adapter.next.core.victims import POLICIES
 from adapter.next.core.wanted import Wanted
 from adapter.runtime import background, clock
@@ -91,6 +94,8 @@ class Control:
     watcher: TritonWatcher
     status: TritonStatus
     housekeeping: Housekeeping
+    state: State
+    changes: Changes
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def open(self) -> None:
@@ -107,29 +112,31 @@ class Control:
         self._tasks = [background.begin(name, work) for name, work in works.items()]
 
     @property
-    def pending_operations(self) -> int:
-        """Return how many loads, unloads and updates are in progress."""
-        return len(self.operations)
+    def stores(self) -> OnDemand | None:
+        """Return the verbs for models of stores; None without a store."""
+        return self.on_demand
 
-    def hangs_since(self, record: ModelRecord) -> float | None:
-        """Return since when Triton has been at the load of a model; None while that is not long."""
-        if record.state is ModelState.STUCK:
-            return record.state_since
-        return self.slots.hangs_since(record)
+    def note_missing_outputs(self, record: ModelRecord) -> None:
+        """Warn once that the model has answered without any of its outputs."""
+        self.leases.note_missing_outputs(record)
 
-    def reasons(self, *, needs_wanted: bool) -> list[str]:
-        """Return why calls cannot be answered as they should; nothing if they can.
+    def want(self, sources: Mapping[ModelId, ModelSource]) -> None:
+        """Have these models loaded from now on."""
+        self.desired.want(sources)
 
-        `needs_wanted` names models that are wanted from the start on and are not loaded.
-        """
-        missing = self.desired.explain_missing() if needs_wanted else None
-        found = [self.status.explain_mismatch(), self.watcher.explain_stuck(), missing]
-        return [reason for reason in found if reason is not None]
+    def key_of(self, name: str) -> ArtifactKey:
+        """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
+        if self.on_demand is None:
+            raise InvalidRequest(f"there is no store for {name!r}")
+        return self.on_demand.key_of(name)
 
-    def notes(self) -> list[str]:
-        """Return what is amiss although calls can be answered."""
-        hanging = self.slots.explain()
-        return [*([hanging] if hanging else []), *self.desired.list_refused()]
+    def preload(self, keys: Mapping[ModelId, ArtifactKey]) -> None:
+        """Have these models of the stores loaded from now on."""
+        self.desired.preload(keys)
+
+    async def note_triton_back(self) -> None:
+        """Note that Triton answers again, so that nobody waits for the next poll."""
+        self.changes.notify()
 
     async def drain(self, limit_seconds: float) -> None:
         """Start nothing any more; wait for what is in progress, then end the loads among it."""
@@ -141,18 +148,22 @@ class Control:
 
     def close(self) -> None:
         """Accept no more operations."""
-        self.status.phase = Phase.STOPPING
         self.desired.close()
         if self.updates is not None:
             self.updates.close()
         self.models.close()
 
-    async def stop(self) -> None:
-        """Wait, for a bounded time, until what `drain` has ended is undone; end all tasks."""
-        await self.operations.drain(times.UNDO_SECONDS)
+    async def end_work(self) -> None:
+        """End the work that nobody asks for."""
         for task in self._tasks:
             background.end(task)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def stop(self) -> None:
+        """Wait, for a bounded time, until what `drain` has ended is undone; end all tasks."""
+        await self.operations.drain(times.UNDO_SECONDS)
+        await self.end_work()
 
 
 def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Sizes) -> Control:
@@ -160,6 +171,8 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     # state
     registry = Registry(clock.now)
     wanted = Wanted()
+    lost = LostModels(clock.wall)
+    registry.subscribe(lost.note_move)
     blame = Blame(clock.monotonic())
     ledger = Ledger({}, sizes)
     mesh = MeshBooks()
@@ -283,6 +296,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     models = Models(
         registry=registry,
         wanted=wanted,
+        lost=lost,
         blame=blame,
         operations=operations,
         leases=leases,
@@ -320,6 +334,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     desired = Desired(
         registry=registry,
         wanted=wanted,
+        lost=lost,
         blame=blame,
         status=status,
         operations=operations,
@@ -333,6 +348,29 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         memory=memory,
         ledger=ledger,
         sizes=world.sizes,
+    )
+    store_state: StoreState | None = None
+    if world.artifacts is not None:
+        store_state = StoreState(
+            registry=registry,
+            leases=leases,
+            eviction=eviction,
+            operations=operations,
+            artifacts=world.artifacts,
+        )
+    state = State(
+        registry=registry,
+        ledger=ledger,
+        memory=memory,
+        readings=readings,
+        operations=operations,
+        leases=leases,
+        slots=slots,
+        desired=desired,
+        watcher=watcher,
+        triton=status,
+        lost_models=lost,
+        stores=store_state,
     )
     return Control(
         registry=registry,
@@ -352,4 +390,6 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         watcher=watcher,
         status=status,
         housekeeping=housekeeping,
+        state=state,
+        changes=changes,
     )

@@ -6,37 +6,33 @@ the series of a model end with its unload, and there are none at all while too m
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adapter.core.ledger import DeviceBook, LedgerSnapshot
-from adapter.core.memory import Bytes, MemoryReading
-from adapter.core.model import TritonName
-from adapter.core.registry import Registry
-from adapter.core.state import ModelState
+from adapter.core.memory import Bytes, Device, DeviceState
 from adapter.runtime import clock
 
 PREFIX = "triton_adapter_"
 MOST_MODELS = 100
-_NOT_LOADED_YET = {ModelState.LOADING, ModelState.RETURNING}
+# States of models that Triton has not loaded yet, or lost, in the words of the metrics.
+_NOT_LOADED = frozenset({"PREPARING", "LOADING", "RETURNING", "LOST"})
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The functions that `_READINGS` calls at each scrape."""
 
-    models: Callable[[], dict[ModelState, int]]
-    ledger: Callable[[], LedgerSnapshot]
-    memory: Callable[[], MemoryReading | None]
+    models: Callable[[], Mapping[Any, int]]  # by the state of a model
+    devices: Callable[[], Mapping[Device, DeviceState]]
     gpu_unread: Callable[[], bool]
     triton_live: Callable[[], bool]
     ready: Callable[[], bool]
     abandoned: Callable[[], int]
     lost_lines: Callable[[], int]
     idle_seconds: Callable[[], float | None]  # None without models
-    wanted: Callable[[], dict[str, int]]  # models of load_at_start and preload, by state
+    wanted: Callable[[], Mapping[str, int]]  # models of load_at_start and preload, by state
     about: Mapping[str, str]  # labels that describe this build and how it runs
 
 
@@ -47,13 +43,11 @@ def _one(value: float | None) -> _Series:
     return () if value is None else [((), value)]
 
 
-def _of_devices(read: Callable[[DeviceBook, int | None], int | None]) -> Callable[[State], _Series]:
-    """Return what reads one figure of each device, of the ledger and of the bytes in use."""
+def _of_devices(read: Callable[[DeviceState], int | None]) -> Callable[[State], _Series]:
+    """Return what reads one figure of each device."""
 
     def series(state: State) -> _Series:
-        reading = state.memory()
-        used = reading.used if reading else {}
-        found = ((d, read(book, used.get(d))) for d, book in state.ledger().devices.items())
+        found = ((device, read(figures)) for device, figures in state.devices().items())
         return [((device,), value) for device, value in found if value is not None]
 
     return series
@@ -84,39 +78,39 @@ _READINGS = (
         "memory_limit_bytes",
         "Bytes of each device that all models together may use.",
         ["device"],
-        _of_devices(lambda book, _: book.limit_bytes),
+        _of_devices(lambda device: device.limit_bytes),
     ),
     _Reading(
         "memory_reserved_bytes",
         "Bytes that loads in progress are expected to use, by device.",
         ["device"],
-        _of_devices(lambda book, _: book.reserved_bytes),
+        _of_devices(lambda device: device.reserved_bytes),
     ),
     _Reading(
         "memory_held_bytes",
         "Bytes that loaded models use by the ledger, by device.",
         ["device"],
-        _of_devices(lambda book, _: book.held_bytes),
+        _of_devices(lambda device: device.held_bytes),
     ),
     _Reading(
         "memory_free_bytes",
         "Bytes that the next load may use, by device.",
         ["device"],
-        _of_devices(lambda book, used: book.free_bytes(used)),
+        _of_devices(lambda device: device.free_bytes),
     ),
     _Reading(
         "memory_used_bytes",
         "Bytes that all programs use of each device, at most 2 seconds old; missing while they"
         " cannot be read.",
         ["device"],
-        _of_devices(lambda _, used: used),
+        _of_devices(lambda device: device.used_bytes),
     ),
     _Reading(
         "memory_unaccounted_bytes",
         "Bytes used on each device, less those of Triton at its start and of loaded models. As of"
         " the last moment without a load or unload.",
         ["device"],
-        _of_devices(lambda book, _: book.unaccounted_bytes),
+        _of_devices(lambda device: device.unaccounted_bytes),
     ),
     _Reading(
         "gpu_unread",
@@ -179,6 +173,15 @@ class StateCollector(_Scraped):
         yield _family("build_info", "Always 1.", [*about], [([*about.values()], 1)])
 
 
+class Models(Protocol):
+    """Lists the models whose metrics are read."""
+
+    def __len__(self) -> int: ...
+
+    def records(self) -> Sequence[Any]:
+        """Return the record of each model."""
+
+
 class ModelCollector(_Scraped):
     """Reads registry and ledger at each scrape; an inference pays nothing for it.
 
@@ -187,8 +190,8 @@ class ModelCollector(_Scraped):
 
     def __init__(
         self,
-        registry: Registry,
-        bytes_of: Callable[[TritonName], Bytes],  # what a model has reserved or held
+        registry: Models,
+        bytes_of: Callable[[Any], Bytes],  # what the model of a record has reserved or held
         most: int = MOST_MODELS,
         clock: Callable[[], float] = clock.now,
     ) -> None:
@@ -201,7 +204,7 @@ class ModelCollector(_Scraped):
         count, now = len(self._registry), self._clock()
         is_left_out = count > self._most
         records = [] if is_left_out else self._registry.records()
-        loaded = [record for record in records if record.state not in _NOT_LOADED_YET]
+        loaded = [record for record in records if record.state.value not in _NOT_LOADED]
         yield _family(
             "models_without_series",
             "Models without triton_adapter_model_... series, once more than"
@@ -217,7 +220,7 @@ class ModelCollector(_Scraped):
             [
                 ((record.id, device, record.state.value), taken)
                 for record in records
-                for device, taken in self._bytes_of(record.name).items()
+                for device, taken in self._bytes_of(record).items()
             ],
         )
         yield _family(

@@ -34,7 +34,7 @@ _DRAIN_SECONDS = 5.0
 _STATES = {
     ModelState.FETCHING: "COMING",
     ModelState.ON_DISK: "COMING",
-    ModelState.RETURNING: "LOST",
+    ModelState.LOST: "LOST",
 }
 
 

@@ -690,7 +690,7 @@ class Shadow:
             started_at,
             deadline,
             tuple(Candidate(record.name, is_busy) for record, is_busy in candidates),
-            asked.terms.is_planned and self._memory.mesh.evicts,
+            asked.terms.is_planned and self._memory.mesh.is_evicting,
         )
 
     def _list_candidates(self, asked: _Asked) -> list[tuple[ModelRecord, bool]]:

@@ -12,7 +12,6 @@ from typing import TypeVar
 import pytest
 
 from adapter.app import Adapter
-from adapter.app.control import OnDemand
 from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
@@ -157,20 +156,24 @@ SEEN = {
     "start_timeout_seconds": Look(
         "77", lambda a: a._embedded._start_timeout_seconds, 77, embedded=True
     ),
-    "staging": Look("copy", lambda a: a._control._packages._staging, "copy"),
+    "staging": Look("copy", lambda a: a._control.models._packages._staging, "copy"),
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
-    "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
+    "model_roots": Look(["/a", "/b"], lambda a: a._control.models._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
     "ready_when": Look("started", lambda a: str(a._needs_wanted), "False"),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "gpu_placement": Look(
-        "most_free", lambda a: a._control.memory.placer.placing, PLACINGS["most_free"]
+        "most_free", lambda a: a._control.models.memory.placer.placing, PLACINGS["most_free"]
     ),
     "memory_source": Look("nvml", lambda a: a._reader._wanted, "nvml"),
-    "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
-    "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
+    "memory_reserve": Look(
+        "123MiB", lambda a: a._control.models.memory.ledger._headroom(0), 123 * 2**20
+    ),
+    "sizes_file": Look(
+        "/kept", lambda a: a._control.models._housekeeping._store._path, Path("/kept")
+    ),
     "on_triton_restart": Look(
-        "reload", lambda a: str(a._control.triton_status._loads_again), "True"
+        "reload", lambda a: str(a._control.models.triton_status._loads_again), "True"
     ),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
@@ -284,7 +287,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     adapter = Adapter(load_settings(flags, {}, None))
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
     assert part(adapter, Waits)._reason.at_once == 7
-    assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
+    assert str(adapter._control.key_of(adapter._settings.preload[0])) == "b.zip"
     served = part(adapter, ContainerContracts).v2._wait_for_lease.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
 
@@ -297,7 +300,9 @@ def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
 
 def test_the_limit_of_mps_in_the_environment_reaches_the_ledger(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G")
-    ledger = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))._control.memory.ledger
+    ledger = Adapter(
+        load_settings({"memory_limit": "8GiB"}, {}, None)
+    )._control.models.memory.ledger
     ledger.open(None)
     (book,) = ledger.snapshot().devices.values()
     assert book.client_limit_bytes == 4 * 2**30

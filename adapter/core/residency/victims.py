@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.ledger import UNSEEN
-from adapter.core.memory import Bytes, Device, total
+from adapter.core.memory import UNSEEN, Bytes, Device, total
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.policies import Candidate, Policy
 from adapter.core.state import ModelState

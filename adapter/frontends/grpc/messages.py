@@ -6,9 +6,9 @@ ModelMesh names the model in metadata, other clients in the message (docs/modelm
 
 from collections.abc import Sequence
 
+from adapter.control.door import ModelRecord
 from adapter.core.calls import RpcMetadata
 from adapter.core.model import ModelId, parse_model_id
-from adapter.core.registry import ModelRecord
 from adapter.core.triton_input import OF_THE_CONNECTION
 from adapter.errors import InvalidRequest
 from adapter.http2.protobuf import (

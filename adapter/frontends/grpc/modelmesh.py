@@ -13,7 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from adapter._proto import model_runtime_pb2 as pb
-from adapter.control.door import Models, RoomMaker, TritonState
+from adapter.control.door import (
+    COMING,
+    ModelRecord,
+    Models,
+    ModelState,
+    RoomMaker,
+    TritonState,
+)
 from adapter.core.model import (
     ModelId,
     ModelSource,
@@ -21,8 +28,6 @@ from adapter.core.model import (
     parse_model_id,
     strip_last_slash,
 )
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
@@ -46,7 +51,7 @@ _OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 
 # ModelMesh asks every 2 s; it gets the result of a longer purge the next time.
 _PURGE_SECONDS = 1.0
-_PRESENT = (ModelState.LOADING, ModelState.READY)
+_PRESENT = COMING | {ModelState.READY}
 _RETRY_SECONDS = 0.25
 # Calls that name a model, in field 1. ModelMesh refuses all others, and cannot proxy streams.
 _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
@@ -233,7 +238,7 @@ class ModelRuntime:
         model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
-        is_known = model_id in self._registry
+        is_known = self._registry.get(model_id) is not None
         if self._triton.is_open and not is_known:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
@@ -262,7 +267,7 @@ class ModelRuntime:
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
-        self._sizes.note_mesh()
+        self._triton.note_mesh()
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting

@@ -5,10 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from adapter.control.door import ControlState, DeviceState, Models
-from adapter.core.admission import MeshBooks
-from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, Device, total
+from adapter.control.door import ControlState, DeviceState, MeshBooks, Models
+from adapter.core.memory import HOST, UNSEEN, Device, total
 from adapter.core.model import ModelId
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.bodies import parsed
@@ -80,7 +78,6 @@ class MeshSizes:
         self.default_bytes = default_bytes
         self._registry = models.registry
         self._state = state
-        self._learned = state.sizes
         self._books = books
         self._changed = asyncio.Event()  # set when what ModelMesh counts may have shrunk
         self._factor = size_factor
@@ -116,9 +113,9 @@ class MeshSizes:
         if device == UNSEEN:  # nothing is measured, and the ledger holds predictions
             return free
         growth = max(limit // _GROWTH_SHARE, 0 if device == HOST else _GPU_GROWTH_BYTES)
-        if (seen := self._learned.earlier_baseline.get(device)) is not None:
+        if (seen := self._state.earlier_baseline().get(device)) is not None:
             growth = max(limit // _KNOWN_GROWTH_SHARE, seen - book.baseline_bytes)
-        strip = self._learned.largest().get(device) or limit // _STRIP_SHARE
+        strip = self._state.largest().get(device) or limit // _STRIP_SHARE
         return free - growth - min(strip, limit // _LARGEST_STRIP_SHARE)
 
     def tell(self) -> int:
@@ -128,15 +125,11 @@ class MeshSizes:
         self._changed.set()
         return capacity
 
-    def note_mesh(self) -> None:
-        """Note that a ModelMesh is there."""
-        self._books.is_present = True
-
     async def wait_for_evictions(self, limit_seconds: float) -> None:
         """Wait while ModelMesh is to evict models by its books."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
-                while self._books.evicts:
+                while self._books.is_evicting:
                     self._changed.clear()
                     await self._changed.wait()
 
@@ -163,10 +156,10 @@ class MeshSizes:
         self.count(model_id, self.predict(model_id, path))
         if (known := self._known(model_id, path)) is not None:
             return known
-        return max(self._guess(None, key.disk_size_bytes), self._learned.mean_bytes())
+        return max(self._guess(None, key.disk_size_bytes), self._state.mean_bytes())
 
     def _known(self, model_id: ModelId, path: str) -> int | None:
-        return self._learned.of_url(path) or self._learned.of_model(model_id)
+        return self._state.measured_bytes(path, model_id)
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
@@ -198,7 +191,7 @@ class MeshSizes:
         held = total(size.held)
         if held and size.is_learned:
             return held
-        return max(held, self._guess(record.declared_bytes, record.disk_bytes))
+        return max(held, self._guess(size.declared_bytes, size.disk_bytes))
 
     def _guess(self, declared: int | None, on_disk: float) -> int:
         size_bytes = on_disk * self._factor if declared is None else declared

@@ -8,7 +8,7 @@ import re
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.core.registry import ModelRecord
+from adapter.control.door import ModelRecord
 from adapter.core.triton_input import CLASSIFICATION, REGION, classification_refusal, region_refusal
 from adapter.errors import InvalidRequest
 

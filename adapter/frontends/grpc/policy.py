@@ -16,7 +16,6 @@ from adapter._proto import model_runtime_pb2
 from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
-from adapter.core.registry import lost_with_triton
 from adapter.core.triton_input import HeaderTable
 from adapter.errors import (
     AdapterError,
@@ -236,7 +235,7 @@ class RelayPolicy:
         except AdapterError as error:
             return error
         if self._loads_on_demand and self.triton.has_lost(record):
-            return lost_with_triton(record.id)
+            return self.triton.explain_lost(record.id)
         return None
 
 
@@ -347,7 +346,7 @@ class _DirectCall(CountedRequest):
         policy = self._policy
         if policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
             if await policy.triton.is_exit_behind(error):
-                return lost_with_triton(self._lease.record.id)
+                return policy.triton.explain_lost(self._lease.record.id)
             return error
         judged = await self._lease.judge(error)
         if judged is not error:

@@ -10,11 +10,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from adapter.control.door import Lease, TritonState
+from adapter.control.door import Lease, ModelState, TritonState
 from adapter.core.calls import RpcCall, RpcDataPlane, RpcStream
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
-from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     BackendUnavailable,

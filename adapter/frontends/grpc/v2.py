@@ -9,11 +9,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.door import Lease, Models, TritonState, WaitForLease
+from adapter.control.door import Lease, ModelRecord, Models, TritonState, WaitForLease
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
-from adapter.core.registry import ModelRecord, lost_with_triton
 from adapter.errors import (
     BackendError,
     BackendUnavailable,
@@ -45,7 +44,7 @@ from adapter.frontends.grpc.middleware import (
 )
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.stream import StreamInfer
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.model_repository import Repository, find_ensemble
 from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.metrics import Metrics
@@ -194,7 +193,7 @@ class V2Service(grpc.GenericRpcHandler):
             return await act(message, context)
         except BackendUnavailable as error:
             if await self._triton.is_exit_behind(error):
-                raise lost_with_triton(model_id) from error
+                raise self._triton.explain_lost(model_id) from error
             raise
 
     async def _lease(self, message: bytes, context: Context) -> Lease:
@@ -221,7 +220,8 @@ class V2Service(grpc.GenericRpcHandler):
         """Return a lease of the ensemble if the message is about one of its steps, which the config
         of the ensemble names as Triton does; None otherwise.
         """
-        ensemble = self._registry.ensemble_with(id_in(message, metadata_of(context)))
+        step = id_in(message, metadata_of(context))
+        ensemble = find_ensemble(self._registry, step)
         return None if ensemble is None else self._models.lease(ensemble.id)
 
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:

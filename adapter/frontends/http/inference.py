@@ -9,10 +9,9 @@ from functools import partial
 
 from aiohttp import HttpVersion11, web
 
-from adapter.control.door import Lease
+from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of

@@ -9,9 +9,8 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from adapter.control.door import Models
+from adapter.control.door import ModelRecord, Models
 from adapter.core.model import ModelId, ModelSource, parse_model_id
-from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.inference import SlowPath

@@ -14,9 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from adapter.control.door import Models, TritonState
+from adapter.control.door import ModelRecord, Models, TritonState
 from adapter.core.calls import V2Answer, V2Call
-from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import HeldBody, json_object
@@ -30,7 +29,7 @@ from adapter.frontends.http.middleware import (
     ids_of,
     whole_body,
 )
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.model_repository import Repository, find_ensemble
 from adapter.frontends.routes import Match
 
 Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
@@ -115,7 +114,7 @@ class V2:
         return await self._slow_path.infer(request, _match(request).below_model())
 
     async def _about(self, rename: Rename, request: web.BaseRequest) -> web.StreamResponse:
-        ensemble = self._models.registry.ensemble_with(request["model_id"])
+        ensemble = find_ensemble(self._models.registry, request["model_id"])
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = await self._contract.wait(request["model_id"], request)
@@ -127,7 +126,7 @@ class V2:
 
     async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer at once, without waiting for a load."""
-        ensemble = self._models.registry.ensemble_with(request["model_id"])
+        ensemble = find_ensemble(self._models.registry, request["model_id"])
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = self._models.lease(request["model_id"])

@@ -20,6 +20,7 @@ from adapter.next.control.operations import Operations
 from adapter.next.control.triton import TritonStatus
 from adapter.next.core import times
 from adapter.next.core.blame import Blame
+from adapter.next.core.lost import LostModels
 from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.next.core.registry import Registry
 from adapter.next.core.states import ModelEvent, ModelState
@@ -38,6 +39,7 @@ class Desired:
 
     registry: Registry
     wanted: Wanted
+    lost: LostModels
     blame: Blame
     status: TritonStatus
     operations: Operations
@@ -63,13 +65,16 @@ class Desired:
         """Have one loop for each model that is missing."""
         try:
             while True:
-                await self.status.wait_until_up()
-                for model in self._list_missing():
-                    if model.model_id not in self._loops:
-                        self._start(model)
+                if self.status.is_open and self.status.is_up:
+                    self._start_missing()
                 await self.changes.wait(times.POLL_SECONDS)
         finally:
             self.close()
+
+    def _start_missing(self) -> None:
+        for model in self._list_missing():
+            if model.model_id not in self._loops:
+                self._start(model)
 
     def close(self) -> None:
         """Begin no more loads."""
@@ -157,12 +162,13 @@ class Desired:
         fields = {"model_id": model.model_id, "reason": str(error)}
         if model.reason is WantedReason.LOST:
             log.error("model.return_given_up", extra=fields)
-            self._forget_lost(model.model_id)
+            self._forget_lost(model.model_id, str(error))
         else:
             log.error("adapter.preload_refused", extra=fields)
 
-    def _forget_lost(self, model_id: ModelId) -> None:
+    def _forget_lost(self, model_id: ModelId, reason: str, *, is_given_up: bool = False) -> None:
         """Tell callers that the model does not come back, so that a platform loads it."""
+        self.lost.add(model_id, reason, is_given_up=is_given_up)
         record: ModelRecord | None = self.registry.get(model_id)
         is_lost = record is not None and record.state is ModelState.LOST
         if record is not None and is_lost and not self.operations.is_busy(model_id):
@@ -174,7 +180,7 @@ class Desired:
         log.warning(
             "model.return_given_up", extra={"model_id": model.model_id, "reason": str(error)}
         )
-        self._forget_lost(model.model_id)
+        self._forget_lost(model.model_id, str(error), is_given_up=True)
         while self._is_missing(model):
             if self.blame.find_given_up(model.model_id, clock.monotonic()) is None:
                 return
@@ -182,18 +188,19 @@ class Desired:
 
     # -- what operators see -----------------------------------------------------------------
 
-    def _list_from_start(self) -> list[WantedModel]:
+    def list_from_start(self) -> list[WantedModel]:
+        """Return the models that settings want from the start on."""
         models = self.wanted.models()
         return [model for model in models if model.reason is not WantedReason.LOST]
 
     def _log_if_all_loaded(self, model: WantedModel) -> None:
-        wanted = self._list_from_start()
+        wanted = self.list_from_start()
         if model in wanted and all(one.state is WantedState.LOADED for one in wanted):
             log.info("adapter.models_loaded", extra={"models": len(wanted)})
 
     def explain_missing(self) -> str | None:
         """Return which models of the settings have yet to be loaded; None when none."""
-        wanted = self._list_from_start()
+        wanted = self.list_from_start()
         missing = [model for model in wanted if model.state is WantedState.MISSING]
         if not missing:
             return None
@@ -203,7 +210,7 @@ class Desired:
 
     def list_refused(self) -> list[str]:
         """Return which models of the settings are not tried again, and why."""
-        refused = [m for m in self._list_from_start() if m.state is WantedState.REFUSED]
+        refused = [m for m in self.list_from_start() if m.state is WantedState.REFUSED]
         return list(map(_describe, refused))
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, total
+from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, total
 from adapter.core.model import TritonName
 from adapter.core.oom import Strength, Verdict
 from adapter.errors import (
@@ -52,7 +52,7 @@ from adapter.next.core.evidence import (
 from adapter.next.core.ledger import Leaving, Ledger, Overrun
 from adapter.next.core.mesh_books import MeshBooks
 from adapter.next.core.record import ModelRecord, Step
-from adapter.next.core.sizes import UNSEEN, Need, format_size
+from adapter.next.core.sizes import Need, format_size
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics
@@ -213,6 +213,10 @@ class Memory:
         if load is not None:
             return load.reserved
         return self.ledger.stuck.get(record.name, NO_BYTES)
+
+    def is_booked(self, record: ModelRecord) -> bool:
+        """Return whether no booking of the model is still to come."""
+        return record.name in self.ledger.models and record.name not in self._unbooked
 
     def begin_unload(self, record: ModelRecord) -> Leaving | None:
         """Expect the memory of a loaded model back; None if nothing is booked for it."""
@@ -405,6 +409,7 @@ class Memory:
     def _begin(self, record: ModelRecord, decision: Decision) -> None:
         """Reserve what was admitted. Nothing was awaited since the decision."""
         self.ledger.begin_load(record.name, decision.need)
+        record.basis = decision.need.basis
         figures = self._show(decision.need)
         if decision.device is not None:
             record.gpu = self.ledger.devices[decision.device].number

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from functools import partial
 
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.requests import Replaces, RoomMaker
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
@@ -29,11 +29,17 @@ from adapter.next.control.loader import Loader, StoreFiles
 from adapter.next.control.memory import LoadTerms
 from adapter.next.control.operations import Kind, Operation, Operations
 from adapter.next.control.ports import Packages, TimeLimits
-from adapter.next.control.triton import TritonStatus, TritonWatcher, explain_given_up
+from adapter.next.control.triton import (
+    Phase,
+    TritonStatus,
+    TritonWatcher,
+    explain_given_up,
+)
 from adapter.next.control.unloader import Unloader
 from adapter.next.core import times
 from adapter.next.core.admission import Purpose
 from adapter.next.core.blame import Blame, Requester
+from adapter.next.core.lost import LostModels
 from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.next.core.registry import Registry
 from adapter.next.core.states import LOADED, ModelEvent, ModelState
@@ -44,21 +50,6 @@ log = logging.getLogger(__name__)
 
 # So long beyond its time limit a caller waits for the undo of a load, or for an unload.
 _LATE_SECONDS = 1.0
-
-
-class Replaces(Enum):
-    """Says which model that is loaded already is replaced by a package."""
-
-    ALWAYS = auto()
-    OTHER_SOURCE = auto()  # a model that was loaded from elsewhere
-    CHANGED_FILES = auto()  # a model whose files have changed; loaded again from where it was
-
-
-class RoomMaker(Enum):
-    """Says who makes room in memory for a load."""
-
-    ADAPTER = auto()  # the load waits, evicts or is refused
-    MESH = auto()  # ModelMesh has evicted others by its own books, or is about to
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +70,7 @@ class Models:
 
     registry: Registry
     wanted: Wanted
+    lost: LostModels
     blame: Blame
     operations: Operations
     leases: Leases
@@ -290,6 +282,7 @@ class Models:
         model = self.wanted.get(model_id)
         if model is not None and model.reason is not WantedReason.LOST:
             log.info("adapter.wanted_no_more", extra={"model_id": model_id})
+        self.lost.remove(model_id)
         return self.wanted.remove(model_id)
 
     async def unload_all(self, **log_fields: str) -> None:
@@ -459,6 +452,7 @@ class Models:
 
     def close(self) -> None:
         """Accept no more operations."""
+        self.status.phase = Phase.STOPPING
         self.operations.close()
 
     # -- inside -----------------------------------------------------------------------------

@@ -5,11 +5,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.core.memory import HOST, UNSEEN, Bytes, Device, MemoryReading
 from adapter.next.control.ports import MemoryReader, MemorySettings
 from adapter.next.core import times
 from adapter.next.core.ledger import DeviceBook, Leaving, Ledger, is_unload_done, limit_of
-from adapter.next.core.sizes import UNSEEN
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics

@@ -156,7 +156,16 @@ class TritonStatus:
             text = f"the adapter is starting, and does not know model {model_id!r} yet: load it"
             raise ModelNotFound(text, model_id=model_id)
         if self.has_exited and self.on_exit is OnExit.FORGET:
-            raise ModelNotFound(f"Triton exited, and model {model_id!r} with it", model_id=model_id)
+            raise self.explain_lost(model_id)
+
+    def explain_lost(self, model_id: ModelId) -> ModelNotFound:
+        """Return the error for a call of a model that Triton has exited with."""
+        text = f"Triton exited, and model {model_id!r} with it"
+        return ModelNotFound(text, model_id=model_id)
+
+    def note_mesh(self) -> None:
+        """Note that a ModelMesh is there, which loads its models again itself."""
+        self.has_mesh = True
 
     def refuse_unless_open(self) -> None:
         """Raise BackendUnavailable while the adapter starts or stops."""

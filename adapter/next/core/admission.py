@@ -26,12 +26,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from adapter.core.memory import HOST, Bytes, Device
+from adapter.core.memory import HOST, UNSEEN, Bytes, Device
 from adapter.core.model import ModelId, TritonName
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 from adapter.next.core import times
 from adapter.next.core.ledger import Ledger, Overrun
-from adapter.next.core.sizes import LEAST_NEED_BYTES, UNSEEN, Basis, Need, format_size
+from adapter.next.core.sizes import LEAST_NEED_BYTES, Basis, Need, format_size
 from adapter.next.core.victims import choose_fewest
 
 _SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"

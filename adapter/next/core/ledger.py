@@ -381,7 +381,8 @@ class Ledger:
                 self._correct(device)
         key = load.need.package_key
         self.models[name] = LoadedModel(key, booked)
-        self.sizes.learn(key, booked, is_measured=is_measured)
+        is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
+        self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
         if overrun is None:
             self.sizes.end_shortage(key)
             self.tried.pop(key, None)

@@ -15,7 +15,9 @@ from adapter.core.model import (
     TritonName,
 )
 from adapter.core.triton_input import Unclassified
+from adapter.next.core.sizes import Basis
 from adapter.next.core.states import ModelState
+from adapter.protocols.tensors import ContentTypes
 
 _LATENCIES = 200  # 7 KB of a model that is in use
 _SEQUENCES = "sequence_batching"
@@ -100,6 +102,7 @@ class ModelRecord:
     progress: FetchProgress | None = None  # of the fetch
     package: Package | None = None  # None until it was inspected
     warnings: tuple[str, ...] = ()  # of the package, and what was odd about its answers
+    basis: Basis | None = None  # of its reservation; None for a model of an earlier run
     load_started_at: float | None = None  # time.time(); None for a model of an earlier run
     fetch_seconds: float = 0.0  # without the wait for other fetches
     load_seconds: float = 0.0  # in Triton
@@ -130,6 +133,16 @@ class ModelRecord:
     def is_renamed(self) -> bool:
         """Return whether the model has another name in Triton than for its callers."""
         return str(self.name) != self.id
+
+    @property
+    def asked_for(self) -> ModelId:
+        """Return the name that answers carry: the one that callers use."""
+        return self.id
+
+    @property
+    def content_types(self) -> ContentTypes | None:
+        """Return the content types that the package has opted into; None without any."""
+        return self.package.content_types if self.package else None
 
     @property
     def inspected(self) -> Package:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, most_of, total
+from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, most_of, total
 from adapter.core.model import ModelId, Package, strip_last_slash
 
 MIB = 2**20
@@ -33,8 +33,6 @@ SIZE_FACTOR = 1.25
 SHORTAGE_FACTOR = 2
 # Packages, places and models that are remembered; the one that was used longest ago is forgotten.
 MAX_REMEMBERED = 10_000
-# Stands for all memory there is where nothing reads memory and only a limit was set.
-UNSEEN = Device("memory")
 
 _UNIT_STEP = 1024
 
@@ -72,6 +70,7 @@ class Size:
 
     bytes: Bytes
     is_measured: bool  # by a reading of this load alone, or by Triton's report
+    is_reported: bool = False  # by Triton, on all devices
 
 
 @dataclass(slots=True)
@@ -137,11 +136,14 @@ class Sizes:
 
     # -- what loads have shown ------------------------------------------------------------------
 
-    def learn(self, package_key: str, booked: Bytes, *, is_measured: bool) -> None:
+    def learn(
+        self, package_key: str, booked: Bytes, *, is_measured: bool, is_reported: bool = False
+    ) -> None:
         """Remember what a load was booked with. A guess never replaces a measurement."""
         size = self.find(package_key)
         if size is None or is_measured or not size.is_measured:
-            remember(self._sizes, self._add_version(package_key), Size(dict(booked), is_measured))
+            learned = Size(dict(booked), is_measured, is_reported)
+            remember(self._sizes, self._add_version(package_key), learned)
 
     def record_shortage(self, package_key: str, reserved: Bytes, *, is_known: bool = False) -> None:
         """Raise the next need of a package to at least twice what its load had reserved.
@@ -184,6 +186,21 @@ class Sizes:
                 return total(size.bytes)
         return None
 
+    def mean_bytes(self) -> int:
+        """Return the mean of all measured sizes, each on all devices; 0 before the first."""
+        sizes = [total(size.bytes) for size in self._list_measured()]
+        return sum(sizes) // len(sizes) if sizes else 0
+
+    def largest(self) -> Bytes:
+        """Return the largest measured size on each device."""
+        largest: Bytes = NO_BYTES
+        for size in self._list_measured():
+            largest = most_of(largest, size.bytes)
+        return largest
+
+    def _list_measured(self) -> list[Size]:
+        return [size for size in self._sizes.values() if size.is_measured]
+
     # -- from one run to the next ---------------------------------------------------------------
 
     def as_dict(self) -> dict[str, object]:
@@ -196,6 +213,7 @@ class Sizes:
                     "triton": version,
                     "bytes": dict(size.bytes),
                     "is_measured": size.is_measured,
+                    "is_reported": size.is_reported,
                 }
                 for (key, version), size in self._sizes.items()
             ],
@@ -296,7 +314,9 @@ def _parse_size(entry: object) -> tuple[_PackageVersion, Size] | None:
         return None
     if not all(isinstance(d, str) and type(n) is int and n >= 0 for d, n in figures.items()):
         return None
-    return (key, version), Size({Device(d): n for d, n in figures.items()}, is_measured)
+    is_reported = entry.get("is_reported") is True
+    learned = Size({Device(d): n for d, n in figures.items()}, is_measured, is_reported)
+    return (key, version), learned
 
 
 def _parse_keys(names: object, keys: Collection[str]) -> list[tuple[str, str]]:

@@ -84,6 +84,9 @@ TRANSITIONS: Mapping[tuple[ModelState | None, ModelEvent], ModelState | None] = 
     (_S.LOST, _E.FORGOTTEN): None,
 }
 
+# A load is in progress.
+COMING = frozenset({ModelState.PREPARING, ModelState.LOADING})
+
 # Triton has the model, whether or not it can serve.
 LOADED = frozenset({ModelState.READY, ModelState.DEAD})
 

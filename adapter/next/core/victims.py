@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.memory import Bytes, Device, total
+from adapter.core.memory import UNSEEN, Bytes, Device, total
 from adapter.core.model import TritonName
 from adapter.next.core import times
 from adapter.next.core.record import LoadedFor, ModelRecord
-from adapter.next.core.sizes import UNSEEN
 from adapter.next.core.states import ModelState
 
 _T = TypeVar("_T")

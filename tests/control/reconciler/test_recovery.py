@@ -57,7 +57,7 @@ async def test_the_request_that_finds_the_loss_is_told_to_try_again(reloading):
 @pytest.mark.parametrize(
     ("state", "held"),
     [
-        (ModelState.RETURNING, "remove m"),
+        (ModelState.LOST, "remove m"),
         (ModelState.LOADING, "load m"),
         (ModelState.READY, None),
     ],
@@ -113,7 +113,7 @@ async def test_a_load_of_a_model_that_is_coming_back_is_a_conflict(reloading):
     reloading.triton.models.clear()
     async with reloading.control.operations.lock(ModelId("m")):
         coming = reloading.begin(reloading.control.triton_restarted())
-        await reloading.until_state("m", ModelState.RETURNING)
+        await reloading.until_state("m", ModelState.LOST)
         with pytest.raises(AlreadyLoaded):
             await reloading.load("m")
         with pytest.raises(ModelNotReady, match="being loaded again"):
@@ -185,7 +185,7 @@ async def end_while_loading(house: House, *names: str) -> None:
     for gate in gates:
         gate.open()
     for name in names:
-        await house.until_state(name, ModelState.RETURNING)
+        await house.until_state(name, ModelState.LOST)
     await house.quiet()
 
 
@@ -198,7 +198,7 @@ async def test_as_many_models_come_back_at_a_time_as_triton_loads(reloading):
         await asyncio.wait_for(gate.reached.wait(), 5)
     for _ in range(1000):
         await asyncio.sleep(0)
-    assert reloading.state("c") is ModelState.RETURNING
+    assert reloading.state("c") is ModelState.LOST
     gates[0].open()
     await asyncio.wait_for(gates[2].reached.wait(), 5)
     for gate in gates:

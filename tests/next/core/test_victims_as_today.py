@@ -82,7 +82,7 @@ NAMES = {
     ModelState.READY: OldState.READY,
     ModelState.DEAD: OldState.DEAD,
     ModelState.UNLOADING: OldState.UNLOADING,
-    ModelState.LOST: OldState.RETURNING,
+    ModelState.LOST: OldState.LOST,
 }
 
 

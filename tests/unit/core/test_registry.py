@@ -125,7 +125,7 @@ def test_a_model_that_is_about_to_be_loaded_again_is_not_ready_until_that_load_b
     registry.died(lost)
     registry.apply(again, ModelEvent.LOADED)
     assert registry.serving(ModelId("m")) is again
-    assert registry.counts()[ModelState.RETURNING] == 0
+    assert registry.counts()[ModelState.LOST] == 0
 
 
 def test_a_stuck_model_leaves_its_id_free_and_keeps_its_name_until_it_is_freed():
@@ -313,18 +313,18 @@ def test_a_record_says_whether_triton_knows_another_name():
 
 def test_the_least_recently_used_ready_model_is_the_one_idle_for_longest():
     registry = Registry()
-    assert registry.idle_seconds(100.0) is None
+    assert registry.longest_idle_seconds(100.0) is None
     for name, used_at in (("old", 10.0), ("new", 90.0)):
         ready(registry, name).usage.used_at = used_at
     begun(registry, "loading")
-    assert registry.idle_seconds(100.0) == 90.0
+    assert registry.longest_idle_seconds(100.0) == 90.0
 
 
 def test_a_model_at_work_is_not_idle():
     registry = Registry()
     record = ready(registry, "busy")
     record.usage.in_flight, record.usage.used_at = 1, 10.0
-    assert registry.idle_seconds(100.0) == 0.0
+    assert registry.longest_idle_seconds(100.0) == 0.0
 
 
 def test_names_in_triton_are_owned_until_their_model_leaves_the_table():

@@ -33,17 +33,16 @@ class World:
             State(
                 abandoned=lambda: 0,
                 models=self.registry.counts,
-                ledger=self.ledger.snapshot,
-                memory=lambda: self.reading,
+                devices=lambda: self.ledger.snapshot().show(self.reading),
                 gpu_unread=lambda: self.reading is None,
                 triton_live=lambda: self.live,
                 ready=lambda: self.live,
                 lost_lines=lambda: 0,
                 wanted=dict[str, int],
-                idle_seconds=lambda: self.registry.idle_seconds(1000.0),
+                idle_seconds=lambda: self.registry.longest_idle_seconds(1000.0),
                 about={"version": "1.2.3"},
             ),
-            ModelCollector(self.registry, self.ledger.of, 100),
+            ModelCollector(self.registry, lambda record: self.ledger.of(record.name), 100),
         )
 
 

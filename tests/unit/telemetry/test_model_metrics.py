@@ -25,7 +25,8 @@ class World:
         self.registry = Registry()
         self.ledger = Ledger(None, lambda _: 0)
         self.ledger.open(MemoryReading({HOST: DeviceReading(10_000, 0)}))
-        self.collector = ModelCollector(self.registry, self.ledger.of, most, lambda: 1000.0)
+        bytes_of = lambda record: self.ledger.of(record.name)  # noqa: E731
+        self.collector = ModelCollector(self.registry, bytes_of, most, lambda: 1000.0)
 
     def begin(self, name: str, size: int = 100) -> ModelRecord:
         self.ledger.reserve(ModelId(name), {HOST: size})

@@ -16,9 +16,9 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.control.door import ModelRecord
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
-from adapter.core.registry import ModelRecord
 from adapter.errors import (
     AdapterError,
     BackendTimeout,

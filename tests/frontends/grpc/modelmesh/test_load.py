@@ -123,7 +123,7 @@ class TestLoad:
             await gate.reached.wait()
         again = house.begin(front.load("m"))
         await turns_of_the_loop()
-        assert house.state("m") is ModelState.RETURNING
+        assert house.state("m") is ModelState.LOST
         assert len(tried) == 1
         for gate in gates:
             gate.open()

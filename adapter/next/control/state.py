@@ -1,0 +1,241 @@
+"""Gather what control knows in one place, which frontends and pages read.
+
+`State` is the ControlState of adapter/control/door.py, and `StoreState` the part about stores.
+Nothing here changes anything, but that memory may be read for a page.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adapter.control.door import (
+    DeviceState,
+    LostModel,
+    RequestCounts,
+    SizeState,
+    StoreModel,
+    WantedModel,
+)
+from adapter.core.artifacts import ArtifactKey, DiskUse, FetchProgress
+from adapter.core.memory import NO_BYTES, NOT_MEASURED, Bytes, Device, MemoryReading
+from adapter.core.model import ModelId
+from adapter.next.control.desired import Desired
+from adapter.next.control.eviction import Eviction
+from adapter.next.control.leases import Leases
+from adapter.next.control.loader import LoadSlots
+from adapter.next.control.memory import Memory
+from adapter.next.control.operations import Kind, Operations
+from adapter.next.control.ports import Artifacts
+from adapter.next.control.readings import Readings
+from adapter.next.control.triton import TritonStatus, TritonWatcher
+from adapter.next.core.ledger import Ledger
+from adapter.next.core.lost import LostModels
+from adapter.next.core.record import ModelRecord
+from adapter.next.core.registry import Registry
+from adapter.next.core.sizes import Basis
+from adapter.next.core.states import ModelState
+from adapter.next.core.wanted import WantedModel as CoreWantedModel
+from adapter.next.core.wanted import WantedState
+from adapter.runtime import clock
+
+# The words for each basis in /debug/state.
+_BASES = {
+    Basis.DECLARED: "declared",
+    Basis.MEASURED: "learned",
+    Basis.BOOKED: "booked",
+    Basis.FILES: "disk",
+    Basis.SHORTAGE: "shortage",
+}
+
+
+@dataclass(slots=True, eq=False)
+class StoreState:
+    """Says what is known of the models of stores."""
+
+    registry: Registry
+    leases: Leases
+    eviction: Eviction
+    operations: Operations
+    artifacts: Artifacts
+
+    @property
+    def waiting(self) -> int:
+        """Count the callers that have no lease yet."""
+        return self.leases.waiting
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """Count the models that were evicted, by reason."""
+        return self.eviction.evictions
+
+    def waiting_for(self, model_id: ModelId) -> int:
+        """Return how many callers wait for the model."""
+        return self.leases.callers_of(model_id).total()
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        """Return whether the model is never evicted."""
+        return self.eviction.is_pinned(model_id)
+
+    def models(self) -> list[ModelRecord]:
+        """Return the models that calls have had fetched, or are having fetched."""
+        records = [record for record in self.registry.records() if record.key is not None]
+        return [record for record in records if self.registry.get(record.id) is record]
+
+    def files_of(self, record: ModelRecord) -> StoreModel | None:
+        """Return what is known of the model's files; None if they come from elsewhere."""
+        if record.key is None:
+            return None
+        operation = self.operations.load_of(record.id)
+        is_replaced = operation is not None and operation.kind is Kind.REPLACE
+        return StoreModel(record.key, record.progress or FetchProgress(), is_outdated=is_replaced)
+
+    def disk(self) -> DiskUse:
+        """Return how full the disk cache is."""
+        return self.artifacts.disk()
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many models are on disk alone, and their bytes."""
+        return self.artifacts.unused()
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """Answers questions about control from its parts."""
+
+    registry: Registry
+    ledger: Ledger
+    memory: Memory
+    readings: Readings
+    operations: Operations
+    leases: Leases
+    slots: LoadSlots
+    desired: Desired
+    watcher: TritonWatcher
+    triton: TritonStatus
+    lost_models: LostModels
+    stores: StoreState | None  # None without a store
+
+    # -- models -----------------------------------------------------------------------------
+
+    @property
+    def pending_operations(self) -> int:
+        """Count the loads, unloads and updates that are in progress."""
+        return len(self.operations)
+
+    @property
+    def requests(self) -> RequestCounts:
+        """Count the inferences of all models."""
+        leases = self.leases
+        return RequestCounts(leases.begun, leases.begun - leases.ended, leases.abandoned)
+
+    def wanted(self) -> list[WantedModel]:
+        """Return the models that are wanted from the start on."""
+        return list(map(_show_wanted, self.desired.list_from_start()))
+
+    def count_wanted(self) -> dict[str, int]:
+        """Return how many of them are loaded, and how many are missing for whatever reason."""
+        models = self.desired.list_from_start()
+        records = [self.registry.get(model.model_id) for model in models]
+        loaded = sum(record is not None and record.state is ModelState.READY for record in records)
+        return {"loaded": loaded, "missing": len(models) - loaded}
+
+    def lost(self) -> dict[ModelId, LostModel]:
+        """Return the models that Triton has exited with and that are not loaded again, the latest
+        last.
+        """
+        return {
+            model_id: LostModel(model.at, model.reason, model.is_given_up)
+            for model_id, model in self.lost_models.models().items()
+        }
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when Triton has been at the load of a model; None while that is not long."""
+        if record.state is ModelState.STUCK:
+            return record.state_since
+        return self.slots.hangs_since(record)
+
+    def reasons(self, *, needs_wanted: bool) -> list[str]:
+        """Return why calls cannot be answered as they should; nothing if they can.
+
+        `needs_wanted` names models that are wanted from the start on and are not loaded.
+        """
+        missing = self.desired.explain_missing() if needs_wanted else None
+        found = [self.triton.explain_mismatch(), self.watcher.explain_stuck(), missing]
+        return [reason for reason in found if reason is not None]
+
+    def notes(self) -> list[str]:
+        """Return what is amiss although calls can be answered."""
+        unmeasured = [] if self.ledger.devices else [NOT_MEASURED]
+        hanging = self.slots.explain()
+        return [*unmeasured, *([hanging] if hanging else []), *self.desired.list_refused()]
+
+    # -- memory -----------------------------------------------------------------------------
+
+    async def read_memory(self, max_age_seconds: float = 0.0) -> MemoryReading | None:
+        """Read memory, unless the last reading is younger than that. Return the last reading."""
+        if clock.monotonic() - self.readings.read_at < max_age_seconds:
+            return self.readings.last
+        return await self.readings.read()
+
+    def devices(self, reading: MemoryReading | None = None) -> dict[Device, DeviceState]:
+        """Return the memory of each device that is known."""
+        used: Bytes = reading.used if reading else NO_BYTES
+        ledger = self.ledger
+        return {
+            device: DeviceState(
+                limit_bytes=book.limit_bytes,
+                used_bytes=used.get(device),
+                free_bytes=max(0, ledger.free(device)),
+                baseline_bytes=book.empty_bytes or 0,
+                reserved_bytes=ledger.reserved(device),
+                held_bytes=ledger.booked(device),
+                headroom_bytes=book.headroom_bytes,
+                unaccounted_bytes=ledger.not_attributed(device),
+            )
+            for device, book in ledger.devices.items()
+        }
+
+    def held(self, record: ModelRecord) -> Bytes:
+        """Return what is booked or reserved for the model on each device."""
+        return self.memory.held(record)
+
+    def size_of(self, record: ModelRecord) -> SizeState:
+        """Return what the model takes, and how that is known."""
+        package = record.package
+        size = None if package is None else self.ledger.sizes.find(package.content_key)
+        is_known = record.load_started_at is not None  # not of a model of an earlier run
+        return SizeState(
+            held=self.memory.held(record),
+            is_learned=size is not None and size.is_measured,
+            is_measured=self.memory.is_booked(record),
+            is_reported=size is not None and size.is_reported,
+            basis=None if record.basis is None else _BASES[record.basis],
+            declared_bytes=package.declared_bytes if package else None,
+            disk_bytes=package.size_bytes if package and is_known else 0,
+        )
+
+    # -- sizes that ModelMesh asks for ------------------------------------------------------
+
+    def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
+        """Return what the package took that was last loaded from the place, else under the name;
+        None if neither was ever measured.
+        """
+        return self.ledger.sizes.measured_bytes(url, model_id)
+
+    def mean_bytes(self) -> int:
+        """Return the mean of all measured sizes, each on all devices; 0 before the first."""
+        return self.ledger.sizes.mean_bytes()
+
+    def largest(self) -> Bytes:
+        """Return the largest measured size on each device."""
+        return self.ledger.sizes.largest()
+
+    def earlier_baseline(self) -> Bytes:
+        """Return nothing: what an empty Triton takes is not kept from one run to the next."""
+        return NO_BYTES
+
+
+def _show_wanted(model: CoreWantedModel) -> WantedModel:
+    source = model.source
+    url = str(source) if isinstance(source, ArtifactKey) else source.told_url
+    is_loaded = model.state is WantedState.LOADED
+    return WantedModel(model.model_id, url, model.state.value, model.failure, is_loaded)
