@@ -99,7 +99,7 @@ class Loader:
                 step(record, WaitsFor.TRITON)
                 error = await self._try(record, estimate)
         if error is not None:
-            raise self._final_error(error, package) from error.__cause__
+            raise self._final_error(error, package, record) from error.__cause__
         process = self._server.pid if self._server else None
         await self._memory.loaded(record, package, await self._usage(record))
         if (refusal := await self._excess(record)) is not None:
@@ -190,13 +190,16 @@ class Loader:
             return judged.with_traceback(None)
         return None
 
-    def _final_error(self, error: AdapterError, package: Package) -> AdapterError:
+    def _final_error(
+        self, error: AdapterError, package: Package, record: ModelRecord
+    ) -> AdapterError:
         """Return the final error: a model that can never fit must not evict all others for ever."""
-        if isinstance(error, LoadFailed) and package.warnings:
+        warnings = (*package.warnings, *record.placement.warnings)
+        if isinstance(error, LoadFailed) and warnings:
             # Triton names neither file nor line: a warning of the inspection may be the reason
             says_nothing = _SAYS_NOTHING in str(error)
             found = "perhaps because" if says_nothing else "what else is odd about the package:"
-            text = f"{error}; {found} {'; '.join(package.warnings)}"
+            text = f"{error}; {found} {'; '.join(warnings)}"
             return LoadFailed(text, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
             return error

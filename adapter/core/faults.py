@@ -132,14 +132,16 @@ class Faults:
 
     def __init__(self, classifier: Classifier, repository: str = "") -> None:
         self._classifier = classifier
-        self._repository = repository and f"{repository.rstrip('/')}/"
+        # a path that has the repository's in its middle is another one, and stays whole
+        folder = re.escape(repository.rstrip("/"))
+        self._repository = re.compile(rf"(?<![\w.-]){folder}/") if repository else None
 
     def _for_caller(self, text: str, name: TritonName | None, model_id: ModelId | None) -> str:
         text = text.strip().removesuffix(";").strip()
         if not text:
             return "the model gave no reason" if model_id else "Triton gave no reason"
-        if self._repository:
-            text = text.replace(self._repository, "")
+        if self._repository is not None:
+            text = self._repository.sub("", text)
         text = show_own_names(text)
         if not name or model_id is None or str(name) == str(model_id):
             return text

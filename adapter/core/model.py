@@ -265,12 +265,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The names in Triton of a staged package: `load`, to be loaded in this order, the entry last;
-    and `along`, loaded by Triton as steps of an ensemble.
-    """
+    """Holds the names that a staged package has in Triton's repository."""
 
-    load: tuple[TritonName, ...]
-    along: tuple[TritonName, ...] = ()
+    load: tuple[TritonName, ...]  # to be loaded in this order, the entry last
+    along: tuple[TritonName, ...] = ()  # loaded by Triton, as steps of an ensemble
+    beside: tuple[str, ...] = ()  # folders that code of the models finds by their own names
+    warnings: tuple[str, ...] = ()  # names of the package that other models have
 
     @property
     def names(self) -> tuple[TritonName, ...]:

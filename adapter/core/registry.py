@@ -278,8 +278,11 @@ class Registry:
             self.apply(found, ModelEvent.RELEASED)
 
     def place(self, record: ModelRecord, placement: Placement) -> None:
-        """Note the names in Triton that are the model's, until it is gone."""
+        """Note the names in Triton that are the model's until it is gone, and those that its
+        package could not have.
+        """
         record.placement = placement
+        record.warnings = (*record.warnings, *placement.warnings)
         self._owners |= dict.fromkeys(placement.names, record)
 
     def is_owned(self, name: TritonName) -> bool:

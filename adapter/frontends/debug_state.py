@@ -178,6 +178,7 @@ class DebugState:
         return {
             "model_id": record.id,
             "triton_name": record.name,
+            "triton_names": [*record.placement.names, *record.placement.beside],
             "url": record.source.url,
             "state": _state_value(record),
             "state_seconds": round(now - record.state_since, 3),

@@ -28,7 +28,7 @@ from adapter.packages.archives import archive_at
 from adapter.packages.backends import UNPACKED, refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import is_within
-from adapter.packages.faults import quoted_list, shown
+from adapter.packages.faults import cut, shown
 from adapter.packages.folders import (
     Loaded,
     Ownership,
@@ -321,9 +321,39 @@ class Packages:
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
         left_out = [part.own_name for part in neighbours if part.own_name not in beside]
-        if left_out:
-            _warn_of_left_out(model_id, package, left_out)
-        return Placement(load, along)
+        warnings = [self._explain_left_out(package, own) for own in left_out]
+        if warnings:
+            _log.warning("model.package_odd", extra={"model_id": model_id, "warnings": warnings})
+        # nothing is odd where the code asks for the name that the parameter tells, so no log line
+        warnings += [
+            self._explain_made_name(package, own, renamed[own])
+            for own in sorted(helpers & renamed.keys())
+        ]
+        return Placement(load, along, tuple(beside), tuple(warnings))
+
+    def _explain_left_out(self, package: Package, folder: str) -> str:
+        """Return a warning that code of the package does not find a folder beside its models."""
+        return (
+            f"{shown(package.root)}: code of its models does not find the folder {cut(folder)!r}"
+            f" beside them: {self._describe_holder(folder)}"
+        )
+
+    def _explain_made_name(self, package: Package, own_name: str, name: str) -> str:
+        """Return a warning that a model, which code calls, has another name than in its package."""
+        return (
+            f"{shown(package.root)}: its model {cut(own_name)!r} is called {name!r} in Triton:"
+            f" {self._describe_holder(own_name)}; code finds the name in the parameter"
+            f" {PARAMETER}{cut(own_name)}"
+        )
+
+    def _describe_holder(self, own_name: str) -> str:
+        """Return which model has a name of a package in Triton's repository, or that none can."""
+        if not is_safe_name(own_name):
+            return "Triton takes no such name"
+        holder = ownership_of(self._repository / own_name)
+        if holder is None:
+            return "another folder of Triton's repository has this name"
+        return f"the model {holder.model_id!r} has this name"
 
     def _can_stage_beside(self, name: TritonName, own_name: str) -> bool:
         """Return whether the name of a neighbour is free, or has been taken for it before."""
@@ -403,19 +433,12 @@ class Packages:
         ]
 
 
-def _warn_of_left_out(model_id: ModelId, package: Package, folders: Sequence[str]) -> None:
-    """Log the folders that code of the package does not find beside its models."""
-    reason = (
-        f"{shown(package.root)}: code of its models does not find the folders"
-        f" {quoted_list(folders)} beside them: others in Triton's repository have these names"
-    )
-    _log.warning("model.package_odd", extra={"model_id": model_id, "warnings": [reason]})
-
-
 def _staged_model(known: Ownership, folder: Path) -> StagedModel:
     name, model_id = TritonName(known.owner), ModelId(known.model_id)
     placement = Placement(
-        tuple(map(TritonName, known.load)) or (name,), tuple(map(TritonName, known.along))
+        tuple(map(TritonName, known.load)) or (name,),
+        tuple(map(TritonName, known.along)),
+        known.beside,
     )
     if (loaded := known.loaded) is None:
         return StagedModel(name, model_id, placement)

@@ -345,6 +345,56 @@ def test_code_finds_the_folder_beside_its_model(
     check_nothing_is_left(adapter)
 
 
+def write_reading(folder: Path, path: str) -> Path:
+    """Write a model that reads a file, by its path from the folder of all models."""
+    return write_python_model(
+        folder,
+        imports="from pathlib import Path",
+        initialize=f"""
+        repository = Path(args["model_repository"]).parent
+        self.factor = float((repository / {path!r}).read_text())
+        """,
+        answer="values = values * self.factor",
+    )
+
+
+def test_state_lists_the_names_that_a_package_has(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_reading(package / "net", "common/factor.txt")
+    (package / "common").mkdir()
+    (package / "common" / "factor.txt").write_text("3")
+    put(client, "m", package)
+    [model] = adapter.state()["models"]
+    assert (model["triton_names"], model["warnings"]) == (["m", "common"], [])
+    take_down(client, "m")
+
+
+def test_failed_load_says_which_model_has_the_name(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    for name in ("first", "second"):
+        write_reading(package / name / "net", f"common/{name}.txt")
+        (package / name / "common").mkdir()
+        (package / name / "common" / f"{name}.txt").write_text("3")
+    put(client, "m", package / "first")
+    reply = load(client, "n", package / "second")
+    assert reply.status == 400
+    text = reply.json()["error"]
+    assert "No such file or directory: 'common/second.txt'" in text
+    assert "does not find the folder 'common' beside them: the model 'm' has this name" in text
+    assert ask(client, "m", 2) == [6]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+def test_error_has_the_whole_path_of_a_missing_file(client: Client, package: Path) -> None:
+    write_reading(package / "net", "../common/factor.txt")
+    assert "'../common/factor.txt'" in load(client, "m", package).json()["error"]
+    write_reading(package / "net", f"{package}/common/factor.txt")
+    assert f"'{package}/common/factor.txt'" in load(client, "m", package).json()["error"]
+
+
 # -- the steps that a config names ----------------------------------------------------------------
 
 

@@ -475,6 +475,7 @@ class Loader:
         record.note_step(Step.FILES)
         placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
         self.registry.place(record, placement)
+        record.warnings = (*record.inspected.warnings, *placement.warnings)
         await self.slots.acquire(record)
         while not self._has_turn(record):
             self.slots.release(record)
@@ -713,7 +714,7 @@ def make_store_source(folder: str, key: str) -> ModelSource:
 
 def _complete_error(record: ModelRecord, error: AdapterError) -> AdapterError:
     """Add to a failure what is odd about the package: Triton names neither file nor line."""
-    warnings = record.inspected.warnings
+    warnings = (*record.inspected.warnings, *record.placement.warnings)
     if not isinstance(error, LoadFailed) or not warnings:
         return error
     is_empty = _EMPTY_FAILURE in str(error)

@@ -534,6 +534,13 @@ def test_codes_about_regions_are_kept_where_no_model_is_meant():
     assert type(FAULTS.of_server_call("INTERNAL", no_memory)) is InvalidRequest
 
 
+@pytest.mark.parametrize("path", ["/opt/models/m/1/a.txt", "/my-models/m", "/models.old/m"])
+def test_path_outside_the_repository_stays_whole(path):
+    faults = Faults(Classifier(), "/models")
+    error = faults.of_control("INTERNAL", f"No such file: '{path}'", model_id=ModelId("x"))
+    assert path in str(error)
+
+
 def test_no_text_tells_where_tritons_repository_is():
     faults = Faults(Classifier(), "/tmp/private/repository")
     text = "failed\n\nAt:\n  /tmp/private/repository/m/1/model.py(7): execute\n"

@@ -327,12 +327,47 @@ async def test_neighbour_is_left_out_when_its_name_is_taken(root, repository, ca
         await place(packages, name, package_with(root / name, name))
     [odd] = caplog.records
     assert (odd.message, odd.model_id) == ("model.package_odd", "id of b")
-    assert "does not find the folders 'common' beside them" in odd.warnings[0]
+    assert odd.warnings == [
+        (
+            f"{root}/b: code of its models does not find the folder 'common' beside them: the model"
+            " 'id of a' has this name"
+        )
+    ]
     assert (repository / "common" / "factor.txt").read_text() == "a"
     await remove(packages, "b")
     assert (repository / "common" / "factor.txt").read_text() == "a"
     await remove(packages, "a")
     assert tree(repository) == {}
+
+
+async def test_placement_names_what_is_beside_and_who_has_it(root, repository):
+    packages = Packages(repository, [root])
+    first = await place(packages, "a", package_with(root / "a", "a"))
+    assert (first.beside, first.warnings) == (("common",), ())
+    second = await place(packages, "b", package_with(root / "b", "b"))
+    assert second.beside == ()
+    assert len(second.warnings) == 1
+    (repository / "helper").mkdir()
+    for name in ("main", "helper", "a#b"):
+        make(root / "c" / name)
+    third = await place(packages, "c", root / "c", entry="main")
+    unsafe, taken = third.warnings
+    assert "its model 'a#b' is called 'ta.p." in unsafe
+    assert "Triton takes no such name; code finds the name in the parameter" in unsafe
+    assert unsafe.endswith("triton_adapter.model.a#b")
+    assert "another folder of Triton's repository has this name" in taken
+    assert next(model.placement for model in await packages.staged()) == first
+
+
+async def test_helper_is_told_who_has_its_name(root, repository):
+    packages = Packages(repository, [root])
+    for package in ("a", "b"):
+        for name in ("main", "helper"):
+            make(root / package / name)
+    await place(packages, "a", root / "a", entry="main")
+    [warning] = (await place(packages, "b", root / "b", entry="main")).warnings
+    assert "its model 'helper' is called 'ta.p." in warning
+    assert "in Triton: the model 'id of a' has this name" in warning
 
 
 async def test_neighbour_gives_way_to_a_model_of_its_name(root, repository):
