@@ -1,10 +1,10 @@
 """Unpacks the archive of a model package, and trusts nothing that it says.
 
-An archive may come from anybody who may name a model. tarfile and zipfile only read it; what may
-be written is for unpacking.py to say, since what the `filter` of tarfile refuses differs from one
-Python to the next. Reads and writes the disk, so callers run it in a thread or a process. `main` is
-that process: it imports nothing outside the standard library but the modules that unpack, as
-imports are most of its start.
+An archive may come from anybody who may name a model. So it is read in a process of its own, which
+unpacking_process.py starts, and which runs `main`; the adapter itself never imports this module.
+tarfile and zipfile only read the archive; what may be written is for unpacking.py to say, since
+what the `filter` of tarfile refuses differs from one Python to the next. Imports are most of the
+start of the process: there are none but the standard library and the modules that unpack.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from adapter.errors import AdapterError, BackendError, InvalidModel
+from adapter.errors import AdapterError, BackendError
+from adapter.packages.archive_kinds import kind_by_bytes, kind_of
 from adapter.packages.faults import shown
 from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _GZIP = 31  # zlib's window bits: gzip's header and checksum, and nothing else
 _PACKED_BYTES = 2**18
-_FEW = 16  # entries, hidden ones included, among which a lone archive is sought
 # Long names and attributes need some. tarfile reads a header of any stated length into memory, and
 # before 3.11.10 the time to read it grows with the square.
 _MAX_TAR_HEADER_BYTES = 2**14
@@ -45,13 +44,6 @@ _TAR_END = bytes(tarfile.BLOCKSIZE)
 _ZIP_LOCAL_HEADER_BYTES = 30
 _GZIP_LENGTH_BYTES = 4
 _ZIP_DIRECTORY_ENTRY = b"PK\1\2"
-_OTHER_PACKINGS = {
-    b"\xfd7zXZ\0": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-    b"Rar!\x1a\x07": "rar",
-}
 # errors that the two libraries let through when an archive is broken
 _DAMAGED = (
     tarfile.TarError,
@@ -110,31 +102,6 @@ class Gunzip(io.RawIOBase):
         return True
 
 
-def is_archive(path: Path) -> bool:
-    """Return whether `unpack` takes the file, by its name or, for tar and gzip, by its first bytes.
-
-    A zip is known by its name alone: model files of PyTorch and Keras are zips as well.
-    """
-    if not path.is_file():
-        return False  # SageMaker's names of models, thus of folders, end in .tar.gz
-    return _kind_by_name(path) is not None or _kind_by_bytes(path) in {"tar", "tar.gz"}
-
-
-def is_packed(name: str) -> bool:
-    """Return whether a file of this name is an archive that `unpack` may take."""
-    return _kind_by_name(Path(name)) is not None
-
-
-def archive_at(path: Path) -> Path | None:
-    """Return the archive itself, or the only one in the folder; None if there is none."""
-    if not path.is_dir():
-        return path if is_archive(path) else None
-    with os.scandir(path) as entries:
-        visible = [e for e in islice(entries, _FEW) if not e.name.startswith(".")]
-    alone = Path(visible[0].path) if len(visible) == 1 else None
-    return alone if alone is not None and not alone.is_symlink() and is_archive(alone) else None
-
-
 def unpack(
     archive: Path,
     target: Path,
@@ -152,7 +119,7 @@ def unpack(
     """
     try:
         content = content or archive
-        kind = _kind(archive, content)
+        kind = kind_of(archive, content)
         target.mkdir()
         try:
             _fill(content, kind, Unpacking(archive, target, limits, room))
@@ -171,7 +138,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
     Its last four bytes say how long it is, or its last part, modulo 2**32: where that is enough, it
     is read so far, and nothing written. Half is left to headers, which become nothing on disk.
     """
-    if _kind_by_bytes(archive) != "tar.gz":
+    if kind_by_bytes(archive) != "tar.gz":
         return 0
     length = stated_bytes(archive)
     with archive.open("rb", buffering=0) as file:
@@ -186,7 +153,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
 
 def stated_bytes(archive: Path) -> int:
     """Return how many bytes come out of a tar by its own word, which may be wrong; 0 of a zip."""
-    kind = _kind_by_bytes(archive)
+    kind = kind_by_bytes(archive)
     with archive.open("rb", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if kind != "tar.gz" or size < _GZIP_LENGTH_BYTES:
@@ -194,52 +161,6 @@ def stated_bytes(archive: Path) -> int:
         file.seek(-_GZIP_LENGTH_BYTES, os.SEEK_END)
         (length,) = struct.unpack("<I", file.read(_GZIP_LENGTH_BYTES))
         return int(length)
-
-
-def _kind(archive: Path, content: Path) -> str:
-    named, found = _kind_by_name(archive), _kind_by_bytes(content)
-    if found is None or named not in {None, found}:
-        raise InvalidModel(f"{shown(archive)}: {_odd_bytes(content, named, found)}")
-    return found
-
-
-def _odd_bytes(content: Path, named: str | None, found: str | None) -> str:
-    """Return what is wrong with an archive by its first bytes."""
-    if not content.stat().st_size:
-        return "it is empty"
-    if (packing := _other_packing(content)) is not None:
-        advice = f"pack it as {named or 'tar.gz'}"
-        return f"its first bytes are those of {packing}, which is not unpacked: {advice}"
-    expected = f", not those of a {named}" if named else ""
-    return f"its first bytes are those of {found or 'no archive'}{expected}"
-
-
-def _other_packing(content: Path) -> str | None:
-    """Return the name of a packing that is common, and that `unpack` does not read."""
-    with content.open("rb") as file:
-        head = file.read(max(map(len, _OTHER_PACKINGS)))
-    return next((name for magic, name in _OTHER_PACKINGS.items() if head.startswith(magic)), None)
-
-
-def _kind_by_name(path: Path) -> str | None:
-    name = path.name.lower()
-    if name.endswith((".tar.gz", ".tgz")):
-        return "tar.gz"
-    return next((kind for kind in ("tar", "zip") if name.endswith("." + kind)), None)
-
-
-def _kind_by_bytes(path: Path) -> str | None:
-    with path.open("rb") as file:
-        head = file.read(tarfile.BLOCKSIZE)
-    if head.startswith(b"\x1f\x8b"):
-        return "tar.gz"
-    if head.startswith((b"PK\3\4", b"PK\5\6")):
-        return "zip"
-    try:
-        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return None
-    return "tar"
 
 
 def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
@@ -405,26 +326,44 @@ def main() -> None:
     """Unpack one archive in a process of its own.
 
     Arguments: the adapter's pid, with which this process ends, and a job as JSON: `archive`,
-    `target` and `content` of `unpack`, `limits`, and whether it `reserves` room. stdout is a
-    socket: an error is written to it as a line of JSON, and so are the bytes and inodes to
-    reserve, which a byte answers.
+    `target` and `content` of `unpack`, `limits`, and the `most_bytes` for which there may ever be
+    room, null where no room is reserved. stdout is a socket: an error is written to it as a line of
+    JSON. So is what the archive needs by its own word, and each time the bytes and inodes to
+    reserve; a byte answers these.
     """
-    parent, job = int(sys.argv[1]), json.loads(sys.argv[2])
+    parent = int(sys.argv[1])
+    job = json.loads(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         return
     _give_way()
     archive, target, content = (Path(job[key]) for key in ("archive", "target", "content"))
+    most_bytes = job["most_bytes"]
     try:
-        room = _reserve if job["reserves"] else None
+        if most_bytes is not None:
+            _foresee(content, most_bytes)
+        room = None if most_bytes is None else _reserve
         unpack(archive, target, Limits(**job["limits"]), content=content, room=room)
     except AdapterError as error:
         _send({"error": type(error).__name__, "text": str(error)})
 
 
+def _foresee(content: Path, most_bytes: int) -> None:
+    """Tell the adapter what the archive needs, before anything leaves the disk for it. A file that
+    cannot be read is left to `unpack`, which reports it.
+    """
+    with suppress(OSError):
+        _ask({"stated": stated_bytes(content), "least": least_bytes(content, most_bytes)})
+
+
 def _reserve(count: int, inodes: int) -> None:
-    """Wait until the adapter has room on disk for so much; it ends this process if not."""
-    _send({"room": count, "inodes": inodes})
+    """Wait until the adapter has reserved so much room on disk."""
+    _ask({"room": count, "inodes": inodes})
+
+
+def _ask(message: dict[str, object]) -> None:
+    """Send a message, and wait for the adapter's answer. It ends this process if it refuses."""
+    _send(message)
     if not os.read(_STDOUT, 1):
         sys.exit(1)
 

@@ -25,7 +25,7 @@ from adapter.core.model import (
 )
 from adapter.errors import InvalidModel
 from adapter.packages import formats
-from adapter.packages.archives import is_packed
+from adapter.packages.archive_kinds import is_packed
 from adapter.packages.backends import (
     MARKER,
     STUB,

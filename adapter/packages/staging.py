@@ -24,7 +24,7 @@ from adapter.core.model import (
     private_name,
 )
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
-from adapter.packages.archives import archive_at
+from adapter.packages.archive_kinds import archive_at
 from adapter.packages.backends import UNPACKED, refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import is_within

@@ -32,6 +32,15 @@ _ERRORS = {error.__name__: error for error in (InvalidModel, BackendError)}
 class Room(Protocol):
     """Grants room on a disk."""
 
+    @property
+    def most_bytes(self) -> int:
+        """Return how many more bytes may ever be reserved."""
+
+    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
+        """Note how many bytes an archive unpacks to by its own word. Raises an error if it unpacks
+        to `least_bytes` at least, which are more than may ever be reserved; 0 means no such excess.
+        """
+
     def take(self, count: int, inodes: int = 0) -> None:
         """Reserve bytes before they are written, and check that so many files can be made. Raises
         an error if there is no room.
@@ -62,7 +71,7 @@ class UnpackingProcess:
         failed = f"cannot unpack {shown(archive)}"
         paths = {"archive": archive, "target": target, "content": _CONTENT}
         job = {key: str(path) for key, path in paths.items()}
-        text = json.dumps({**job, "limits": asdict(limits), "reserves": room is not None})
+        text = json.dumps({**job, "limits": asdict(limits), "most_bytes": room and room.most_bytes})
         ours, theirs = socket.socketpair()
         with ours:
             try:
@@ -112,13 +121,18 @@ class UnpackingProcess:
 
 
 def _conversation(process: socket.socket, room: Room | None) -> bytes:
-    """Grant room as the process requests it. Return the error that it sent, if any."""
+    """Grant room as the process requests it. Return the error that it sent, as JSON; empty if
+    there was none.
+    """
     with process.makefile("rb") as lines:
         for line in lines:
             asked = json.loads(line)
-            if "room" not in asked or room is None:
+            if "error" in asked or room is None:
                 return line
-            room.take(asked["room"], asked["inodes"])
+            if "room" in asked:
+                room.take(asked["room"], asked["inodes"])
+            else:
+                room.foresee(asked["stated"], asked["least"])
             with suppress(BrokenPipeError):  # it was killed
                 process.sendall(b"+")
     return b""

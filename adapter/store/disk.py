@@ -93,6 +93,22 @@ class Reservation:
             except NoRoom as shortage:
                 self.wait(count, shortage)
 
+    @property
+    def most_bytes(self) -> int:
+        """Return how many bytes may ever be reserved beside those that are written."""
+        by_limit = self.disk.limit_bytes - self.written_bytes
+        return max(0, min(by_limit, self.disk.most_for(self)))
+
+    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
+        """Note how many bytes an archive unpacks to by its own word. Raise NoRoom, before anything
+        leaves the disk for it, if it unpacks to `least_bytes` at least, which are more than
+        `most_bytes`; 0 means no such excess.
+        """
+        self.need.stated_bytes = self.written_bytes + stated_bytes
+        if least_bytes:
+            self.refuse_more_than_all(least_bytes)
+            raise NoRoom(self.disk.why_none(self))
+
     def give_back(self, count: int, inodes: int = 0) -> None:
         self.inodes -= inodes
         self.disk.give_back(self, count)

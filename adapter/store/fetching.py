@@ -16,7 +16,7 @@ from adapter.errors import (
     NoRoom,
     StoreUnavailable,
 )
-from adapter.packages.archives import is_archive, least_bytes, stated_bytes
+from adapter.packages.archive_kinds import is_archive
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
 from adapter.packages.roots import Inside
 from adapter.packages.unpacking import Limits, disk_bytes
@@ -264,21 +264,8 @@ class Fetch:
             raise
         await CACHE.run_to_end(self._part.unlink)
 
-    def _refuse_what_never_fits(self) -> None:
-        """Raise NoRoom before anything leaves the disk for it."""
-        reservation, part = self._reservation, self._part
-        reservation.need.stated_bytes = reservation.written_bytes + stated_bytes(part)
-        beyond = min(
-            reservation.disk.limit_bytes - reservation.written_bytes,
-            reservation.disk.most_for(reservation),
-        )
-        if least := least_bytes(part, max(0, beyond)):
-            reservation.refuse_more_than_all(least)
-            raise NoRoom(reservation.disk.why_none(reservation))
-
     def _unpack_by(self, unpacking: UnpackingProcess) -> None:
         place, part = self._store.location.place(self._version.path), str(self._part)
-        self._refuse_what_never_fits()
         try:
             with Inside([str(self._part.parent)]).at(part) as content:
                 target = self._files / self._name
