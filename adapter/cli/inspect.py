@@ -41,12 +41,18 @@ from adapter.core.model import (
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
-from adapter.packages.backends import MARKER, describe_missing_backends, is_ensemble
+from adapter.packages.backends import (
+    BACKENDS,
+    PYTHON,
+    describe_missing_backends,
+    is_ensemble,
+)
 from adapter.packages.config import parse, read_config
+from adapter.packages.config_paths import ENVIRONMENT
 from adapter.packages.config_rules import served_versions
-from adapter.packages.contents import CONFIG, is_within
+from adapter.packages.contents import CONFIG, MARKER, is_within
 from adapter.packages.faults import did_you_mean, shown
-from adapter.packages.formats import BACKENDS, is_version
+from adapter.packages.formats import is_version
 from adapter.packages.staging import Packages
 
 _CONFIG_ORIGINS = {
@@ -62,7 +68,6 @@ _ROLES = {
 }
 _PYTHON_CLASS = "TritonPythonModel"
 _MAX_CODE_BYTES = 2**22
-_OTHER_PYTHON = "EXECUTION_ENV_PATH"
 _TRITON_MODULES = frozenset({"triton_python_backend_utils", "c_python_backend_utils"})
 
 Report = dict[str, Any]  # as --json prints it
@@ -155,7 +160,7 @@ def _make_report(args: argparse.Namespace, repository: str) -> Report:
         config = ModelConfig() if text is None else parse(text, file).config
         configs.append(config)
         models.append(_describe_model(folder, part, package, text, is_ensemble(config)))
-        if part.backend == "python":
+        if part.backend == PYTHON:
             warnings_of_code += _check_code(folder, config, package, path)
     return {
         "path": shown(path),
@@ -292,9 +297,9 @@ def _format_model(model: Report) -> Iterator[str]:
 def _find_absent_backends(package: Package, path: Path) -> Iterator[str]:
     """Warn of backends that the package lacks and that no Triton, or the embedded one, has."""
     needed = package.backends - package.own_backends
-    for name in sorted(needed - BACKENDS):
+    for name in sorted(needed - BACKENDS.keys()):
         yield f"backend {name!r} does not come with Triton{did_you_mean([name], BACKENDS)}"
-    reason = describe_missing_backends(needed & BACKENDS, wheel_backends())
+    reason = describe_missing_backends(frozenset(needed & BACKENDS.keys()), wheel_backends())
     if reason is not None:
         yield f"{shown(path)} {reason}"
 
@@ -332,7 +337,7 @@ def _check_code(folder: Path, config: ModelConfig, package: Package, path: Path)
     (EXECUTION_ENV_PATH) the model runs elsewhere: then this is a warning, and modules are not
     looked for.
     """
-    has_other_python = _OTHER_PYTHON in config.parameters
+    has_other_python = ENVIRONMENT in config.parameters
     versions = [entry.name for entry in folder.iterdir() if is_version(entry.name)]
     for version in served_versions(config, versions):
         file = folder / version / (config.default_model_filename or "model.py")
@@ -345,7 +350,7 @@ def _check_code(folder: Path, config: ModelConfig, package: Package, path: Path)
         except InvalidModel as fault:
             if not has_other_python:
                 raise
-            yield f"{fault}; Triton runs it with the Python of {_OTHER_PYTHON}"
+            yield f"{fault}; Triton runs it with the Python of {ENVIRONMENT}"
             continue
         if tree is not None and not has_other_python and wheel_folder() is not None:
             yield from _find_absent_modules(tree, file, name)

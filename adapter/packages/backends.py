@@ -1,50 +1,200 @@
-"""Checks the files that a model with a config needs, as far as its backend is known."""
+"""Knows Triton's backends, in one table: the files that each opens, and how and where it runs them.
 
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+All that depends on a backend is read from the table: which files make a model without a
+config.pbtxt, which a model with one must have, what `platform` means, on which GPUs and in how many
+processes a model runs, and what opens its files where Triton lacks the backend.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.config_rules import served_versions
-from adapter.packages.contents import CONFIG
-from adapter.packages.faults import cut, did_you_mean, listed, shown
-from adapter.packages.formats import PLATFORMS, Tree, is_version, modules_for, needed_files
+from adapter.packages.faults import cut, did_you_mean, shown
 
-# Marks a folder in Triton's repository as the adapter's.
-MARKER = ".triton-adapter.json"
-
-# Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
-UNPACKED = ".unpacked"
-
-# The python backend's process, which a model may bring. Triton sets the mode of one that is not
-# executable to 0100.
-STUB = "triton_python_backend_stub"
-
+PYTHON = "python"
 _WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
-# Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
-_NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
-# how EXECUTION_ENV_PATH begins if the environment is in the model's folder
-_HERE = "$$TRITON_MODEL_DIRECTORY/"
-_NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Describes files of one kind, which one backend opens."""
+
+    file: str  # the name that the backend opens
+    patterns: tuple[str, ...]  # names that callers use; an ending if it begins with a dot
+    # fields of the config.pbtxt that Triton needs beside `backend`; None if it needs no config
+    config: str | None = None
+    is_program: bool = False  # files of other formats beside it are its own, not other models
+    is_folder: bool = False  # of TensorFlow: a folder with the pattern's file and `variables`
+    companion: str = ""  # the ending of a file of the same name that belongs to it
+    has_siblings: bool = False  # it may refer to files beside it, which keep their places
+    is_needed: bool = True  # without such a file no model of the backend can be loaded
+    platform: str = ""  # the backend's name in the older field `platform`
+    module: str = ""  # of Python, which opens the file as well
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Describes a backend that comes with Triton; others may be in a package itself."""
+
+    name: str
+    formats: tuple[Format, ...]
+    runs_in_triton: bool = True  # its models take memory within tritonserver's own process
+    is_on_each_gpu: bool = False  # without an instance group Triton makes an instance on each GPU
+    reads_tensors: bool = True  # it finds the inputs and outputs in the file
+
+
+def _fil(model_type: str, file: str, pattern: str, module: str) -> Format:
+    """Return a format of FIL, which opens another file for each `model_type`."""
+    value = f'value {{ string_value: "{model_type}" }}'
+    return Format(
+        file,
+        (pattern,),
+        config=f'parameters {{ key: "model_type" {value} }}\n',
+        is_needed=False,
+        module=module,
+    )
+
+
+_MODEL_PY = Format("model.py", ("model.py",), config="", is_program=True)
+_DALI_PY = Format("dali.py", ("dali.py",), config="", is_program=True, is_needed=False)
+_MODEL_DALI = Format("model.dali", (".dali",), config="", is_program=True, is_needed=False)
+_MODEL_JSON = Format(
+    "model.json",
+    ("model.json",),
+    # the engine places itself on its GPUs
+    config="instance_group [ { count: 1 kind: KIND_MODEL } ]\n",
+    is_program=True,
+    is_needed=False,
+)
+_SAVED_MODEL = Format(
+    "model.savedmodel",
+    ("saved_model.pb",),
+    is_program=True,
+    is_folder=True,
+    platform="tensorflow_savedmodel",
+    module="tensorflow",
+)
+_GRAPH_DEF = Format(
+    "model.graphdef",
+    (".graphdef", ".pb"),
+    platform="tensorflow_graphdef",
+    module="tensorflow",
+)
+_ONNX = Format(
+    "model.onnx",
+    (".onnx",),
+    has_siblings=True,
+    platform="onnxruntime_onnx",
+    module="onnxruntime",
+)
+_PLAN = Format("model.plan", (".plan", ".engine"), platform="tensorrt_plan")
+_TORCHSCRIPT = Format(
+    "model.pt",
+    (".pt", ".pth", ".torchscript"),
+    config="",
+    platform="pytorch_libtorch",
+    module="torch",
+)
+_OPENVINO = Format("model.xml", (".xml",), companion=".bin", module="openvino")
+# An ending such as .json or .txt says something only where the caller said the type.
+_XGBOOST_JSON = _fil("xgboost_json", "xgboost.json", ".json", "xgboost")
+_XGBOOST_UBJ = _fil("xgboost_ubj", "xgboost.ubj", ".ubj", "xgboost")
+_XGBOOST = _fil("xgboost", "xgboost.model", ".model", "xgboost")
+_LIGHTGBM = _fil("lightgbm", "model.txt", ".txt", "lightgbm")
+_TREELITE = _fil("treelite_checkpoint", "checkpoint.tl", ".tl", "treelite")
+_FIL = (
+    *(replace(each, patterns=(each.file,)) for each in (_XGBOOST_JSON, _XGBOOST, _LIGHTGBM)),
+    _XGBOOST_UBJ,
+    _TREELITE,
+)
+
+# The order is that in which files are sought: programs first, as what lies beside them is theirs.
+_TABLE = (
+    Backend(PYTHON, (_MODEL_PY,), runs_in_triton=False, is_on_each_gpu=True),
+    Backend("dali", (_DALI_PY, _MODEL_DALI)),
+    Backend("vllm", (_MODEL_JSON,), runs_in_triton=False),
+    Backend("tensorflow", (_SAVED_MODEL, _GRAPH_DEF), is_on_each_gpu=True),
+    Backend("onnxruntime", (_ONNX,), is_on_each_gpu=True),
+    Backend("tensorrt", (_PLAN,), is_on_each_gpu=True),
+    Backend("pytorch", (_TORCHSCRIPT,), is_on_each_gpu=True, reads_tensors=False),
+    Backend("openvino", (_OPENVINO,)),
+    Backend("fil", _FIL),
+)
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in _TABLE}
+
+# Words of callers for the type of a model, each with the formats that it may be of.
+_TYPES: Mapping[str, tuple[Format, ...]] = {
+    **{backend.name: backend.formats for backend in _TABLE},
+    "onnx": (_ONNX,),
+    "keras": (_SAVED_MODEL,),
+    "openvino_ir": (_OPENVINO,),
+    "xgboost": (_XGBOOST_JSON, _XGBOOST_UBJ, _XGBOOST),
+    "lightgbm": (_LIGHTGBM,),
+}
+_BACKENDS_BY_FILE = {each.file: backend for backend in _TABLE for each in backend.formats}
+_BACKENDS_BY_PLATFORM = {
+    each.platform: backend.name for backend in _TABLE for each in backend.formats if each.platform
+}
+
+
+def list_formats() -> tuple[Format, ...]:
+    """Return the formats of all backends, in the order in which their files are sought."""
+    return tuple(each for backend in _TABLE for each in backend.formats)
+
+
+def formats_of_type(model_type: str | None) -> tuple[Format, ...] | None:
+    """Return the formats that a caller's word for a model's type means, such as `tensorflow:1.5`;
+    None without a word, and for an unknown one.
+    """
+    return _TYPES.get((model_type or "").partition(":")[0].lower())
+
+
+def backend_of_format(found: Format) -> str:
+    """Return the name of the backend that opens files of a format."""
+    return _BACKENDS_BY_FILE[found.file].name
+
+
+def files_needed_by(kind: str) -> tuple[str, ...]:
+    """Return the files one of which a model of this backend or platform must have; often none."""
+    backend = BACKENDS.get(_BACKENDS_BY_PLATFORM.get(kind, kind))
+    formats = backend.formats if backend is not None else ()
+    meant = (each for each in formats if kind == each.platform or kind in BACKENDS)
+    return tuple(each.file for each in meant if each.is_needed)
 
 
 def is_ensemble(config: ModelConfig) -> bool:
+    """Return whether a config describes an ensemble, which no backend runs."""
     return bool(config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
 
 
 def backend_of(config: ModelConfig) -> str | None:
-    """Return the backend; None if Triton detects it, and for ensembles, which need none."""
+    """Return the name of a config's backend; None if Triton detects it, and for ensembles, which
+    need none.
+    """
     if is_ensemble(config):
         return None
-    return config.backend or PLATFORMS.get(config.platform)
+    return config.backend or _BACKENDS_BY_PLATFORM.get(config.platform)
 
 
-def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
-    """Return the version folder of an ensemble if missing: not every store keeps empty folders."""
-    return ("1",) if is_ensemble(config) and not any(map(is_version, tree)) else ()
+def library_of(backend: str | None) -> str:
+    """Return the name of a backend's library, where the config's `runtime` names no other."""
+    return f"libtriton_{backend}.so"
+
+
+def explain_unknown_platform(config: ModelConfig) -> str | None:
+    """Return a warning about a `platform` that no Triton of today knows; None if it is known, or
+    if the config has a `backend`, which then decides.
+    """
+    known = {*_BACKENDS_BY_PLATFORM, "ensemble"}
+    if not config.platform or config.backend or config.platform in known:
+        return None
+    proposal = (
+        did_you_mean([config.platform], known) or "; to name a backend, the field is `backend`"
+    )
+    return f"platform {cut(config.platform)!r} is not known{proposal}"
 
 
 def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:
@@ -69,146 +219,14 @@ def describe_missing_backends(
         f"needs Triton's backend {', '.join(missing)}; this Triton has"
         f" {', '.join(sorted(known)) or 'none'}{did_you_mean(missing, known)}"
     )
-    modules = [module for backend in missing for module in modules_for(backend)]
-    if modules and "python" in known:
+    modules = _modules_for(missing)
+    if modules and PYTHON in known:
         remedy = f"add a model.py that opens the file by {' or '.join(modules)}"
         text += f". Take a Triton that has it, or {remedy}: {_WITHOUT_BACKEND}"
     return text
 
 
-def unknown_platform(config: ModelConfig) -> str | None:
-    """Return a warning about a `platform` that no Triton of today knows; it decides alone only
-    where there is no `backend`.
-    """
-    known = {*PLATFORMS, "ensemble"}
-    if not config.platform or config.backend or config.platform in known:
-        return None
-    proposal = (
-        did_you_mean([config.platform], known) or "; to name a backend, the field is `backend`"
-    )
-    return f"platform {cut(config.platform)!r} is not known{proposal}"
-
-
-def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
-    """Return whether the model's folder holds the library of its backend, which `runtime` names.
-
-    Triton looks for a backend that is written in Python, `runtime: "model.py"`, only among its own.
-    """
-    library = _own_library(config)
-    if library.endswith(".py"):
-        return False
-    versions = (below for name, below in tree.items() if below is not None and is_version(name))
-    return any(library in folder for folder in (tree, *versions))
-
-
-def _has_other_runtime(config: ModelConfig) -> bool:
-    return config.runtime not in {"", f"libtriton_{backend_of(config)}.so"}
-
-
-def _own_library(config: ModelConfig) -> str:
-    return config.runtime or f"libtriton_{config.backend}.so"
-
-
-def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
-    """Return the paths, part by part, of the files that Triton refuses when a link leads out of the
-    model's folder (docs/triton.md, Versions): labels, and libraries beside the config.
-
-    A batching library is named by its path in Triton's repository, of which only the end is ours.
-    """
-    given = config.parameters.get("TRITON_BATCH_STRATEGY_PATH")
-    libraries = (_own_library(config), PurePosixPath(given.string_value if given else "").name)
-    named = (*(output.label_filename for output in config.output), *libraries)
-    paths = (PurePosixPath(name).parts for name in named)
-    return frozenset(parts for parts in paths if parts)
-
-
-def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str, ...]:
-    """Return the versions that Triton would serve. InvalidModel if files are missing that the
-    backend certainly needs.
-    """
-    versions = _versions(root, tree)
-    if is_ensemble(config):
-        if not config.ensemble_scheduling.step:
-            raise InvalidModel(f"{shown(root)}: {CONFIG} is of an ensemble without steps")
-        versions = versions or [*missing_folders(tree, config)]
-    if not versions:
-        raise InvalidModel(
-            f"{shown(root)}: no version folder such as 1; found {listed(sorted(tree))}"
-        )
-    try:
-        served = served_versions(config, versions)
-    except ValueError as error:
-        raise InvalidModel(f"{shown(root / CONFIG)}: {error}") from error
-    if not is_ensemble(config):
-        _check_named_files(root, config)
-        _check_backend_files(root, config, served)
-    return tuple(served)
-
-
-def _check_backend_files(root: Path, config: ModelConfig, served: Sequence[str]) -> None:
-    kind = config.platform or config.backend
-    # with cc_model_filenames the file depends on the GPU; another runtime opens what it likes, as
-    # the one in Python of the backend pytorch
-    is_unusual = bool(config.cc_model_filenames) or _has_other_runtime(config)
-    names = () if is_unusual else needed_files(kind)
-    if names:
-        names = (config.default_model_filename,) if config.default_model_filename else names
-        _check_versions(root, served, kind, names)
-
-
-def _check_versions(root: Path, served: Sequence[str], kind: str, names: tuple[str, ...]) -> None:
-    """Raise InvalidModel if a version that Triton would serve has none of the files, or empty ones.
-
-    Triton does not answer for a minute to the load of a python model without its model.py.
-    """
-    for version in served:
-        present = [path for name in names if (path := root / version / name).exists()]
-        if not present:
-            missing = f"{' or '.join(names)} in version {version}"
-            raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
-        for path in present:
-            if path.is_file() and not path.stat().st_size:
-                raise InvalidModel(f"{shown(path)} is empty")
-
-
-def _check_named_files(root: Path, config: ModelConfig) -> None:
-    """Raise InvalidModel if a file of labels or of warmup data is missing."""
-    samples = (given for sample in config.model_warmup for given in sample.inputs.values())
-    named = [output.label_filename for output in config.output if output.label_filename]
-    named += [f"warmup/{given.input_data_file}" for given in samples if given.input_data_file]
-    for name in named:
-        path = root / name
-        if not path.exists():
-            raise InvalidModel(f"{shown(root / CONFIG)} names {shown(path)}: no such file")
-
-
-def _versions(root: Path, tree: Tree) -> list[str]:
-    folders = sorted(name for name, below in tree.items() if below is not None)
-    for name in folders:
-        if (number := _NUMBERED.match(name)) and int(number[1]) >= 2**63:
-            raise InvalidModel(f"{shown(root / name)}: a version number must be below 2**63")
-    return [name for name in folders if is_version(name)]
-
-
-def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
-    """Warn of a numpy that Triton's python backend cannot use. Packed environments are not read."""
-    given = config.parameters.get("EXECUTION_ENV_PATH")
-    place = "" if given is None else given.string_value
-    if not place.startswith(_HERE):
-        return
-    name = place.removeprefix(_HERE)
-    for python, packages in (_below(tree, PurePosixPath(name, "lib")) or {}).items():
-        installed = (packages or {}).get("site-packages") if python.startswith("python") else None
-        for found in filter(None, map(_NUMPY.fullmatch, installed or {})):
-            if int(found[1]) > 1:
-                yield (
-                    f"{shown(folder / name)}: has numpy {found[1]}{found[2] or ''}; with Triton"
-                    ' 2.51 each inference fails then: "output tensor shape does not match size of'
-                    " output\". Make it with: pip install 'numpy<2'"
-                )
-
-
-def _below(tree: Tree | None, path: PurePosixPath) -> Tree | None:
-    for part in path.parts:
-        tree = (tree or {}).get(part)
-    return tree
+def _modules_for(backends: Iterable[str]) -> list[str]:
+    """Return the modules of Python that open the files of backends, each once."""
+    formats = (each for name in backends if name in BACKENDS for each in BACKENDS[name].formats)
+    return list(dict.fromkeys(each.module for each in formats if each.module))

@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from adapter.core.sizing import parse_size
 from adapter.errors import AdapterError, InvalidModel
-from adapter.packages.backends import is_ensemble
+from adapter.packages.backends import BACKENDS, PYTHON, is_ensemble
 from adapter.packages.config import parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
@@ -26,10 +26,6 @@ from adapter.protocols.tensors import ContentTypes, Tensor
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75
 _PARAMETER = "memory_bytes"
-# Backends whose models run within tritonserver.
-_IN_TRITON = {"onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "dali", "fil"}
-# Backends of which Triton makes an instance on each GPU where the config has no instance group.
-_ON_GPUS = {"onnxruntime", "tensorrt", "pytorch", "tensorflow", "python"}
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
@@ -148,14 +144,14 @@ def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
 def leaves_gpu_open(models: Iterable[tuple[str | None, ModelConfig | None]]) -> bool:
     """Return whether some of these models run on GPUs, and all leave it to Triton on which."""
     found = [
-        is_open(config, backend)
+        _is_gpu_open(config, backend)
         for backend, config in models
         if config is None or not is_ensemble(config)
     ]
     return any(found) and None not in found
 
 
-def is_open(config: ModelConfig | None, backend: str | None) -> bool | None:
+def _is_gpu_open(config: ModelConfig | None, backend: str | None) -> bool | None:
     """Return whether the model runs on whichever GPUs Triton chooses; None where its config names
     some, or its backend chooses; False where it runs on CPUs.
     """
@@ -163,7 +159,8 @@ def is_open(config: ModelConfig | None, backend: str | None) -> bool | None:
     if any(group.gpus or group.kind == ModelInstanceGroup.KIND_MODEL for group in groups):
         return None
     if not groups:
-        return True if backend in _ON_GPUS else None
+        known = BACKENDS.get(backend or "")
+        return True if known is not None and known.is_on_each_gpu else None
     return any(group.kind != ModelInstanceGroup.KIND_CPU for group in groups)
 
 
@@ -175,10 +172,11 @@ def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | 
     of_python, in_triton = 0, 0
     for backend, config in models:
         groups = config.instance_group if config is not None else ()
-        if backend == "python":
+        known = BACKENDS.get(backend or "")
+        if backend == PYTHON:
             of_gpus = [each for each in groups if each.kind != ModelInstanceGroup.KIND_CPU]
             of_python += sum(max(1, each.count) for each in of_gpus) if groups else 1
-        elif backend in _IN_TRITON:
+        elif known is not None and known.runs_in_triton:
             in_triton = 1
         elif config is None or not is_ensemble(config):
             return None

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
+from adapter.packages.backends import PYTHON
 from adapter.packages.contents import is_within
 from adapter.packages.faults import cut, shown
 
@@ -97,10 +98,10 @@ NO_PATHS = frozenset(
 
 _SHELL_WORD = re.compile(r"[A-Za-z0-9._-]*")
 # The parameters that Triton and its python backend themselves take for paths.
-_BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
+BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
 # The python backend replaces this prefix with the model's folder.
-_HERE = "$$TRITON_MODEL_DIRECTORY/"
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY/"
 _OUTSIDE = "is outside the model roots, and the config of a load call may name no such path"
 
 
@@ -120,11 +121,11 @@ def _faults(config: ModelConfig, call_roots: Sequence[str] | None) -> Iterator[s
             yield from _field_faults(place, text, call_roots)
     for key, parameter in config.parameters.items():
         text = parameter.string_value
-        if key == _BATCHING_LIBRARY:
+        if key == BATCHING_LIBRARY:
             yield from _library_faults(key, text, call_roots)
-        elif key == _ENVIRONMENT:
+        elif key == ENVIRONMENT:
             yield from _environment_faults(text, call_roots)
-        elif config.backend != "python":  # the code of a python model reads its own
+        elif config.backend != PYTHON:  # the code of a python model reads its own
             yield from _value_faults(f"parameter {cut(key)}", text, call_roots)
 
 
@@ -153,12 +154,12 @@ def _library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> I
 
 
 def _environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
-    if text.startswith(_HERE):
-        place = os.path.normpath(text.removeprefix(_HERE).lstrip("/"))
+    if text.startswith(MODEL_FOLDER):
+        place = os.path.normpath(text.removeprefix(MODEL_FOLDER).lstrip("/"))
         if _leaves(place):
-            yield f"{_ENVIRONMENT} leaves the model's folder: {cut(text)!r}"
+            yield f"{ENVIRONMENT} leaves the model's folder: {cut(text)!r}"
     elif call_roots is not None:
-        yield from _library_faults(_ENVIRONMENT, text, call_roots)
+        yield from _library_faults(ENVIRONMENT, text, call_roots)
 
 
 def _value_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:

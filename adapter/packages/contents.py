@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from adapter.packages.formats import Tree
 
 CONFIG = "config.pbtxt"
+# Marks a folder in Triton's repository as the adapter's.
+MARKER = ".triton-adapter.json"
+# Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
+UNPACKED = ".unpacked"
 # What messages say behind "the model roots".
 ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000

@@ -21,7 +21,6 @@ from typing import Any, Literal
 from adapter.core.memory import Bytes, Device
 from adapter.core.model import LinkKind, ModelPart, ModelSource, Role
 from adapter.errors import BackendError, InvalidRequest
-from adapter.packages.backends import MARKER
 from adapter.packages.config_text import (
     rename_steps,
     with_gpu,
@@ -29,7 +28,7 @@ from adapter.packages.config_text import (
     without_cache,
     without_name,
 )
-from adapter.packages.contents import CONFIG
+from adapter.packages.contents import CONFIG, MARKER
 from adapter.packages.roots import Inside, Opened
 
 Staging = Literal["symlink", "hardlink", "copy"]

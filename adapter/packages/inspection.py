@@ -27,17 +27,11 @@ from adapter.errors import InvalidModel
 from adapter.packages import formats
 from adapter.packages.archive_kinds import is_packed
 from adapter.packages.backends import (
-    MARKER,
-    STUB,
-    UNPACKED,
+    BACKENDS,
+    PYTHON,
     backend_of,
-    check_model_files,
-    has_own_backend,
+    explain_unknown_platform,
     is_ensemble,
-    kept_inside,
-    missing_folders,
-    odd_environment,
-    unknown_platform,
 )
 from adapter.packages.config import Checked, decoded, parse
 from adapter.packages.config_parameters import (
@@ -53,10 +47,18 @@ from adapter.packages.config_paths import refuse_outside_paths
 from adapter.packages.config_rules import refuse_impossible
 from adapter.packages.config_sizes import refuse_excessive_sizes
 from adapter.packages.config_text import quoted, rename_steps, with_tensors
-from adapter.packages.contents import CONFIG, Contents
+from adapter.packages.contents import CONFIG, MARKER, UNPACKED, Contents
 from adapter.packages.ensemble import Member, mentioned, names_in_paths, plan
 from adapter.packages.faults import cut, listed, quoted_list, shown
 from adapter.packages.formats import is_version
+from adapter.packages.model_files import (
+    STUB,
+    check_model_files,
+    has_own_backend,
+    kept_inside,
+    missing_folders,
+    odd_environment,
+)
 from adapter.packages.roots import Inside
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 from adapter.protocols.tensors import ContentTypes
@@ -356,7 +358,7 @@ def _mentions(
 ) -> frozenset[str]:
     """Return those of `names` that the Python code of a model has as string literals."""
     found: frozenset[str] = frozenset()
-    if backend_of(config) == "python" and names:
+    if backend_of(config) == PYTHON and names:
         for raw in _code(folder, inside):
             found |= mentioned(raw.decode("utf-8", "replace"), names)
     return found
@@ -364,7 +366,7 @@ def _mentions(
 
 def _has_calls(folder: Path, config: ModelConfig, inside: Inside) -> bool:
     """Return whether the Python code of a model sends inferences to other models."""
-    return backend_of(config) == "python" and any(_CALLS in raw for raw in _code(folder, inside))
+    return backend_of(config) == PYTHON and any(_CALLS in raw for raw in _code(folder, inside))
 
 
 def _code(path: Path, inside: Inside) -> Iterator[bytes]:
@@ -382,9 +384,10 @@ def _code(path: Path, inside: Inside) -> Iterator[bytes]:
 def _without_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[str, ...]:
     """Warn of a model whose inputs and outputs stand nowhere, where Triton cannot find them out."""
     remedy = f"{shown(path)}: name the inputs and outputs, in {CONFIG} or in {SCHEMA} ({_SCHEMAS})"
-    if backend == "pytorch":
+    known = BACKENDS.get(backend or "")
+    if known is not None and not known.reads_tensors:
         return (f"{remedy}: Triton cannot read them out of a TorchScript file",)
-    if backend == "python" and not any(_COMPLETES in raw for raw in _code(path, inside)):
+    if backend == PYTHON and not any(_COMPLETES in raw for raw in _code(path, inside)):
         reason = "nothing names them, and Triton will refuse every inference"
         return (f"{remedy}, or in {_COMPLETES.decode()} of its Python: {reason}",)
     return ()
@@ -439,13 +442,13 @@ def _native(
         backend=backend_of(config),
         config_file=str(path),
     )
-    odd = unknown_platform(config)
+    odd = explain_unknown_platform(config)
     warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
     warnings = (*warnings, *misspelt(config, path))
     has_no_tensors = not config.input and not config.output
     if has_no_tensors and not config.runtime.endswith(".py"):
         warnings = (*warnings, *_without_tensors(folder, backend_of(config), inside))
-    if backend_of(config) == "python":
+    if backend_of(config) == PYTHON:
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
     return _Model(folder, part, served, has_own, config, warnings, types)
@@ -516,8 +519,8 @@ def _unknown_format(path: Path, tree: formats.Tree | None) -> str:
     misspelt = "".join(f"; {warning}" for warning in _misspelt(path, tree))
     return (
         f"{shown(path)}: {_remedy(entries, is_folder=tree is not None)}; {what} no model file of a"
-        f" known format ({formats.known()}), no {CONFIG} and no archive that is unpacked (.tar,"
-        f" .tar.gz, .tgz, .zip){misspelt}"
+        f" known format ({formats.describe_formats()}), no {CONFIG} and no archive that is"
+        f" unpacked (.tar, .tar.gz, .tgz, .zip){misspelt}"
     )
 
 

@@ -25,9 +25,9 @@ from adapter.core.model import (
 )
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
 from adapter.packages.archive_kinds import archive_at
-from adapter.packages.backends import UNPACKED, refuse_missing_backends
+from adapter.packages.backends import refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
-from adapter.packages.contents import is_within
+from adapter.packages.contents import UNPACKED, is_within
 from adapter.packages.faults import cut, shown
 from adapter.packages.folders import (
     Loaded,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import AdapterError
-from adapter.packages.backends import MARKER
+from adapter.packages.contents import MARKER
 from adapter.packages.staging import Packages
 from tests.packages.staged import ensemble, tree
 

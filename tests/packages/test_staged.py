@@ -9,7 +9,7 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.backends import MARKER
+from adapter.packages.contents import MARKER
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from tests.packages.models import pack

@@ -10,7 +10,7 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.backends import MARKER
+from adapter.packages.contents import MARKER
 from adapter.packages.staging import Packages
 
 PYTORCH = 'backend: "pytorch"\n'

@@ -17,7 +17,7 @@ import pytest
 
 from adapter.core.model import Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest, SourceMissing
-from adapter.packages.backends import MARKER
+from adapter.packages.contents import MARKER
 from adapter.packages.staging import Packages
 from tests.packages.staged import (
     CONFIG,
