@@ -41,13 +41,8 @@ from adapter.core.model import (
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
-from adapter.packages.backends import (
-    BACKENDS,
-    PYTHON,
-    describe_missing_backends,
-    is_ensemble,
-)
-from adapter.packages.config import parse, read_config
+from adapter.packages.backends import BACKENDS, PYTHON, describe_missing_backends
+from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.config_paths import ENVIRONMENT
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG, MARKER, is_within

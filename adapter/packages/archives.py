@@ -71,15 +71,18 @@ class Gunzip(io.RawIOBase):
     """
 
     def __init__(self, file: IO[bytes]) -> None:
+        """Read a gzip from its start."""
         super().__init__()
         self._file = file
         self._member = zlib.decompressobj(_GZIP)
         self._ahead = b""
 
     def readable(self) -> bool:
+        """Return True, as io.RawIOBase asks."""
         return True
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """Unpack into the buffer; return how many bytes there were, 0 at the end of the file."""
         target = memoryview(buffer).cast("B")
         while not self._member.eof or self._begin_next():
             packed = self._member.unconsumed_tail or self._ahead or self._file.read(_PACKED_BYTES)
@@ -93,12 +96,15 @@ class Gunzip(io.RawIOBase):
         return 0
 
     def _begin_next(self) -> bool:
-        """Begin the next member: a file may have several, with zeros between and after them."""
+        """Begin the next member: a file may have several, with zeros between and after them.
+        Return whether there is one.
+        """
         rest = self._member.unused_data
         while not (rest := rest.lstrip(b"\0")):
             if not (rest := self._file.read(_PACKED_BYTES)):
                 return False
-        self._ahead, self._member = rest, zlib.decompressobj(_GZIP)
+        self._ahead = rest
+        self._member = zlib.decompressobj(_GZIP)
         return True
 
 
@@ -133,26 +139,33 @@ def unpack(
 
 def least_bytes(archive: Path, beyond: int) -> int:
     """Return how many bytes come out of a gzipped tar at least, if these are more than `beyond`;
-    else 0, as for all other files.
+    else 0, as for all other files. Nothing is written.
 
-    Its last four bytes say how long it is, or its last part, modulo 2**32: where that is enough, it
-    is read so far, and nothing written. Half is left to headers, which become nothing on disk.
+    The last four bytes of a gzip say how long its content is modulo 2**32, or that of its last
+    member. Where that is more than `beyond`, the file is unpacked until as much has come out. Half
+    of it is left to the headers of a tar, which become nothing on disk.
     """
     if kind_by_bytes(archive) != "tar.gz":
         return 0
     length = stated_bytes(archive)
     with archive.open("rb", buffering=0) as file:
-        stream, seen = Gunzip(file), 0
+        stream = Gunzip(file)
+        seen = 0
         try:
-            while seen // 2 <= beyond < length // 2 and (chunk := stream.read(CHUNK)):
+            while seen // 2 <= beyond < length // 2:
+                chunk = stream.read(CHUNK)
+                if not chunk:
+                    break
                 seen += len(chunk)
         except (zlib.error, EOFError):
-            return 0  # reported when it is unpacked
+            return 0  # damage is reported when the archive is unpacked
     return seen // 2 if seen // 2 > beyond else 0
 
 
 def stated_bytes(archive: Path) -> int:
-    """Return how many bytes come out of a tar by its own word, which may be wrong; 0 of a zip."""
+    """Return how many bytes come out of an archive by its own word, which may be wrong: the size of
+    a tar, and what the last four bytes of a gzip say. 0 for a zip and for other files.
+    """
     kind = kind_by_bytes(archive)
     with archive.open("rb", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -164,6 +177,9 @@ def stated_bytes(archive: Path) -> int:
 
 
 def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
+    """Unpack the archive at `content`, of a kind of archive_kinds.kind_of. Raise InvalidModel if it
+    is damaged.
+    """
     try:
         if kind == "zip":
             _read_zip(content, unpacking)
@@ -173,7 +189,7 @@ def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
                 with io.BufferedReader(raw, CHUNK) as stream:
                     _read_tar(stream, unpacking)
     except _DAMAGED as error:
-        raise unpacking.refused(f"the archive is damaged: {error}") from error
+        raise unpacking.make_error(f"the archive is damaged: {error}") from error
     unpacking.finish()
 
 
@@ -185,6 +201,7 @@ class _TarBytes:
     """
 
     def __init__(self, stream: IO[bytes], unpacking: Unpacking) -> None:
+        """Begin at the start of a tar. Nothing can be read until `allow` is called."""
         self._stream = stream
         self._unpacking = unpacking
         self._allowed = 0
@@ -193,20 +210,27 @@ class _TarBytes:
 
     @property
     def ended(self) -> bool:
+        """Return whether the last block that was read is that which ends a tar."""
         return self._last == _TAR_END
 
     def allow(self, size: int) -> None:
+        """Allow the following reads so many bytes together."""
         self._allowed = size
 
     def tell(self) -> int:
+        """Return how many bytes were read so far."""
         return self._position
 
     def seek(self, position: int) -> None:
+        """Read up to a position ahead. Raise InvalidModel for one behind, or beyond what is
+        allowed.
+        """
         self.read(position - self._position)
 
     def read(self, size: int) -> bytes:
+        """Read so many bytes. Raise InvalidModel if they are more than is allowed."""
         if not 0 <= size <= self._allowed:
-            raise self._unpacking.refused("the archive is damaged: the next header is too long")
+            raise self._unpacking.make_error("the archive is damaged: the next header is too long")
         self._allowed -= size
         self._last = self._stream.read(size)
         self._position += len(self._last)
@@ -214,6 +238,7 @@ class _TarBytes:
 
 
 def _read_tar(stream: IO[bytes], unpacking: Unpacking) -> None:
+    """Unpack a tar to its end, and read what follows it. Raise InvalidModel if it breaks off."""
     reader = _TarBytes(stream, unpacking)
     reader.allow(_MAX_TAR_HEADER_BYTES)
     source = cast("IO[bytes]", reader)
@@ -224,12 +249,13 @@ def _read_tar(stream: IO[bytes], unpacking: Unpacking) -> None:
             _add_tar_member(packed, member, unpacking)
             reader.allow(_MAX_TAR_HEADER_BYTES)
     if not reader.ended:
-        raise unpacking.refused("the archive is damaged: after this entry it breaks off")
+        raise unpacking.make_error("the archive is damaged: after this entry it breaks off")
     while chunk := stream.read(CHUNK):  # the checksum of a gzip comes last
         unpacking.spend(len(chunk))
 
 
 def _add_tar_member(packed: tarfile.TarFile, member: tarfile.TarInfo, to: Unpacking) -> None:
+    """Unpack one entry of a tar. Raise InvalidModel for one that is no file, folder or link."""
     if member.isdir():
         to.add_folder(member.mtime)
     elif member.issym():
@@ -237,9 +263,9 @@ def _add_tar_member(packed: tarfile.TarFile, member: tarfile.TarInfo, to: Unpack
     elif member.islnk():
         to.add_hard_link(member.linkname)
     elif member.issparse():
-        raise to.refused("sparse files are not supported")
+        raise to.make_error("sparse files are not supported")
     elif (source := packed.extractfile(member)) is None or not member.isreg():
-        raise to.refused("it is neither a file, a folder nor a link")
+        raise to.make_error("it is neither a file, a folder nor a link")
     else:
         to.add_file(source, size=member.size, mode=member.mode, mtime=member.mtime)
 
@@ -252,10 +278,14 @@ class _ZipFile(io.BufferedReader):
     """
 
     def __init__(self, archive: Path, unpacking: Unpacking) -> None:
+        """Open the zip; `unpacking` refuses it if it has too many entries."""
         super().__init__(io.FileIO(archive))
         self._unpacking = unpacking
 
     def read(self, size: int | None = -1, /) -> bytes:
+        """Read so many bytes, and count the entries in them if they are the zip's directory. Raise
+        BadZipFile or InvalidModel if it is too large.
+        """
         if size is not None and size > _MAX_ZIP_READ_BYTES:
             raise zipfile.BadZipFile("its directory is too long")
         data = super().read(size)
@@ -265,6 +295,7 @@ class _ZipFile(io.BufferedReader):
 
 
 def _read_zip(archive: Path, unpacking: Unpacking) -> None:
+    """Unpack a zip, after its directory was checked and room requested for all its entries."""
     with _ZipFile(archive, unpacking) as file, zipfile.ZipFile(file) as packed:
         infos = packed.infolist()
         _check_places(infos, archive.stat().st_size, unpacking)
@@ -279,29 +310,34 @@ def _read_zip(archive: Path, unpacking: Unpacking) -> None:
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int, unpacking: Unpacking) -> None:
-    """Refuse entries that share their packed bytes: they make the densest bombs."""
+    """Raise InvalidModel if entries share packed bytes, as the densest bombs do, or if one ends
+    behind the archive's end.
+    """
     end = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         unpacking.begin(info.orig_filename)
         if info.header_offset < end:
-            raise unpacking.refused("it overlaps another entry")
+            raise unpacking.make_error("it overlaps another entry")
         end = info.header_offset + _ZIP_LOCAL_HEADER_BYTES + len(info.orig_filename)
         end += info.compress_size
         if end > size:
-            raise unpacking.refused("the archive is damaged: it ends before this entry does")
+            raise unpacking.make_error("the archive is damaged: it ends before this entry does")
 
 
 def _add_zip_member(
     packed: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, to: Unpacking
 ) -> None:
+    """Unpack one entry of a zip under the name. Raise InvalidModel for one that is encrypted,
+    packed by another method than zip's usual two, or no file, folder or link.
+    """
     mode = info.external_attr >> 16
     kind = stat.S_IFMT(mode)
     if info.flag_bits & 1:
-        raise to.refused("it is encrypted")
+        raise to.make_error("it is encrypted")
     if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise to.refused("it is packed by another method than stored and deflated")
+        raise to.make_error("it is packed by another method than stored and deflated")
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}:
-        raise to.refused("it is neither a file, a folder nor a link")
+        raise to.make_error("it is neither a file, a folder nor a link")
     if kind == stat.S_IFDIR or name.endswith("/"):
         to.add_folder(_zip_time(info))
         return
@@ -313,13 +349,14 @@ def _add_zip_member(
 
 
 def _zip_time(info: zipfile.ZipInfo) -> float:
-    """Some packers leave it out; then the month is 0."""
+    """Return when an entry was changed, in seconds since 1970; 0 where its packer left that out."""
     year, month, day, *time = info.date_time
     try:
         midnight = datetime(year, month, day, tzinfo=UTC).timestamp()
     except ValueError:
         return 0
-    return midnight + 3600 * time[0] + 60 * time[1] + time[2]  # these may be out of their range
+    # hours, minutes and seconds may be out of their range, which datetime refuses
+    return midnight + 3600 * time[0] + 60 * time[1] + time[2]
 
 
 def main() -> None:
@@ -334,7 +371,7 @@ def main() -> None:
     parent = int(sys.argv[1])
     job = json.loads(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it had ended before
+    if os.getppid() != parent:  # the adapter ended before prctl was called
         return
     _give_way()
     archive, target, content = (Path(job[key]) for key in ("archive", "target", "content"))
@@ -369,6 +406,7 @@ def _ask(message: dict[str, object]) -> None:
 
 
 def _send(message: dict[str, object]) -> None:
+    """Send a message to the adapter, as one line of JSON."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -8,11 +8,9 @@ processes a model runs, and what opens its files where Triton lacks the backend.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.faults import cut, did_you_mean, shown
+from adapter.packages.faults import did_you_mean, shown
 
 PYTHON = "python"
 _WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
@@ -29,7 +27,7 @@ class Format:
     is_program: bool = False  # files of other formats beside it are its own, not other models
     is_folder: bool = False  # of TensorFlow: a folder with the pattern's file and `variables`
     companion: str = ""  # the ending of a file of the same name that belongs to it
-    has_siblings: bool = False  # it may refer to files beside it, which keep their places
+    has_siblings: bool = False  # the model may refer to files beside it, which keep their places
     is_needed: bool = True  # without such a file no model of the backend can be loaded
     platform: str = ""  # the backend's name in the older field `platform`
     module: str = ""  # of Python, which opens the file as well
@@ -43,7 +41,7 @@ class Backend:
     formats: tuple[Format, ...]
     runs_in_triton: bool = True  # its models take memory within tritonserver's own process
     is_on_each_gpu: bool = False  # without an instance group Triton makes an instance on each GPU
-    reads_tensors: bool = True  # it finds the inputs and outputs in the file
+    reads_tensors: bool = True  # the backend finds inputs and outputs in the file
 
 
 def _fil(model_type: str, file: str, pattern: str, module: str) -> Format:
@@ -135,7 +133,8 @@ _TYPES: Mapping[str, tuple[Format, ...]] = {
     "lightgbm": (_LIGHTGBM,),
 }
 _BACKENDS_BY_FILE = {each.file: backend for backend in _TABLE for each in backend.formats}
-_BACKENDS_BY_PLATFORM = {
+# `platform` is the older field; these are its backends.
+BACKENDS_BY_PLATFORM = {
     each.platform: backend.name for backend in _TABLE for each in backend.formats if each.platform
 }
 
@@ -159,42 +158,15 @@ def backend_of_format(found: Format) -> str:
 
 def files_needed_by(kind: str) -> tuple[str, ...]:
     """Return the files one of which a model of this backend or platform must have; often none."""
-    backend = BACKENDS.get(_BACKENDS_BY_PLATFORM.get(kind, kind))
+    backend = BACKENDS.get(BACKENDS_BY_PLATFORM.get(kind, kind))
     formats = backend.formats if backend is not None else ()
     meant = (each for each in formats if kind == each.platform or kind in BACKENDS)
     return tuple(each.file for each in meant if each.is_needed)
 
 
-def is_ensemble(config: ModelConfig) -> bool:
-    """Return whether a config describes an ensemble, which no backend runs."""
-    return bool(config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
-
-
-def backend_of(config: ModelConfig) -> str | None:
-    """Return the name of a config's backend; None if Triton detects it, and for ensembles, which
-    need none.
-    """
-    if is_ensemble(config):
-        return None
-    return config.backend or _BACKENDS_BY_PLATFORM.get(config.platform)
-
-
 def library_of(backend: str | None) -> str:
     """Return the name of a backend's library, where the config's `runtime` names no other."""
     return f"libtriton_{backend}.so"
-
-
-def explain_unknown_platform(config: ModelConfig) -> str | None:
-    """Return a warning about a `platform` that no Triton of today knows; None if it is known, or
-    if the config has a `backend`, which then decides.
-    """
-    known = {*_BACKENDS_BY_PLATFORM, "ensemble"}
-    if not config.platform or config.backend or config.platform in known:
-        return None
-    proposal = (
-        did_you_mean([config.platform], known) or "; to name a backend, the field is `backend`"
-    )
-    return f"platform {cut(config.platform)!r} is not known{proposal}"
 
 
 def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:

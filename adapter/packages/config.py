@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
+from adapter.packages.backends import BACKENDS_BY_PLATFORM
 from adapter.packages.config_text import BOM, Field, Tokens, fields_of, tokens_of
 from adapter.packages.faults import cut, did_you_mean, shown
 
@@ -156,3 +157,30 @@ def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
         else:
             messages[field] = known.message_type
     return unknown
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Return whether a config describes an ensemble, which no backend runs."""
+    return bool(config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
+
+
+def backend_of(config: ModelConfig) -> str | None:
+    """Return the name of a config's backend; None if Triton detects it, and for ensembles, which
+    need none.
+    """
+    if is_ensemble(config):
+        return None
+    return config.backend or BACKENDS_BY_PLATFORM.get(config.platform)
+
+
+def explain_unknown_platform(config: ModelConfig) -> str | None:
+    """Return a warning about a `platform` that no Triton of today knows; None if it is known, or
+    if the config has a `backend`, which then decides.
+    """
+    known = {*BACKENDS_BY_PLATFORM, "ensemble"}
+    if not config.platform or config.backend or config.platform in known:
+        return None
+    proposal = (
+        did_you_mean([config.platform], known) or "; to name a backend, the field is `backend`"
+    )
+    return f"platform {cut(config.platform)!r} is not known{proposal}"

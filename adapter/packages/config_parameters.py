@@ -14,8 +14,8 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from adapter.core.sizing import parse_size
 from adapter.errors import AdapterError, InvalidModel
-from adapter.packages.backends import BACKENDS, PYTHON, is_ensemble
-from adapter.packages.config import parse, read_config
+from adapter.packages.backends import BACKENDS, PYTHON
+from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
 from adapter.packages.ensemble import ENTRY_PARAMETER

@@ -20,7 +20,7 @@ CONFIG = "config.pbtxt"
 MARKER = ".triton-adapter.json"
 # Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
-# What messages say behind "the model roots".
+# Follows the words "the model roots" in messages.
 ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 200

@@ -52,7 +52,7 @@ class Plan:
 
     entry: str
     steps: tuple[str, ...]  # reached from the entry through ensembles
-    helpers: tuple[str, ...]  # all others
+    helpers: tuple[str, ...]  # members that are neither entry nor steps
 
 
 def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:

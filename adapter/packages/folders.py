@@ -251,6 +251,7 @@ def sweep(repository: Path) -> None:
 
 
 def disk_error(folder: Path, error: OSError) -> BackendError:
+    """Return the error for a disk that refused to stage a model in a folder."""
     # copytree collects what went wrong as (source, target, reason)
     reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
     return BackendError(f"cannot stage the model in {folder}: {reason}")
@@ -320,7 +321,7 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
     where the two folders are mounted together elsewhere.
     """
     if staging == "symlink":
-        with inside.at(target) as found:
+        with inside.open_entry(target) as found:
             path.symlink_to(os.path.relpath(found.real, os.path.realpath(path.parent)))
         return
     for name, found in inside.tree(target):
@@ -335,7 +336,7 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
 
 def _place(path: Path, target: str, inside: Inside) -> None:
     """Hard-link the file; copy it if the file system refuses: another one, or another's file."""
-    with inside.at(target) as found:
+    with inside.open_entry(target) as found:
         try:
             _hard_link(found, path)
         except OSError:
@@ -344,7 +345,7 @@ def _place(path: Path, target: str, inside: Inside) -> None:
 
 def _copy_executable(path: Path, target: str, inside: Inside) -> None:
     """Copy the file. Stores drop the executable bit, and Triton then leaves the owner no other."""
-    with inside.at(target) as found:
+    with inside.open_entry(target) as found:
         shutil.copy2(found.by_descriptor, path)
     path.chmod(path.stat().st_mode | stat.S_IRWXU)
 

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from adapter.errors import InvalidModel
@@ -184,7 +183,7 @@ def _is_saved_model(place: _Place) -> bool:
 
 def _companion(file: str, of: Format) -> str:
     """Return the name of the file that belongs to a model's file, as `net.bin` to `net.xml`."""
-    return PurePosixPath(file).stem + of.companion
+    return file.rpartition(".")[0] + of.companion
 
 
 def _guess(name: str, home: _Place, formats: tuple[Format, ...]) -> _Candidate:

@@ -26,14 +26,15 @@ from adapter.core.model import (
 from adapter.errors import InvalidModel
 from adapter.packages import formats
 from adapter.packages.archive_kinds import is_packed
-from adapter.packages.backends import (
-    BACKENDS,
-    PYTHON,
+from adapter.packages.backends import BACKENDS, PYTHON
+from adapter.packages.config import (
+    Checked,
     backend_of,
+    decoded,
     explain_unknown_platform,
     is_ensemble,
+    parse,
 )
-from adapter.packages.config import Checked, decoded, parse
 from adapter.packages.config_parameters import (
     declared_bytes,
     gpus,
@@ -88,10 +89,12 @@ class _Model:
 
     @property
     def asks_for_cache(self) -> bool:
+        """Return whether the config turns Triton's response cache on."""
         return self.config is not None and self.config.response_cache.enable
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Return the names of the outputs that the config declares."""
         return () if self.config is None else tuple(each.name for each in self.config.output)
 
 
@@ -151,7 +154,7 @@ def _models(
     source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
     """Return the models, helpers first and the entry last."""
-    # one that came with files was written along with them
+    # a config that came with the files of a request was written along with them
     config = None if source.files else source.config
     tree = contents.tree
     if tree is None and config is not None:

@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.backends import backend_of, files_needed_by, is_ensemble, library_of
+from adapter.packages.backends import files_needed_by, library_of
+from adapter.packages.config import backend_of, is_ensemble
 from adapter.packages.config_paths import BATCHING_LIBRARY, ENVIRONMENT, MODEL_FOLDER
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG

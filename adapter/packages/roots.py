@@ -37,6 +37,7 @@ class Opened:
 
     @property
     def is_folder(self) -> bool:
+        """Return whether a folder was opened; else it is a file."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
@@ -56,11 +57,14 @@ class Inside:
 
     @property
     def roots(self) -> Sequence[str]:
+        """Return the folders in which entries are opened."""
         return self._roots
 
     @contextmanager
-    def at(self, path: str) -> Iterator[Opened]:
-        """Open a file or folder; InvalidModel for anything else."""
+    def open_entry(self, path: str) -> Iterator[Opened]:
+        """Open the file or folder at a path, links followed. Raise InvalidModel for anything else,
+        and for a path that leads out of the roots.
+        """
         with ExitStack() as stack:
             try:
                 descriptor, real = self._walked(path, stack)
@@ -77,7 +81,7 @@ class Inside:
     @contextmanager
     def reading(self, path: str | Path) -> Iterator[IO[bytes]]:
         """Open a file for reading."""
-        with self.at(str(path)) as found:
+        with self.open_entry(str(path)) as found:
             if found.is_folder:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             with Path(found.by_descriptor).open("rb") as file:
@@ -93,7 +97,7 @@ class Inside:
         waiting, counted = [("", path)], 0
         while waiting:
             name, here = waiting.pop()
-            with self.at(here) as found:
+            with self.open_entry(here) as found:
                 yield name, found
                 if not found.is_folder:
                     continue

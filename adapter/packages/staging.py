@@ -236,7 +236,7 @@ class Packages:
         self, name: TritonName, model_id: ModelId, archive: Path, unpacking: UnpackingProcess
     ) -> Path:
         target = self._claimed(name, model_id) / UNPACKED
-        with Inside(self._roots).at(str(archive)) as content:
+        with Inside(self._roots).open_entry(str(archive)) as content:
             unpacking.run(archive, target, self._limits, content)
         return Path(os.path.realpath(target))
 
@@ -399,7 +399,7 @@ class Packages:
             try:
                 note_ownership(entry, replace(known, loaded=loaded))
             except FileNotFoundError:
-                return  # it was removed meanwhile
+                return  # the model was removed meanwhile
             except OSError as error:
                 raise disk_error(entry, error) from error
 

@@ -26,7 +26,7 @@ _MAX_DEPTH = 64
 # A file of zeros packs 1000 to 1, and small ones do no harm.
 _RATIO_FLOOR_BYTES = 2**30
 _MAX_ROOM_STEP_BYTES, _MAX_ROOM_STEP_INODES = 2**24, 2**8
-_PACKED = (".tar.gz", ".tgz", ".tar")  # what may be a packed Python environment
+_PACKED = (".tar.gz", ".tgz", ".tar")  # endings of what may be a packed Python environment
 _SAFE_TIMES = 2**31  # seconds, which all file systems take
 _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
@@ -40,6 +40,7 @@ class Free:
 
 
 def free_at(folder: str | os.PathLike[str]) -> Free:
+    """Return the free space of the disk that a folder is on."""
     found = os.statvfs(folder)
     return Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
@@ -98,38 +99,46 @@ class Unpacking:
         self._folder_times: dict[str, float] = {}
 
     def begin(self, entry: str) -> None:
-        """Name the entry that the following calls are about."""
+        """Name the entry that the following calls, and their errors, are about."""
         self._entry = entry
 
     def expect(self, entries: int) -> None:
-        """Raise InvalidModel if these are too many."""
+        """Raise InvalidModel if an archive of so many entries has too many."""
         if entries > self._max_entries:
-            raise self.refused(f"the archive holds more than {self._max_entries} entries")
+            raise self.make_error(f"the archive holds more than {self._max_entries} entries")
 
-    def refused(self, reason: str) -> InvalidModel:
+    def make_error(self, reason: str) -> InvalidModel:
+        """Return the error for the archive and the entry that `begin` named."""
         entry = f" entry {self._entry[:MAX_NAME_BYTES]!r}:" if self._entry else ""
         return InvalidModel(f"{shown(self._archive)}:{entry} {reason}")
 
-    def _refused_for_its_size(self) -> InvalidModel:
-        return self.refused(
+    def _make_size_error(self) -> InvalidModel:
+        """Return the error for an archive that unpacks to too many bytes."""
+        return self.make_error(
             f"the archive unpacks to more than {self._max_bytes} bytes; the limit is {self._limit}"
         )
 
     def spend(self, size: int) -> None:
+        """Count bytes that came out of the archive. Raise InvalidModel if they are too many."""
         self._bytes += size
         if self._bytes > self._max_bytes:
-            raise self._refused_for_its_size()
+            raise self._make_size_error()
 
     def foresee(self, sizes: Sequence[int]) -> None:
-        """Ask for room for all at once, where the archive says how large its entries are."""
+        """Reserve room for all entries at once, where the archive says how large they are. Raise
+        InvalidModel if they are too large together.
+        """
         if sum(sizes) > self._max_bytes:
-            raise self._refused_for_its_size()
+            raise self._make_size_error()
         if self._room is not None and sizes:
-            self._granted_bytes, self._granted_inodes = sum(map(disk_bytes, sizes)), len(sizes)
+            self._granted_bytes = sum(map(disk_bytes, sizes))
+            self._granted_inodes = len(sizes)
             self._room(self._granted_bytes, self._granted_inodes)
 
     def _occupy(self, size: int) -> None:
-        """Count bytes on disk before they are written, and what `_note` has noted."""
+        """Count bytes on disk before they are written, and the entries that `_note` has counted.
+        Raise an error if the disk has no room for them.
+        """
         self._disk_bytes += size
         inodes = len(self._kinds)
         if self._room is None:
@@ -142,6 +151,7 @@ class Unpacking:
             self._granted_inodes += more
 
     def _refuse_without_room(self, inodes: int) -> None:
+        """Raise BackendError if what was counted would leave less than the disk's reserve."""
         free, what = self._free, f"cannot unpack {shown(self._archive)}"
         disk = f"the disk of {shown(self._target)}"
         if self._disk_bytes > free.bytes - RESERVE_BYTES:
@@ -164,9 +174,13 @@ class Unpacking:
             self._folder_times[path] = mtime
 
     def add_file(self, source: IO[bytes], *, size: int, mode: int, mtime: float) -> None:
+        """Write the entry's file. Raise InvalidModel if its path is not allowed, or `source` has
+        other than `size` bytes. Of `mode` only whether the owner may execute it is kept.
+        """
         path = self._path(self._claim(self._parts(self._entry), "file"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        written, digest = 0, sha256()
+        written = 0
+        digest = sha256()
         is_packed = path.name.endswith(_PACKED)
         with path.open("xb") as file:
             while chunk := source.read(CHUNK):
@@ -176,30 +190,39 @@ class Unpacking:
                 if is_packed:
                     digest.update(chunk)
         if written != size:
-            raise self.refused(f"the archive is damaged: {written} of {size} bytes are there")
+            raise self.make_error(f"the archive is damaged: {written} of {size} bytes are there")
         path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
         # Triton takes an environment of the same path and time for one that it has unpacked already
         moment = int.from_bytes(digest.digest()[:4], "big") % _SAFE_TIMES if is_packed else mtime
         _set_time(path, moment)
 
     def add_link(self, to: str) -> None:
+        """Note the entry as a link, which `finish` makes. Raise InvalidModel if its path is not
+        allowed, or `to` cannot be a path.
+        """
         if not to or "\0" in to or len(to) > MAX_NAME_BYTES:
-            raise self.refused("it is a link to something that is not a path")
+            raise self.make_error("it is a link to something that is not a path")
         self._links[self._claim(self._parts(self._entry), "link")] = to
 
     def add_hard_link(self, to: str) -> None:
+        """Make the entry a hard link. Raise InvalidModel if its path is not allowed, or `to` is not
+        the path of a file that came before it.
+        """
         first = "/".join(self._parts(to))
         if self._kinds.get(first) != "file":
-            raise self.refused(f"it is a hard link to {to!r}, which is not a file before it")
+            raise self.make_error(f"it is a hard link to {to!r}, which is not a file before it")
         path = self._path(self._claim(self._parts(self._entry), "file"))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.hardlink_to(self._path(first))
 
     def finish(self) -> None:
+        """Make the links and the folders that hold no file, and set modes and times of folders.
+        Raise InvalidModel if a link may lead out of the archive.
+        """
         for name, to in self._links.items():
             self.begin(name)
             if self._leads_out(name, to):
-                raise self.refused(f"it is a link to {to!r}, which may lead out of the archive")
+                raise self.make_error(f"it is a link to {to!r}, which may lead out of the archive")
         for name in [name for name, kind in self._kinds.items() if kind == "folder"]:
             self._path(name).mkdir(parents=True, exist_ok=True)
         for name, to in self._links.items():
@@ -211,48 +234,58 @@ class Unpacking:
             _set_time(self._path(name), mtime)
 
     def _path(self, name: str) -> Path:
+        """Return where an entry is written, of a path that was checked."""
         return self._target / name
 
     def _parts(self, name: str) -> list[str]:
-        """Return the path below the target, part by part; nothing for the target itself."""
+        """Return an entry's path below the target, part by part; nothing for the target itself.
+        Raise InvalidModel for a path that leads out of the target, or that is too deep or long.
+        """
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if "\0" in name:
-            raise self.refused("its path holds a NUL")
+            raise self.make_error("its path holds a NUL")
         if name.startswith("/"):
-            raise self.refused(f"the path {name!r} is absolute")
+            raise self.make_error(f"the path {name!r} is absolute")
         if ".." in parts:
-            raise self.refused(f'the path {name!r} holds ".."')
+            raise self.make_error(f'the path {name!r} holds ".."')
         if len(parts) > _MAX_DEPTH:
-            raise self.refused(f"it is more than {_MAX_DEPTH} folders deep")
+            raise self.make_error(f"it is more than {_MAX_DEPTH} folders deep")
         sizes = [len(os.fsencode(part)) for part in parts]
         if max(sizes, default=0) > _MAX_PART_BYTES or sum(sizes) > MAX_NAME_BYTES:
-            raise self.refused("its path is too long")
+            raise self.make_error("its path is too long")
         return parts
 
     def _claim(self, parts: list[str], kind: str) -> str:
-        """Note a path that no entry has yet, with all folders above it, and return it."""
+        """Note that an entry of a kind, `file`, `folder` or `link`, has a path, and which folders
+        are above it; return the path. Raise InvalidModel if another entry has the path, or if what
+        is above it is no folder.
+        """
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
             if above not in self._kinds:
                 self._note(above, "folder")
             elif self._kinds[above] != "folder":
-                raise self.refused(f"it is below {above!r}, which is a {self._kinds[above]}")
+                raise self.make_error(f"it is below {above!r}, which is a {self._kinds[above]}")
         path = "/".join(parts)
         if not parts or path in self._kinds:
-            raise self.refused("its path is taken by an earlier entry")
+            raise self.make_error("its path is taken by an earlier entry")
         self._note(path, kind)
         return path
 
     def _note(self, path: str, kind: str) -> None:
+        """Count an entry of this path, and the block on disk that each takes. Raise InvalidModel if
+        the entries are too many, or what `_occupy` raises.
+        """
         self._kinds[path] = kind
         self.expect(len(self._kinds))
         self._occupy(BLOCK_BYTES)
 
     def _leads_out(self, name: str, to: str) -> bool:
-        """Return whether a link may lead out. Up from behind another link is not where the text
-        says, so that counts as out.
+        """Return whether a link at the path `name` may lead out of the archive. A link may not lead
+        up from behind another one: that is not where the text says.
         """
-        here, behind_link = name.split("/")[:-1], False
+        here = name.split("/")[:-1]
+        behind_link = False
         for part in to.split("/"):
             if part == "..":
                 if behind_link or not here:

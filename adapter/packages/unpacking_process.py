@@ -90,7 +90,8 @@ class UnpackingProcess:
                 raise
         complaint = process.communicate()[1]
         if process.returncode != 0:
-            if not self._is_killed:  # else it is removed with all that there is of the load
+            # what a killed process has left is removed with all that there is of the load
+            if not self._is_killed:
                 shutil.rmtree(target, ignore_errors=True)
             raise BackendError(f"{failed}: {_ended(process.returncode, complaint)}")
         if said:
@@ -133,7 +134,7 @@ def _conversation(process: socket.socket, room: Room | None) -> bytes:
                 room.take(asked["room"], asked["inodes"])
             else:
                 room.foresee(asked["stated"], asked["least"])
-            with suppress(BrokenPipeError):  # it was killed
+            with suppress(BrokenPipeError):  # the process was killed
                 process.sendall(b"+")
     return b""
 

@@ -15,8 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel, InvalidRequest
-from adapter.packages.backends import is_ensemble
-from adapter.packages.config import parse, read_config
+from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.contents import CONFIG, MARKER, UNPACKED
 from adapter.packages.faults import cut, listed, shown
 from adapter.packages.roots import Inside

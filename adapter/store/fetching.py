@@ -267,7 +267,7 @@ class Fetch:
     def _unpack_by(self, unpacking: UnpackingProcess) -> None:
         place, part = self._store.location.place(self._version.path), str(self._part)
         try:
-            with Inside([str(self._part.parent)]).at(part) as content:
+            with Inside([str(self._part.parent)]).open_entry(part) as content:
                 target = self._files / self._name
                 unpacking.run(self._part, target, self._limits, content, self._reservation)
         except (InvalidArtifact, NoRoom):  # of the reservation, which has said what and where

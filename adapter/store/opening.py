@@ -96,7 +96,7 @@ class FolderStore:
             raise InvalidRequest(failed(self.location, path, reason)) from error
 
     def _stat(self, path: str) -> StoredFile | None:
-        with self._inside.at(self._place(path)) as found:
+        with self._inside.open_entry(self._place(path)) as found:
             return None if found.is_folder else _file(path, found.status)
 
     def _below(self, path: str, limit: int) -> list[StoredFile]:
@@ -109,7 +109,7 @@ class FolderStore:
         return found
 
     def _open(self, path: str) -> int:
-        with self._inside.at(self._place(path)) as found:
+        with self._inside.open_entry(self._place(path)) as found:
             if found.is_folder:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return os.open(found.by_descriptor, os.O_RDONLY | os.O_CLOEXEC)

@@ -41,7 +41,7 @@ def packed(path, *names, size=3):
 
 
 def run(archive, target, limits=LIMITS, process=None):
-    with Inside([str(archive.parent)]).at(str(archive)) as content:
+    with Inside([str(archive.parent)]).open_entry(str(archive)) as content:
         (process or UnpackingProcess()).run(archive, target, limits, content)
 
 
@@ -234,7 +234,7 @@ class Room:
 
 def unpack_with(room: Room, archive: Path) -> Path:
     target = archive.with_name("target")
-    with Inside([str(archive.parent)]).at(str(archive)) as content:
+    with Inside([str(archive.parent)]).open_entry(str(archive)) as content:
         UnpackingProcess().run(archive, target, LIMITS, content, room)
     return target
 
