@@ -34,7 +34,7 @@ from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of, disk_error
 from adapter.store.fetching import Fetch, Version, version_of_folder
 from adapter.store.ports import Changed, DiskEvictor, Store, failed, failed_at
-from adapter.store.refusals import Needs, Refusals
+from adapter.store.refusals import OF_KEYS, OF_VERSIONS, Needs, Question, Refusals
 from adapter.store.waiting import BeginsAgain, RoomForFetches
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ class ArtifactCache:
         self._slots = {name: FairSlots(concurrency) for name in stores}
         self._turns: dict[ArtifactKey, asyncio.Lock] = {}
         self._users: Counter[ArtifactKey] = Counter()  # of each turn
-        self._refusals = {name: Refusals() for name in stores}
-        self._unfit, self._needs = Refusals(), Needs()  # by store, path and ETag
+        self._refusals = {name: Refusals(OF_KEYS) for name in stores}
+        self._unfit = Refusals(OF_VERSIONS)
+        self._needs = Needs()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unasked = set(stores)
         self._unreachable: dict[str, str] = {}
@@ -480,7 +481,7 @@ class ArtifactCache:
             name = await fetch.run()
             if version.is_folder and await self._asked_again(store, version) != version.etag:
                 raise Changed  # noqa: TRY301 - as all that fetch.run raises
-            note = Note(*asked, name, 0, {})
+            note = Note(str(store.location), version.path, version.etag, name, 0, {})
             await CACHE.run_to_end(self._publish, work, reservation, note, published)
             return published[0]
         except BaseException as error:
@@ -545,8 +546,9 @@ class ArtifactCache:
         )
 
 
-def _question(store: Store, version: Version) -> tuple[str, str, str]:
-    return str(store.location), version.path, version.etag
+def _question(store: Store, version: Version) -> Question:
+    """Return what tells this version from all others, also from one of a falsely stated size."""
+    return str(store.location), version.path, version.etag, str(version.size_bytes)
 
 
 async def _archive(store: Store, path: str) -> str | None:

@@ -100,15 +100,22 @@ def failed(location: StoreLocation, path: str, reason: str) -> str:
 
 
 def failed_at(location: StoreLocation, path: str) -> str:
-    """Return the words before the reason."""
-    return f"Failed to download model data ({location.place(path)})"
+    """Return the words before the reason. Without a path it is the whole store that was checked."""
+    act = "download model data" if path else "look into the store"
+    return f"Failed to {act} ({location.place(path)})"
 
 
 def status_in(text: str) -> str:
     """Return the HTTP status in a text of obstore, with S3's own code for it."""
-    status, code = _STATUS.search(text), _CODE.search(text)
-    words = [status[1].strip() if status else "", code[1] if code else ""]
+    status = _STATUS.search(text)
+    words = [status[1].strip() if status else "", code_in(text)]
     return ", ".join(filter(None, words))
+
+
+def code_in(text: str) -> str:
+    """Return S3's own code in a text of obstore; empty where the answer had none."""
+    code = _CODE.search(text)
+    return code[1] if code else ""
 
 
 def reason_in(text: str) -> str:

@@ -1,32 +1,35 @@
 """Remembers briefly what a store lacks or refuses; and for good which versions cannot be unpacked,
 and how much room a version needs.
+
+A store may err once about anything that it says. So what it says of a key is forgotten in seconds,
+and a version is known by its size as well as by its ETag: what was learned of an object under a
+false length is never applied to the same object under the right one.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, NoRoom, StoreDenied
 from adapter.runtime import clock
 
 MAX_REMEMBERED = 1024
-# Anything else may be otherwise a moment later, time-outs and failures of the store above all.
-_SECONDS: dict[type[AdapterError], float] = {
-    ArtifactNotFound: 5.0,
-    StoreDenied: 1.0,
-    NoRoom: 5.0,
-    InvalidArtifact: math.inf,
-}
+# How long each kind of refusal is remembered. Any other error may not come again a moment later,
+# time-outs and failures of the store above all.
+Seconds = Mapping[type[AdapterError], float]
+OF_KEYS: Seconds = {ArtifactNotFound: 5.0, StoreDenied: 1.0, InvalidArtifact: 5.0}
+OF_VERSIONS: Seconds = {NoRoom: 5.0, InvalidArtifact: math.inf}
 
 # a key, and what was sought there: nothing more for the key itself; or a version
 Question = tuple[str, ...]
 
 
 class Refusals:
-    """The last refusals of one store, which save it from the same request a moment later."""
+    """Remembers the last refusals, which saves the store the same request a moment later."""
 
-    def __init__(self, clock: Callable[[], float] = clock.now) -> None:
+    def __init__(self, seconds: Seconds, clock: Callable[[], float] = clock.now) -> None:
+        self._seconds = seconds
         self._clock = clock
         self._found: OrderedDict[Question, tuple[float, type[AdapterError], str]] = OrderedDict()
 
@@ -35,7 +38,7 @@ class Refusals:
 
     def remember(self, question: Question, error: AdapterError) -> None:
         """Remember the error, if it is one that will be the same in a moment."""
-        if (seconds := _SECONDS.get(type(error))) is None:
+        if (seconds := self._seconds.get(type(error))) is None:
             return
         self._found.pop(question, None)
         self._found[question] = (self._clock() + seconds, type(error), str(error))

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import obstore
@@ -21,14 +23,26 @@ from adapter.errors import (
     StoreDenied,
     StoreUnavailable,
 )
+from adapter.runtime import clock
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import Changed, StoredFile, failed, reason_in, status_in
+from adapter.store.ports import Changed, StoredFile, code_in, failed, reason_in, status_in
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
 
 _CHUNK_BYTES = 2**21  # to a thread and back costs 0.1 ms
 _PAGE = 1000  # of a listing, at most
+# the status of a refusal, which S3 explains in a body that the answer to a HEAD does not have
+_REFUSED = re.compile(r"\b(?:400 Bad Request|401 Unauthorized|403 Forbidden)")
+_DENIED = re.compile(r"\b(?:401 Unauthorized|403 Forbidden)")
+_ARCHIVED = "InvalidObjectState"
+_WRONG_CLOCK = "RequestTimeTooSkewed"
+# S3's codes for credentials that no further try will make good
+_BAD_TOKENS = {
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the store does not know the session token",
+    "TokenRefreshRequired": "the session token must be refreshed",
+}
 _ODD_KEY = re.compile(r'path:( "(?:[^"\\]|\\.){1,1024}")')  # in a text of obstore
 
 
@@ -46,6 +60,19 @@ class RemoteStore:
     async def stat(self, path: str) -> StoredFile | None:
         try:
             return _file(await obstore.head_async(self._objects, path))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            if self.location.kind is StoreKind.S3 and _is_unexplained(error):
+                return await self._stat_by_get(path)
+            raise self._error(error, path) from error
+
+    async def _stat_by_get(self, path: str) -> StoredFile | None:
+        """Describe the object as `stat` does, by a GET: a refusal of that has S3's code in its
+        body.
+        """
+        try:
+            return _file((await obstore.get_async(self._objects, path)).meta)
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -84,24 +111,58 @@ class RemoteStore:
             raise self._error(error, file.path) from error
 
     async def check(self) -> None:
-        """Look for any object; on a web server for the first page, which need not be there."""
+        """Look for any object; on a web server for the first page, which need not be there.
+
+        A store whose first key cannot be a path has answered, and serves its other keys.
+        """
         if self.location.kind is StoreKind.HTTP:
             await self.stat("")
         else:
-            await self.below("", 1)
+            with suppress(InvalidArtifact):
+                await self.below("", 1)
 
     def _error(self, error: Exception, path: str) -> AdapterError:
         text = str(error)
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            reason = f"the store refuses access: {status_in(text)}"
-            return StoreDenied(failed(self.location, path, reason))
         if isinstance(error, InvalidPathError):
             named = _ODD_KEY.search(text)
             reason = f"an object there{named[1] if named else ''} has a key that cannot be a path"
             return InvalidArtifact(failed(self.location, path, f"{reason}; rename or delete it"))
         if isinstance(error, ValueError):
             return InvalidRequest(failed(self.location, path, "no object can have this key"))
+        status = status_in(text)
+        if code_in(text) == _ARCHIVED:
+            reason = f"the object is archived: restore it, or copy it to another class: {status}"
+            return InvalidArtifact(failed(self.location, path, reason))
+        if (denial := _denial(error)) is not None:
+            return StoreDenied(failed(self.location, path, denial))
         return StoreUnavailable(failed(self.location, path, reason_in(text)))
+
+
+def _is_unexplained(error: Exception) -> bool:
+    """Return whether a refusal came without the body that says why."""
+    text = str(error)
+    return _REFUSED.search(status_in(text)) is not None and not code_in(text)
+
+
+def _denial(error: Exception) -> str | None:
+    """Return why the store refuses access; None for any other failure."""
+    text = str(error)
+    status = status_in(text)
+    code = code_in(text)
+    if code in _BAD_TOKENS:
+        return f"{_BAD_TOKENS[code]}: {status}"
+    is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+    if not is_denied and not (_DENIED.search(status) and code):
+        return None
+    if code == _WRONG_CLOCK:
+        now = datetime.fromtimestamp(clock.wall(), UTC)
+        return f"the store does not accept this machine's clock, which says {now:%c} UTC: {status}"
+    if code or not status:
+        return f"the store refuses access: {status}"
+    return (
+        f"the store refuses access: {status}; check the credentials, and that this machine's clock"
+        " is right"
+    )
 
 
 def _refuse_another(found: StoredFile, wanted: StoredFile) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, FetchProgress
-from adapter.errors import StoreUnavailable
+from adapter.errors import NoRoom, StoreUnavailable
 from adapter.packages.unpacking import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
@@ -136,3 +137,18 @@ async def test_an_address_that_is_not_that_of_the_bucket_is_named_as_such(
         with pytest.raises(StoreUnavailable) as failed:
             await cache.fetch("a.tar.gz")
     assert str(failed.value).endswith(reason)
+
+
+async def test_false_length_is_forgotten_with_its_answer(shared, monkeypatch):
+    """A false Content-Length once made all later fetches of the version reserve as much."""
+    a, _, cache = shared
+    right = a.stat
+
+    async def say_too_much(path: str) -> StoredFile:
+        return replace(await right(path), size_bytes=10**12)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(a, "stat", say_too_much)
+        with pytest.raises(NoRoom, match=r"931\.3 GiB"):
+            await fetched(cache, "a", "first")
+    assert await fetched(cache, "a", "first") is CacheUse.MISS

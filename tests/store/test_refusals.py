@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.errors import ArtifactNotFound, StoreDenied, StoreUnavailable
-from adapter.store.refusals import MAX_REMEMBERED, Refusals
+from adapter.store.refusals import MAX_REMEMBERED, OF_KEYS, Refusals
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 )
 def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds):
     clock = Clock()
-    refusals = Refusals(clock)
+    refusals = Refusals(OF_KEYS, clock)
     refusals.remember(("a",), error)
     clock.now = seconds - 0.01
     with pytest.raises(type(error), match=str(error)):
@@ -30,13 +30,13 @@ def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds)
 
 
 def test_what_may_be_otherwise_in_a_moment_is_never_remembered():
-    refusals = Refusals()
+    refusals = Refusals(OF_KEYS)
     refusals.remember(("a",), StoreUnavailable("timed out"))
     assert refusals.known(("a",)) is None
 
 
 def test_only_so_many_are_remembered_and_the_oldest_go():
-    refusals = Refusals()
+    refusals = Refusals(OF_KEYS)
     for number in range(MAX_REMEMBERED + 10):
         refusals.remember((str(number),), ArtifactNotFound("gone"))
     assert len(refusals) == MAX_REMEMBERED == 1024
