@@ -182,7 +182,17 @@ class TooManyStreams(TooManyWaiting):
 
 
 class NoRoom(AdapterError):
-    pass
+    """Refuses a model while all that could leave memory or disk for it is in use."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        retry_after_ms: int = 1000,  # when the caller had better come again
+    ) -> None:
+        super().__init__(message, model_id=model_id)
+        self.retry_after_ms = retry_after_ms
 
 
 class StoreDenied(AdapterError):

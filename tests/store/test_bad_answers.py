@@ -144,11 +144,11 @@ async def test_false_length_is_forgotten_with_its_answer(shared, monkeypatch):
     a, _, cache = shared
     right = a.stat
 
-    async def say_too_much(path: str) -> StoredFile:
+    async def overstate(path: str) -> StoredFile:
         return replace(await right(path), size_bytes=10**12)
 
     with monkeypatch.context() as patch:
-        patch.setattr(a, "stat", say_too_much)
+        patch.setattr(a, "stat", overstate)
         with pytest.raises(NoRoom, match=r"931\.3 GiB"):
             await fetched(cache, "a", "first")
     assert await fetched(cache, "a", "first") is CacheUse.MISS

@@ -12,7 +12,7 @@ from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.eviction import Eviction
-from adapter.control.residency.on_demand import OnDemandLoader, no_room, source_of
+from adapter.control.residency.on_demand import OnDemandLoader, source_of
 from adapter.control.residency.updater import Updater
 from adapter.control.residency.waits import Waits
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, StoreFiles, parse_artifact_path
@@ -361,7 +361,7 @@ class Residency:
     def _not_ready(self, wait: DesiredModel) -> AdapterError:
         model_id, known = wait.model_id, self._registry.find(wait.model_id)
         if wait.lack is not None and wait.life == self._control.triton_status.now():
-            return no_room(wait, wait.lack)
+            return self._on_demand.explain_no_room(wait, wait.lack)
         state = "waiting" if known is None else known.state.value.lower().replace("_", " ")
         if known is not None and known.state is ModelState.FETCHING and known.files is not None:
             percent = known.files.progress.percent

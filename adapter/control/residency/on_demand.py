@@ -12,7 +12,7 @@ from adapter.control.residency.eviction import Eviction
 from adapter.core.artifacts import Artifact, CacheUse, StoreFiles
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.terms import Terms
-from adapter.core.residency.waiting import room_seconds
+from adapter.core.residency.waiting import explain_no_room, room_seconds
 from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import (
     AdapterError,
@@ -31,8 +31,6 @@ from adapter.telemetry.metrics import Metrics
 # look for those at each end of a request would take as much as all the requests.
 _TRY_SECONDS = 0.25
 _LOOK_SECONDS = 0.005
-
-_SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
 
 
 def source_of(artifact: Artifact) -> ModelSource:
@@ -169,8 +167,12 @@ class OnDemandLoader:
             is_left = isinstance(error, OutOfMemory) and not wait.callers
             may_come = self._eviction.may_come(wait.model_id)
             if is_stuck or is_left or patience <= 0 or not may_come:
-                self._metrics.endpoint_no_room.inc()
-                raise no_room(wait, error) from error
+                refusal = self.explain_no_room(wait, error)
+                if isinstance(refusal, NoRoom):
+                    self._metrics.endpoint_no_room.inc()
+                if refusal is error:
+                    raise error
+                raise refusal from error
             wait.lack, wait.life = error, self._control.triton_status.now()
             patience -= await self._waited(wait, error)
             wait.lack = None
@@ -178,6 +180,12 @@ class OnDemandLoader:
         wait.load = partial(self._try, wait.model_id, files, terms)
         wait.wait_for_room, wait.ends = wait_for_room, 0
         return bool(await self._control.desired.until_loaded(wait))
+
+    def explain_no_room(self, wait: DesiredModel, error: CapacityError) -> AdapterError:
+        """Return the error for a model that does not fit while no other model can be evicted."""
+        others = [record for record in self._registry.records() if record.id != wait.model_id]
+        may_come = self._eviction.may_come(wait.model_id)
+        return explain_no_room(wait.model_id, error, has_others=bool(others), may_come=may_come)
 
     async def _waited(self, wait: DesiredModel, error: CapacityError) -> float:
         """Wait until models that became idle were evicted for the error, or for a moment; return
@@ -204,9 +212,3 @@ class OnDemandLoader:
             return False
         self._metrics.endpoint_loading_seconds.observe(clock.monotonic() - begun)
         return True
-
-
-def no_room(wait: DesiredModel, error: CapacityError) -> NoRoom:
-    """Return the error for a model that does not fit while no other model can be evicted."""
-    text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
-    return NoRoom(text, model_id=wait.model_id)

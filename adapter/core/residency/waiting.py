@@ -1,13 +1,16 @@
-"""How many callers may wait for models that are fetched and loaded for them, and how long those
-wait for room.
+"""How many callers may wait for models that are fetched and loaded for them, how long they wait
+for room, and what they get where there is none.
 """
 
 from dataclasses import dataclass
 
 from adapter.core.model import ModelId
-from adapter.errors import TooManyWaiting
+from adapter.errors import AdapterError, CapacityError, NoRoom, OutOfMemory, TooManyWaiting
 
 _RETRY_AFTER_MS = 1000
+# Models that are pinned or loaded explicitly stay until somebody unloads them.
+_RETRY_AFTER_LONG_MS = 60_000
+_SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
 _MOST_ROOM_SECONDS = 10.0
 
 
@@ -16,6 +19,29 @@ def room_seconds(wait_seconds: float) -> float:
     Triton that is away), when callers wait `wait_seconds`.
     """
     return min(_MOST_ROOM_SECONDS, wait_seconds / 2)
+
+
+def explain_no_room(
+    model_id: ModelId,
+    error: CapacityError,
+    *,
+    has_others: bool,  # other models are loaded
+    may_come: bool,  # some of them stay for now only
+) -> AdapterError:
+    """Return the error for the calls of a model that does not fit while nothing can be evicted.
+
+    A model that runs out of memory with no other model loaded fails by itself: its callers get that
+    failure, and are not asked to try again.
+    """
+    if has_others:
+        text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
+        retry_after_ms = _RETRY_AFTER_MS if may_come else _RETRY_AFTER_LONG_MS
+        return NoRoom(text, model_id=model_id, retry_after_ms=retry_after_ms)
+    text = f"{error}; no other model is loaded"
+    if isinstance(error, OutOfMemory):
+        error.args = (text,)
+        return error
+    return NoRoom(f"{text}; {_SEE_ROOM}", model_id=model_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
 from adapter.core.model import ModelId
+from adapter.core.residency.waiting import explain_no_room
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
@@ -14,7 +15,6 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
-    NoRoom,
     TooManyWaiting,
 )
 from adapter.next.control.eviction import Eviction
@@ -38,7 +38,6 @@ from adapter.telemetry.traffic import leave_out
 _MAX_FAILURES = 1024
 _MAX_EXITS = 1  # of Triton that one call survives
 _RETRY_AFTER_MS = 1000
-_SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
 
 
 @dataclass(slots=True, eq=False)
@@ -271,12 +270,21 @@ class OnDemand:
         except TimeoutError:
             raise self._explain_wait(operation, model_id) from None
         except CapacityError as error:
+            refusal = self._explain_no_room(model_id, error)
+            if refusal is error:
+                raise
             self.metrics.endpoint_no_room.inc()
-            text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
-            raise NoRoom(text, model_id=model_id) from error
+            raise refusal from error
         except FILE_ERRORS as error:
             self._remember(model_id, error)
             raise
+
+    def _explain_no_room(self, model_id: ModelId, error: CapacityError) -> AdapterError:
+        """Return the error for a model that does not fit while no other model can be evicted."""
+        others = [record for record in self.registry.records() if record.id != model_id]
+        return explain_no_room(
+            model_id, error, has_others=bool(others), may_come=self.eviction.can_unload
+        )
 
     def _remember(self, model_id: ModelId, error: AdapterError) -> None:
         """Repeat a failure of the files to the callers of the next seconds."""

@@ -143,6 +143,22 @@ async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is
     await first
 
 
+async def test_oom_alone_is_the_failure_of_the_model(residence):
+    """No other model holds memory, so that a caller who tries again gets the same answer."""
+    residence.steps.fail("load a", OutOfMemory("MemoryError", model_id="a"))
+    with pytest.raises(OutOfMemory, match="MemoryError; no other model is loaded"):
+        await residence.call("a")
+    assert residence.count("endpoint_no_room_total") == 0
+
+
+async def test_callers_return_late_while_all_models_are_explicit(residence):
+    for name in "xy":
+        await residence.load(name)
+    with pytest.raises(NoRoom, match="all other models are in use") as refused:
+        await residence.call("c")
+    assert refused.value.retry_after_ms == 60_000
+
+
 async def test_a_load_that_got_room_and_waits_for_a_thread_of_triton_lacks_no_room():
     residence = await Residence(4).open(*"abc")
     house, leases = residence.house, [await residence.hold(name) for name in "ab"]

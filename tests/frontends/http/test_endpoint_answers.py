@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.core.calls import NOT_STARTED
-from adapter.errors import BackendUnavailable, Overloaded
+from adapter.errors import BackendUnavailable, NoRoom, Overloaded
 from adapter.frontends.http.server import Connections
 from tests.frontends.http.listener import APP, head, opened, request
 
@@ -20,8 +20,12 @@ PATH = "/endpoints/any/invocations"
         ),
         (BackendUnavailable("Triton ended", delivered=True), (424, "ModelError", None, None)),
         (Overloaded("a queue is full", delivered=True), (503, "ServiceUnavailable", "1000", None)),
+        (
+            NoRoom("all others are pinned", retry_after_ms=60_000),
+            (503, "ServiceUnavailable", "60000", "1"),
+        ),
     ],
-    ids=["a bug", "no Triton", "Triton had it", "Triton is busy"],
+    ids=["a bug", "no Triton", "Triton had it", "Triton is busy", "no room for long"],
 )
 async def test_an_error_has_the_code_of_aws_and_says_whether_another_machine_may_be_asked(
     error: Exception, expected: tuple[int, str, str | None, str | None]

@@ -189,6 +189,17 @@ async def test_eviction_waits_for_requests():
 
 
 @played
+async def test_callers_return_late_while_all_models_are_explicit():
+    scripts = {"a": Script(600, declared=600), "b": Script(300), "c@1": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        error = await fails(stage.call(C), NoRoom)
+        assert isinstance(error, NoRoom)
+        assert error.retry_after_ms == 60_000
+
+
+@played
 async def test_stampede_loads_once():
     settings = StoreSettings(max_waiting_for_one=100)
     async with Stage({"a@1": Script(), "b@1": Script(failure="bad")}, stores=settings) as stage:

@@ -15,6 +15,7 @@ from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
     BackendTimeout,
+    NoRoom,
     TooManyWaiting,
     UnknownOperation,
     was_not_started,
@@ -98,7 +99,7 @@ def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:
         return _refusal(500, "InternalFailure", body, {}, call_info)
     headers = {}
     if status == _BUSY:
-        wait = error.retry_after_ms if isinstance(error, TooManyWaiting) else _RETRY_MS
+        wait = error.retry_after_ms if isinstance(error, NoRoom | TooManyWaiting) else _RETRY_MS
         headers["x-amz-retry-after"] = str(wait)
         if was_not_started(error) and not call_info.was_sent:
             headers[NOT_STARTED] = "1"
