@@ -144,7 +144,7 @@ async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is
 
 
 async def test_oom_alone_is_the_failure_of_the_model(residence):
-    """No other model holds memory, so that a caller who tries again gets the same answer."""
+    """A caller who tries again gets the same answer, as no other model holds memory."""
     residence.steps.fail("load a", OutOfMemory("MemoryError", model_id="a"))
     with pytest.raises(OutOfMemory, match="MemoryError; no other model is loaded"):
         await residence.call("a")
