@@ -36,10 +36,10 @@ class AtWork:
     """Records which models the present life of Triton works on, for `core/blame.py`."""
 
     def __init__(self) -> None:
-        self.busy_since: dict[ModelRecord, float] = {}  # models with requests in flight
+        self.busy_since: dict[ModelRecord, float] = {}  # models with inferences in flight
         self._busy_seconds: defaultdict[ModelRecord, float] = defaultdict(
             float
-        )  # of the requests that have ended
+        )  # of the inferences that have ended
         self._loading_since: dict[ModelRecord, float] = {}
         self._broken_off: dict[ModelRecord, tuple[float, Work]] = {}  # when, and what
         self._life_started_at = -math.inf
@@ -52,7 +52,7 @@ class AtWork:
         self.busy_since = dict.fromkeys(self.busy_since, self._life_started_at)
 
     def end_requests(self, record: ModelRecord, now: float) -> None:
-        """Record that the last request in flight has ended."""
+        """Record that the last inference in flight has ended."""
         since = self.busy_since.pop(record, now)
         self._busy_seconds[record] += now - since
 
@@ -135,11 +135,14 @@ class Lease:
     block may be left, and only `end` ends the lease.
     """
 
-    __slots__ = ("_leases", "_started_at", "_usage", "record", "state")
+    __slots__ = ("_leases", "_started_at", "_usage", "is_inference", "record", "state")
 
     # set by Leases.make: a call of __init__ takes as long as all the rest of it
     record: ModelRecord
     state: int
+    # False, set before `begin`, for a request for metadata or the like: the model computes nothing
+    # for it, so it counts neither as a use of the model nor as work that may make Triton exit
+    is_inference: bool
     _usage: Usage
     _started_at: float
     _leases: "Leases"
@@ -162,10 +165,13 @@ class Lease:
         self.state = _HELD
         leases.begun += 1
         usage.in_flight += 1
+        if not self.is_inference:
+            return
+        usage.inferring += 1
         usage.served += 1
         usage.used_at = clock.monotonic() if now is None else now
         self._started_at = usage.used_at
-        if usage.in_flight == 1:
+        if usage.inferring == 1:
             leases.at_work.busy_since[self.record] = usage.used_at
 
     def arrives(self, refuse: Callable[[], None]) -> None:
@@ -203,17 +209,25 @@ class Lease:
         if usage.unanswerable:  # `Leases.lose` has ended all leases of the model
             usage.unanswerable -= 1
             return error
-        ended_at = clock.monotonic() if now is None else now
         leases.ended += 1
         usage.in_flight -= 1
-        if error is None:
-            usage.answered_at = ended_at
-            usage.latencies.append(ended_at - self._started_at)
-        elif is_exit(error):
-            leases.at_work.break_off_request(self.record, self._started_at, ended_at)
+        if self.is_inference:
+            self._end_inference(error, clock.monotonic() if now is None else now)
         if usage.in_flight == 0:
-            leases.note_idle(self.record, ended_at)
+            leases.note_idle(self.record)
         return None if error is None else self.note_failure(error)
+
+    def _end_inference(self, error: BaseException | None, now: float) -> None:
+        usage = self._usage
+        at_work = self._leases.at_work
+        usage.inferring -= 1
+        if error is None:
+            usage.answered_at = now
+            usage.latencies.append(now - self._started_at)
+        elif is_exit(error):
+            at_work.break_off_request(self.record, self._started_at, now)
+        if usage.inferring == 0:
+            at_work.end_requests(self.record, now)
 
     def note_failure(self, error: BaseException) -> BaseException:
         """Report a failure as `end` does, of a request whose stream goes on."""
@@ -264,6 +278,7 @@ class Leases:
         lease.record = record
         lease._usage = record.usage  # noqa: SLF001 - see Lease
         lease.state = _NEW
+        lease.is_inference = True
         lease._leases = self  # noqa: SLF001
         return lease
 
@@ -302,9 +317,8 @@ class Leases:
 
     # -- ends of leases ---------------------------------------------------------------------
 
-    def note_idle(self, record: ModelRecord, now: float) -> None:
-        """Record that the last lease of a model has ended; there may be others later."""
-        self.at_work.end_requests(record, now)
+    def note_idle(self, record: ModelRecord) -> None:
+        """Wake those who wait for the end of a model's last lease."""
         self.changes.notify()
         event = self._idle_events.get(record)
         if event is not None:
@@ -361,9 +375,11 @@ class Leases:
             return
         record.usage.unanswerable = count
         record.usage.in_flight = 0
+        record.usage.inferring = 0
+        self.at_work.end_requests(record, clock.monotonic())
         self.ended += count
         log.warning("model.requests_lost", extra={"model_id": record.id, "requests": count})
-        self.note_idle(record, clock.monotonic())
+        self.note_idle(record)
 
     def note_missing_outputs(self, record: ModelRecord) -> None:
         """Warn once of a model that has answered without any of its outputs."""

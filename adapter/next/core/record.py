@@ -63,6 +63,7 @@ class Usage:
     abandoned: int = 0  # requests in flight whose callers have gone
     # requests of an unloaded model whose processes were killed: they get no answer
     unanswerable: int = 0
+    inferring: int = 0  # inferences among the requests in flight
     served: int = 0  # inferences that have begun
     used_at: float = 0.0  # begin of the last inference, or the end of the load
     answered_at: float = 0.0  # end of the last inference that went well

@@ -477,6 +477,30 @@ async def test_vanished_model_comes_back_by_setting():
         assert await stage.wait_and_invoke(A) == "a"
 
 
+@played
+async def test_metadata_is_no_work():
+    """Whoever asks for metadata again and again does not make a model suspect, or used."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        used_at = record.usage.used_at
+        at_work = stage.control.watcher.at_work
+        now = asyncio.get_running_loop().time
+        lease = stage.models.lease(A)
+        lease.is_inference = False
+        with lease:
+            await asyncio.sleep(1)
+            assert record.usage.in_flight == 1
+            assert at_work.collect(now()) == {}
+            call = asyncio.create_task(stage.invoke(A, seconds=2))
+            await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
+        [work] = at_work.collect(now()).values()
+        assert 1.4 < work.seconds < 1.6
+        await call
+        assert record.usage.served == 1
+        assert record.usage.used_at >= used_at + 1
+
+
 # -- updates ------------------------------------------------------------------------------------
 
 
