@@ -640,8 +640,23 @@ class Loader:
                 async with asyncio.timeout(self.limits.load):
                     yield
         except BaseException as error:
+            is_suspect = self._is_warm_up_suspect(record)
             await run_to_end(self._undo(record, error))
+            if is_suspect and is_exit(error) and not self.status.is_same_life(record.life):
+                raise _explain_warm_up(record) from error
             raise
+
+    def _is_warm_up_suspect(self, record: ModelRecord) -> bool:
+        """Return whether an exit of Triton would have to do with the samples of this package: there
+        Triton has a race, and nothing else is being loaded.
+
+        What is loaded again after an exit is no suspect: such a load was answered once.
+        """
+        should_return = self.registry.should_return(record)
+        if should_return or not record.has_warm_up or self.status.server is None:
+            return False
+        works = self.at_work.collect(clock.monotonic())
+        return [model_id for model_id, work in works.items() if work.is_load] == [record.id]
 
     @contextmanager
     def _limited(self, record: ModelRecord) -> Iterator[None]:
@@ -699,6 +714,15 @@ def _refuse_lost(record: ModelRecord, lost: TritonName | None) -> None:
             model_id=record.id,
             suspected="python process ended",
         )
+
+
+def _explain_warm_up(record: ModelRecord) -> LoadFailed:
+    """Return the error of a load in which Triton has exited. The caller need not try it again."""
+    return LoadFailed(
+        f"Triton exited while it was loading model {record.id!r}, probably in its model_warmup:"
+        " let none of its samples raise; see docs/triton.md",
+        model_id=record.id,
+    )
 
 
 def _note_seen(call: asyncio.Future[None]) -> None:

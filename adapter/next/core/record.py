@@ -21,6 +21,7 @@ from adapter.protocols.tensors import ContentTypes
 
 _LATENCIES = 200  # 7 KB of a model that is in use
 _SEQUENCES = "sequence_batching"
+_WARM_UP = "model_warmup"
 
 
 class Step(Enum):
@@ -161,6 +162,12 @@ class ModelRecord:
         """
         parts = self.package.parts if self.package else ()
         return len(parts) == 1 and _SEQUENCES not in (parts[0].config_text or "")
+
+    @property
+    def has_warm_up(self) -> bool:
+        """Return whether Triton runs samples of the package before it answers the load."""
+        parts = self.package.parts if self.package else ()
+        return any(_WARM_UP in (part.config_text or "") for part in parts)
 
 
 def describe_staged(model: StagedModel) -> Package:

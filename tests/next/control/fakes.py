@@ -61,6 +61,8 @@ class Script:
     request_runs_out: bool = False
     takes_early: bool = False  # takes its memory as soon as the load begins
     warm_up_failure: str = ""
+    has_warm_up: bool = False  # its config has a model_warmup
+    reported: int | None = None  # MiB of GPU-0, by Triton's own report
     gpus: frozenset[int] | None = frozenset({0})
     leaves_gpu_open: bool = False
 
@@ -108,6 +110,7 @@ class FakeTriton:
         self.pid: int | None = 100
         self.load_threads = 4
         self.restart_seconds = 2.0
+        self.end_seconds = 0.0  # from its closed connections to the end of its process
         self.lag_seconds = 0.0
         self.has_readings = True
         self.repository: dict[TritonName, Staged] = {}
@@ -218,7 +221,8 @@ class FakeTriton:
         return None
 
     async def gpu_bytes(self, name: TritonName) -> GpuBytes:
-        return {}
+        reported = self.loaded[name].script.reported
+        return {} if reported is None else {0: reported * MIB}
 
     async def unclassified(self, name: TritonName) -> None:
         await self._work(0.001)
@@ -369,7 +373,11 @@ class FakeTriton:
         if self.pid is None:
             return
         self.live = False
-        self.pid = None
+        loop = asyncio.get_running_loop()
+        if self.end_seconds:
+            loop.call_later(self.end_seconds, self._end)
+        else:
+            self._end()
         self.exits += 1
         self.loading.clear()
         self.loaded.clear()
@@ -378,7 +386,10 @@ class FakeTriton:
         exited = self._exited
         self._exited = asyncio.Event()
         exited.set()
-        asyncio.get_running_loop().call_later(self.restart_seconds, self._start)
+        loop.call_later(self.end_seconds + self.restart_seconds, self._start)
+
+    def _end(self) -> None:
+        self.pid = None
 
     def _start(self) -> None:
         self.lives += 1
@@ -435,7 +446,9 @@ class FakePackages:
             raise InvalidModel(script.fault, model_id=model_id)
         total = sum(script.bytes_on(None).values())
         files_bytes = total // 2 if script.files is None else script.files * MIB
-        config_text = None if script.can_run_beside else "sequence_batching {}"
+        config_text = "" if script.can_run_beside else "sequence_batching {}"
+        if script.has_warm_up:
+            config_text += "model_warmup {}"
         part = ModelPart(source.url, Role.ENTRY, config_text, ())
         return Package(
             root=source.url,

@@ -364,6 +364,36 @@ async def test_warm_up_that_fails_is_logged_only():
         stage.check(A, B)
 
 
+@played
+async def test_load_that_exits_in_its_warm_up_is_refused():
+    """503 would invite the caller to end Triton once more."""
+    script = Script(load_ends_triton=True, has_warm_up=True)
+    async with Stage({"a": script, "b": Script(load_ends_triton=True)}) as stage:
+        stage.triton.end_seconds = 2
+        error = await fails(stage.load(A), LoadFailed)
+        assert "Triton exited" in str(error)
+        assert "model_warmup" in str(error)
+        await asyncio.sleep(5)
+        await fails(stage.load(B), BackendUnavailable)
+        await asyncio.sleep(10)
+    async with Stage({"a": script}, is_embedded=False) as stage:
+        await fails(stage.load(A), BackendUnavailable)  # only the connection is seen
+
+
+@played
+async def test_exit_amid_two_loads_blames_no_warm_up():
+    scripts = {
+        "a": Script(has_warm_up=True, load_seconds=9),
+        "b": Script(has_warm_up=True, load_seconds=9),
+    }
+    async with Stage(scripts) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(8)
+        stage.triton.exit()
+        for load in loads:
+            await fails(load, BackendUnavailable)
+
+
 # -- failed requests ----------------------------------------------------------------------------
 
 
