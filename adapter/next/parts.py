@@ -48,7 +48,7 @@ class Housekeeping:
     """Polls memory, and saves the sizes of packages for the next run."""
 
     readings: Readings
-    memory: Memory
+    loader: Loader
     ledger: Ledger
     sizes: SizeStore | None
     _saved: object = None
@@ -57,7 +57,7 @@ class Housekeeping:
         """Do the periodic work for ever."""
         await background.forever(
             self.readings.poll,
-            self.memory.book_late,
+            self.loader.book_late,
             self.save,
             seconds=times.PAUSE_SECONDS / 4,
             expected=AdapterError,
@@ -345,7 +345,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     )
     housekeeping = Housekeeping(
         readings=readings,
-        memory=memory,
+        loader=loader,
         ledger=ledger,
         sizes=world.sizes,
     )

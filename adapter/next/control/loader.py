@@ -18,7 +18,7 @@ from typing import Any
 from adapter.core import versions
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.core.memory import total
-from adapter.core.model import ModelId, ModelSource, Package, TritonName, fresh_name
+from adapter.core.model import ModelSource, Package, TritonName, fresh_name
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
@@ -37,7 +37,7 @@ from adapter.errors import (
 from adapter.next.control.eviction import Eviction, OldVersionFirst
 from adapter.next.control.leases import AtWork, Leases, is_exit
 from adapter.next.control.memory import LoadTerms, Memory
-from adapter.next.control.operations import Journal
+from adapter.next.control.operations import Journal, note_step
 from adapter.next.control.ports import (
     Artifacts,
     DiskEvictor,
@@ -50,7 +50,7 @@ from adapter.next.control.ports import (
 from adapter.next.control.triton import LoadTurns, TritonStatus, remove_folder
 from adapter.next.control.unloader import Unloader
 from adapter.next.core import times
-from adapter.next.core.record import ModelRecord, OnExit, Step
+from adapter.next.core.record import LoadedFor, ModelRecord, Step
 from adapter.next.core.registry import Registry
 from adapter.next.core.states import LOADED, ModelEvent, ModelState
 from adapter.next.core.wanted import Wanted
@@ -142,7 +142,7 @@ class LoadSlots:
             self._give()
             while not waiter.turn.done():
                 blockers = tuple(holder.id for holder in self._holders)
-                record.note_step(Step.THREAD, blockers)
+                note_step(record, Step.THREAD, blockers)
                 # a load that begins to hang reports nothing
                 await asyncio.wait({waiter.turn}, timeout=times.POLL_SECONDS)
                 self._give()
@@ -295,7 +295,7 @@ class Loader:
             await self._prepare(record)
             record.undo.callback(self.turns.end, record)
             await self._wait_for_turn(record)
-            record.note_step(Step.MEMORY)
+            note_step(record, Step.MEMORY)
             if not record.can_run_beside or not self.memory.try_reserve(record, terms):
                 text = f"two versions of model {record.id!r} do not fit"
                 raise InsufficientMemory(text, model_id=record.id)
@@ -367,7 +367,7 @@ class Loader:
             record.undo.callback(self.files.release, record.files)
         elif record.key is not None:
             await self._fetch(record, record.key)
-        record.note_step(Step.PACKAGE)
+        note_step(record, Step.PACKAGE)
         package = await self._inspect(record)
         if package.asks_for_cache:
             # Triton finds cached answers by name, version and inputs, and keeps those of models
@@ -397,7 +397,7 @@ class Loader:
         old_name = record.name
         await self.packages.remove(old_name)
         record.name = self.registry.free_name(record.id)
-        self.memory.rename(record, old_name)
+        self.memory.ledger.rename_load(old_name, record.name)
         await self._inspect(record)
 
     def _rename(self, record: ModelRecord, name: TritonName) -> None:
@@ -408,7 +408,7 @@ class Loader:
 
     async def _fetch(self, record: ModelRecord, key: ArtifactKey) -> None:
         """Fetch the files of a model of a store, and keep them on disk until the undo."""
-        record.note_step(Step.FETCH)
+        note_step(record, Step.FETCH)
         started_at = clock.monotonic()
         metrics = self.journal.metrics
         progress = FetchProgress()
@@ -437,7 +437,7 @@ class Loader:
 
     async def _wait_for_turn(self, record: ModelRecord) -> None:
         """Wait for Triton, and for the turn of a model that may have made it exit."""
-        record.note_step(Step.TURN if self.status.is_up else Step.TRITON_START)
+        note_step(record, Step.TURN if self.status.is_up else Step.TRITON_START)
         await self.turns.wait(record, times.PATIENCE_SECONDS)
         record.life = self.status.life or 0
 
@@ -462,17 +462,27 @@ class Loader:
         await self.memory.settle(record, self.memory.map_reports(reports))
         record.instances = await self._find_instances(record)
         record.unclassified = await self.triton.unclassified(record.name)
-        content_key = record.inspected.content_key
-        held = self.memory.held(record)
-        await self.packages.confirm(record.name, record.source, content_key, held)
+        await self._note_loaded(record)
         if not self.status.is_same_life(record.life):
             text = f"Triton exited while it was loading model {record.id!r}"
             raise BackendUnavailable(text, model_id=record.id, delivered=True)
 
+    async def book_late(self) -> None:
+        """Book the models whose memory readings show only now, and note what they take."""
+        for record in self.memory.book_late():
+            if record.state is ModelState.READY:
+                await self._note_loaded(record)
+
+    async def _note_loaded(self, record: ModelRecord) -> None:
+        """Note for later runs that Triton serves the model, and what it takes."""
+        content_key = record.inspected.content_key
+        held = self.memory.held(record)
+        await self.packages.confirm(record.name, record.source, content_key, held)
+
     async def _try(self, record: ModelRecord) -> AdapterError | None:
         """Place and load the package once; return the failure, as readings of memory explain it."""
         await self._renew_turn(record)
-        record.note_step(Step.FILES)
+        note_step(record, Step.FILES)
         placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
         self.registry.place(record, placement)
         record.warnings = (*record.inspected.warnings, *placement.warnings)
@@ -483,7 +493,7 @@ class Loader:
             await self.slots.acquire(record)
         started_at = clock.monotonic()
         self.registry.apply(record, ModelEvent.LOAD_SENT)
-        record.note_step(Step.TRITON)
+        note_step(record, Step.TRITON)
         self.at_work.start_load(record, started_at)
         try:
             for name in placement.load:
@@ -627,6 +637,8 @@ class Loader:
         self.registry.apply(record, ModelEvent.LOADED)
         record.usage.used_at = record.usage.used_at or clock.monotonic()
         record.on_exit = self.status.choose_on_exit(record)
+        if record.loaded_for is LoadedFor.CALLS:
+            self.journal.metrics.endpoint_loading_seconds.observe(record.load_seconds)
         self.turns.end(record)
         self.wanted.note_loaded(record.id)
         self.changes.notify()
@@ -676,7 +688,7 @@ class Loader:
 
     async def _undo(self, record: ModelRecord, error: BaseException) -> None:
         """Take down what the load has left. The record ends up absent, LOST or STUCK."""
-        record.note_step(Step.UNDOING)
+        note_step(record, Step.UNDOING)
         call = self._calls.pop(record, None)
         is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
         has_exited = is_exit(error)
@@ -696,14 +708,12 @@ class Loader:
 
     def _choose_event(self, record: ModelRecord, *, has_exited: bool) -> ModelEvent:
         """Return what a failure before or amid an exit of Triton means for the model."""
-        should_return = record.on_exit is OnExit.RELOAD and self.registry.get(record.id) is record
-        if has_exited and should_return and not self._is_unwanted(record.id):
+        is_wanted = self.wanted.get(record.id) is not None
+        if has_exited and is_wanted and self.registry.should_return(record):
+            log.warning("model.return_broken_off", extra={"model_id": record.id})
             return ModelEvent.LOST
         is_loading = record.state is ModelState.LOADING
         return ModelEvent.TRITON_EXITED if is_loading else ModelEvent.LOAD_FAILED
-
-    def _is_unwanted(self, model_id: ModelId) -> bool:
-        return self.wanted.get(model_id) is None
 
 
 def _refuse_lost(record: ModelRecord, lost: TritonName | None) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, total
-from adapter.core.model import TritonName
 from adapter.core.oom import Strength, Verdict
 from adapter.errors import (
     AboutMemory,
@@ -28,6 +27,7 @@ from adapter.errors import (
     OutOfMemory,
     StubDied,
 )
+from adapter.next.control.operations import note_step
 from adapter.next.control.ports import Evictor, GpuBytes, MemorySettings
 from adapter.next.control.readings import Readings
 from adapter.next.core import times
@@ -52,7 +52,7 @@ from adapter.next.core.evidence import (
 from adapter.next.core.ledger import Leaving, Ledger, Overrun
 from adapter.next.core.mesh_books import MeshBooks
 from adapter.next.core.record import ModelRecord, Step
-from adapter.next.core.sizes import Need, format_size
+from adapter.next.core.sizes import MIB, Need, format_size, remember
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics
@@ -60,6 +60,10 @@ from adapter.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = times.POLL_SECONDS / 20
+# Triton's report of a model differs from readings if it does so by a tenth, of at least 40 MiB:
+# readings vary by some MiB from one moment to the next.
+_ODD_SHARE = 0.1
+_ODD_BYTES = 40 * MIB
 _MAX_REMEMBERED = 1000  # packages whose inferences have failed for lack of memory
 
 
@@ -95,8 +99,10 @@ class Memory:
     settings: MemorySettings
     _queue: list[_Waiter] = field(default_factory=list)  # in order of arrival
     _queue_changes: Changes = field(default_factory=Changes)
-    # loads that serve already, and are booked when a reading is newer than their end
-    _unbooked: dict[TritonName, Bytes] = field(default_factory=dict)
+    # what Triton reports of models that serve already, and are booked when a reading is newer than
+    # the end of their load
+    _unbooked: dict[ModelRecord, Bytes] = field(default_factory=dict)
+    _odd_reports: dict[str, None] = field(default_factory=dict)  # by package, as logged
     _failures: FailedInferences = field(default_factory=FailedInferences)
     _failed_at: dict[str, float] = field(default_factory=dict)  # by package
 
@@ -135,6 +141,7 @@ class Memory:
         Raises `error` if there is no more, and ModelTooLarge if no unload can make enough room.
         """
         self.ledger.fail_load(record.name, clock.monotonic(), is_memory=True)
+        record.gpu = None  # another one may have more
         try:
             await self.reserve(record, terms, evictor)
         except ModelTooLarge as refusal:
@@ -174,21 +181,21 @@ class Memory:
         while not self.ledger.can_settle(record.name):
             reserved = self.ledger.loads[record.name].reserved
             if self.readings.lag_seconds > 0 and not self.readings.is_limited(reserved):
-                self._unbooked[record.name] = reported
+                self._unbooked[record] = reported
                 return
             await asyncio.sleep(times.POLL_SECONDS)
             await self.readings.read()
             self.ledger.advance(clock.monotonic())
-        overrun = self._book(record.name, reported)
+        overrun = self._book(record, reported)
         if overrun is not None:
             raise _explain_overrun(record, overrun)
 
-    async def book_late(self) -> None:
-        """Book the models whose memory readings show only now."""
-        for name, reported in list(self._unbooked.items()):
-            if self.ledger.can_settle(name):
-                del self._unbooked[name]
-                self._book(name, reported)
+    def book_late(self) -> list[ModelRecord]:
+        """Book the models whose memory readings show only now; return them."""
+        shown = [record for record in self._unbooked if self.ledger.can_settle(record.name)]
+        for record in shown:
+            self._book_at_once(record)
+        return shown
 
     def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
         """Return why the load has to end, if more is used than a limit and it is to blame."""
@@ -197,10 +204,6 @@ class Memory:
             if overrun is not None and overrun.name == record.name:
                 return _explain_overrun(record, overrun)
         return None
-
-    def rename(self, record: ModelRecord, old_name: TritonName) -> None:
-        """Move a reservation to another name in Triton."""
-        self.ledger.loads[record.name] = self.ledger.loads.pop(old_name)
 
     # -- unloads ----------------------------------------------------------------------------
 
@@ -216,12 +219,11 @@ class Memory:
 
     def is_booked(self, record: ModelRecord) -> bool:
         """Return whether no booking of the model is still to come."""
-        return record.name in self.ledger.models and record.name not in self._unbooked
+        return record.name in self.ledger.models
 
     def begin_unload(self, record: ModelRecord) -> Leaving | None:
         """Expect the memory of a loaded model back; None if nothing is booked for it."""
-        if record.name in self._unbooked:
-            self._book(record.name, self._unbooked.pop(record.name))
+        self._book_at_once(record)
         if record.name not in self.ledger.models:
             return None
         return self.ledger.begin_unload(record.name)
@@ -238,8 +240,7 @@ class Memory:
         """
         now = clock.monotonic()
         name = record.name
-        if name in self._unbooked:
-            self._book(name, self._unbooked.pop(name))
+        self._book_at_once(record)
         if name in self.ledger.loads:
             self.ledger.fail_load(name, now, is_memory=is_memory)
         if name in self.ledger.models:
@@ -252,8 +253,8 @@ class Memory:
 
     def start_life(self) -> None:
         """Forget what an earlier Triton had loaded."""
-        for name in list(self._unbooked):
-            self._book(name, self._unbooked.pop(name))
+        for record in list(self._unbooked):
+            self._book_at_once(record)
         self.ledger.start_life()
         self.changes.notify()
 
@@ -339,11 +340,11 @@ class Memory:
     async def _wait_for_memory(self, waiter: _Waiter, evictor: Evictor) -> None:
         """Ask until the load is admitted; evict and wait as the decisions say."""
         record = waiter.record
-        record.note_step(Step.TURN)
+        note_step(record, Step.TURN)
         while True:
             earlier = self._find_earlier(waiter)
             if earlier is not None:
-                record.note_step(Step.TURN, (earlier.record.id,))
+                note_step(record, Step.TURN, (earlier.record.id,))
                 await self._queue_changes.wait(times.PAUSE_SECONDS)
                 continue
             await self.readings.read()
@@ -353,15 +354,16 @@ class Memory:
                 self._begin(record, decision)
                 return
             if decision.answer is Answer.EVICT:
-                record.note_step(Step.MEMORY)
+                note_step(record, Step.MEMORY)
                 if await evictor.make_room(decision.victims, record):
                     waiter.has_evicted = True
                     continue
             elif decision.answer is Answer.WAIT:
                 self._note_wait(waiter, decision)
             else:
-                if waiter.has_evicted:
-                    self.ledger.futile_evictions[decision.need.package_key] = now
+                # a load that gave up its wait may have had enough in the end
+                if waiter.has_evicted and decision.reason is Reason.DOES_NOT_FIT:
+                    self.ledger.record_futile_eviction(decision.need.package_key, now)
                 raise make_refusal(record.id, decision)
             await self.changes.wait(times.POLL_SECONDS)
             # under traffic models become idle thousands of times in a second
@@ -390,7 +392,7 @@ class Memory:
     def _decide(
         self, record: ModelRecord, terms: LoadTerms, request: LoadRequest, now: float
     ) -> Decision:
-        gpus = [device for device, book in self.ledger.devices.items() if book.number is not None]
+        gpus = [device for device in self.ledger.devices if self._number(device) is not None]
         has_choice = self.settings.places_gpus and len(gpus) > 1
         if has_choice and record.inspected.leaves_gpu_open:
             guess_limit_bytes = self._limit_guess(terms.purpose)
@@ -400,8 +402,13 @@ class Memory:
                 )
                 for device in gpus
             }
-            return decide_place(self.ledger, needs, request, now)
+            former = next((one for one in gpus if self._number(one) == record.gpu), None)
+            return decide_place(self.ledger, needs, request, now, former)
         return decide(self.ledger, self.need_of(record, terms), request, now)
+
+    def _number(self, device: Device) -> int | None:
+        """Return CUDA's number of a GPU; None of host memory or if it is unknown."""
+        return self.ledger.devices[device].number
 
     def _limit_guess(self, purpose: Purpose) -> int | None:
         return self.settings.mesh_default_bytes if purpose is Purpose.PLANNED else None
@@ -412,7 +419,7 @@ class Memory:
         record.basis = decision.need.basis
         figures = self._show(decision.need)
         if decision.device is not None:
-            record.gpu = self.ledger.devices[decision.device].number
+            record.gpu = self._number(decision.device)
             log.info("model.placed", extra={"model_id": record.id, "gpu": record.gpu} | figures)
         basis = decision.need.basis.value
         log.debug("model.admitted", extra={"model_id": record.id, "basis": basis} | figures)
@@ -421,7 +428,7 @@ class Memory:
         """Show what the load waits for; write each reason to the log once."""
         record = waiter.record
         step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
-        record.note_step(step)
+        note_step(record, step)
         if waiter.reason is decision.reason:
             return
         waiter.reason = decision.reason
@@ -440,15 +447,35 @@ class Memory:
             "free_bytes": {device: self.ledger.free(device) for device in need.bytes},
         }
 
-    def _book(self, name: TritonName, reported: Bytes) -> Overrun | None:
+    def _book_at_once(self, record: ModelRecord) -> None:
+        """Book a model whose memory readings were to show yet. Harmless if it is booked."""
+        reported = self._unbooked.pop(record, None)
+        if reported is not None:
+            self._book(record, reported)
+
+    def _book(self, record: ModelRecord, reported: Bytes) -> Overrun | None:
         """Book a load that has ended; return what is wrong if it has passed the limit."""
-        need = self.ledger.loads[name].need
-        settlement = self.ledger.settle(name, reported)
+        need = self.ledger.loads[record.name].need
+        settlement = self.ledger.settle(record.name, reported)
+        self._compare(record, reported, settlement.seen)
         if settlement.is_measured and not need.is_known:
             ratio = total(need.bytes) / max(1, total(settlement.booked))
             self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
         self.changes.notify()
         return settlement.overrun
+
+    def _compare(self, record: ModelRecord, reported: Bytes, seen: Bytes) -> None:
+        """Log once for each package that Triton's report of its memory differs from readings."""
+        reported_bytes = total(reported)
+        read_bytes = sum(seen.get(device, 0) for device in reported)
+        key = record.inspected.content_key
+        difference = abs(reported_bytes - read_bytes)
+        is_odd = difference > _ODD_SHARE * max(reported_bytes, read_bytes, _ODD_BYTES)
+        if not is_odd or not seen.keys() >= reported.keys() or key in self._odd_reports:
+            return
+        remember(self._odd_reports, key, None)
+        fields = {"reported_bytes": reported_bytes, "read_bytes": read_bytes}
+        log.warning("memory.report_differs", extra={"model_id": record.id, **fields})
 
 
 # -- errors -------------------------------------------------------------------------------------

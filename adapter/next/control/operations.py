@@ -19,7 +19,7 @@ from adapter.errors import (
     Overloaded,
     was_refused,
 )
-from adapter.next.core.record import ModelRecord
+from adapter.next.core.record import ModelRecord, Step
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
@@ -183,6 +183,14 @@ class Operations:
             text = f"model {model_id!r} was not loaded before the adapter stopped"
             reason = BackendUnavailable(text, model_id=model_id, delivered=False)
             self.end_loads(model_id, reason)
+
+
+def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = ()) -> None:
+    """Show what a load or an unload spends its time on now, and the models that it waits for."""
+    if step is not record.step:
+        log.debug("model.step", extra={"model_id": record.id, "waits_for": step.value})
+    record.step = step
+    record.blockers = blockers
 
 
 class Journal:

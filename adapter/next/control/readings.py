@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from adapter.core.memory import HOST, UNSEEN, Bytes, Device, MemoryReading
 from adapter.next.control.ports import MemoryReader, MemorySettings
@@ -19,8 +19,6 @@ _SAMPLES = 512
 _QUIET_SECONDS = 2.0
 # How far back to look for a call that has just failed and whose start is not known.
 _RECENT_SECONDS = 2.5
-# An unload that frees less is not waited for: the noise of other processes is of that size.
-_WORTH_WAITING_BYTES = 16 * 2**20
 
 
 @dataclass(slots=True, eq=False)
@@ -87,12 +85,6 @@ class Readings:
 
     async def wait_until_back(self, leaving: Leaving) -> None:
         """Wait until most of what a model held is free again, for five seconds at most."""
-        expected = {
-            device: count
-            for device, count in leaving.booked.items()
-            if count >= _WORTH_WAITING_BYTES
-        }
-        leaving = replace(leaving, booked=expected)
         started_at = clock.monotonic()
         while True:
             reading = await self.read()

@@ -11,7 +11,7 @@ from adapter.core.model import ProcessId, TritonName
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.next.control.leases import AtWork, Leases, is_exit
 from adapter.next.control.memory import Memory
-from adapter.next.control.operations import Journal
+from adapter.next.control.operations import Journal, note_step
 from adapter.next.control.ports import Processes, Server, TimeLimits, Triton
 from adapter.next.control.readings import Readings
 from adapter.next.core import times
@@ -66,10 +66,10 @@ class Unloader:
         await run_to_end(work)
 
     async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> Bytes:
-        record.note_step(Step.REQUESTS)
+        note_step(record, Step.REQUESTS)
         if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
             log.warning("model.drain_timed_out", extra={"model_id": record.id})
-        record.note_step(Step.TRITON)
+        note_step(record, Step.TRITON)
         await self.readings.read()
         leaving = self.memory.begin_unload(record)
         if not await self.remove_from_triton(record, is_dead=is_dead):
@@ -91,7 +91,7 @@ class Unloader:
         `call` is the load that Triton has not answered.
         """
         self.registry.apply(record, ModelEvent.LOAD_FAILED)
-        record.note_step(Step.UNDOING)
+        note_step(record, Step.UNDOING)
         if not await self.remove_from_triton(record, call=call):
             await self._give_up(record)
             return

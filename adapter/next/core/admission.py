@@ -60,6 +60,7 @@ class Reason(Enum):
     IN_PROGRESS = "a load or an unload is in progress"
     MESH = "ModelMesh is about to unload models"
     DOES_NOT_FIT = "unload other models"
+    WAITED = "what it waited for took too long: unload other models"
     FUTILE = "what was evicted for it lately was not enough"
     KERNEL = "the machine has less memory than that, and the kernel would end more than this load"
     DECLARED = "no unload can make enough room"
@@ -129,22 +130,30 @@ def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Deci
 # -- devices ------------------------------------------------------------------------------------
 
 
-def place_on(ledger: Ledger, needs: Mapping[Device, Need]) -> list[Device]:
+def place_on(
+    ledger: Ledger,
+    needs: Mapping[Device, Need],
+    former: Device | None = None,  # where the model was before Triton lost it
+) -> list[Device]:
     """Sort the devices for a package that leaves the choice open, the best one first.
 
-    Those that could never have the package come last. Apart from that the device with most memory
-    free now comes first.
+    Those that could never have the package come last. Apart from that the former one comes first,
+    and then the device with most memory free now.
     """
 
-    def rank(device: Device) -> tuple[bool, int, Device]:
+    def rank(device: Device) -> tuple[bool, bool, int, Device]:
         can_never = needs[device].bytes[device] > ledger.devices[device].room_bytes
-        return can_never, -ledger.free(device), device
+        return can_never, device != former, -ledger.free(device), device
 
     return sorted(needs, key=rank)
 
 
 def decide_place(
-    ledger: Ledger, needs: Mapping[Device, Need], request: LoadRequest, now: float
+    ledger: Ledger,
+    needs: Mapping[Device, Need],
+    request: LoadRequest,
+    now: float,
+    former: Device | None = None,  # where the model was before Triton lost it
 ) -> Decision:
     """Choose one of several devices and decide about the load there.
 
@@ -153,7 +162,7 @@ def decide_place(
     """
     decisions = [
         replace(decide(ledger, needs[device], request, now), device=device)
-        for device in place_on(ledger, needs)
+        for device in place_on(ledger, needs, former)
     ]
     return min(decisions, key=_rank)
 
@@ -271,17 +280,20 @@ def _decide_on_others(
     ledger: Ledger, need: Need, request: LoadRequest, now: float, lacking: Collection[Device]
 ) -> Decision:
     """Evict others for a load, wait for them, or refuse it for now."""
-    may_wait = _should_wait(ledger, need, request, now)
     is_futile = _is_futile(ledger, need, now)
     eviction = None if is_futile else _decide_eviction(ledger, need, request)
-    if eviction is not None and (may_wait or eviction.answer is Answer.EVICT):
-        return eviction
-    if may_wait and ledger.is_in_progress(lacking):
-        return Decision(Answer.WAIT, Reason.IN_PROGRESS, need)
-    if may_wait and request.is_mesh_evicting:
-        return Decision(Answer.WAIT, Reason.MESH, need)
-    reason = Reason.FUTILE if is_futile else Reason.DOES_NOT_FIT
-    return Decision(Answer.INSUFFICIENT, reason, need)
+    if eviction is not None:
+        decision = eviction
+    elif ledger.is_in_progress(lacking):
+        decision = Decision(Answer.WAIT, Reason.IN_PROGRESS, need)
+    elif request.is_mesh_evicting:
+        decision = Decision(Answer.WAIT, Reason.MESH, need)
+    else:
+        reason = Reason.FUTILE if is_futile else Reason.DOES_NOT_FIT
+        decision = Decision(Answer.INSUFFICIENT, reason, need)
+    if decision.answer is Answer.WAIT and not _should_wait(ledger, need, request, now):
+        return Decision(Answer.INSUFFICIENT, Reason.WAITED, need)
+    return decision
 
 
 def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
@@ -320,8 +332,9 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
     lacking = _find_lacking(need, free)
     if not lacking:
         return Decision(Answer.WAIT, Reason.LEAVING, need)
-    candidates = [one for one in request.candidates if one.name in ledger.models]
-    sizes = [ledger.models[candidate.name].booked for candidate in candidates]
+    evictable = ledger.evictable()
+    candidates = [one for one in request.candidates if one.name in evictable]
+    sizes = [evictable[candidate.name] for candidate in candidates]
     has_candidates = all(any(device in size for size in sizes) for device in lacking)
     if not has_candidates or not _can_evict_enough(ledger, need, request):
         return None
@@ -353,13 +366,15 @@ def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
     """
     names = {candidate.name for candidate in request.candidates}
     staying = [model.booked for name, model in ledger.models.items() if name not in names]
+    unshown = [load.reserved for name, load in ledger.loads.items() if name in names]
     for device, count in need.bytes.items():
         book = ledger.devices[device]
         staying_bytes = sum(booked.get(device, 0) for booked in staying)
+        unshown_bytes = sum(reserved.get(device, 0) for reserved in unshown)
         leaving_bytes = ledger.booked(device) - staying_bytes
         empty_bytes = book.empty_bytes or 0
         rest_bytes = min(empty_bytes + staying_bytes, book.settled_bytes - leaving_bytes)
-        taken_bytes = ledger.reserved(device) + rest_bytes
+        taken_bytes = ledger.reserved(device) - unshown_bytes + rest_bytes
         if count > book.limit_bytes - book.headroom_bytes - taken_bytes:
             return False
     return True

@@ -51,11 +51,14 @@ from adapter.core.memory import NO_BYTES, Bytes, Device
 from adapter.core.model import Package, TritonName
 from adapter.errors import MemoryFigures
 from adapter.next.core import times
-from adapter.next.core.sizes import Need, Sizes, remember, usable_devices
+from adapter.next.core.sizes import MIB, Need, Sizes, remember, usable_devices
 
 # An unload is answered when readings show most of its memory free. Drivers and allocators return
 # the last quarter late or never.
 UNLOADED_SHARE = 0.75
+# An unload that frees less of a device is not waited for: the noise of other processes is of that
+# size.
+_WORTH_WAITING_BYTES = 16 * MIB
 
 
 @dataclass(slots=True)
@@ -131,6 +134,8 @@ class Settlement:
     booked: Bytes
     is_measured: bool
     overrun: Overrun | None  # set if the model is to be unloaded again
+    # by readings, beside other models on a device: the first model there makes a CUDA context
+    seen: Bytes = field(default_factory=dict)
 
 
 def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
@@ -201,6 +206,16 @@ class Ledger:
         """
         book = self.devices[device]
         return max(0, book.settled_bytes - self.booked(device) - (book.empty_bytes or 0))
+
+    def evictable(self) -> dict[TritonName, Bytes]:
+        """Return the bytes of each model that Triton has loaded: what it is booked with, or what is
+        reserved for it while no reading shows it.
+        """
+        sizes: dict[TritonName, Bytes] = {name: model.booked for name, model in self.models.items()}
+        for name, load in self.loads.items():
+            if load.ended_at is not None:
+                sizes[name] = load.reserved
+        return sizes
 
     def is_in_progress(self, devices: Collection[Device]) -> bool:
         """Return whether a load or an unload may change one of the devices."""
@@ -344,6 +359,12 @@ class Ledger:
             is_only=is_only,
         )
 
+    def rename_load(self, old_name: TritonName, name: TritonName) -> None:
+        """Give a load in progress another name in Triton; it keeps its place in the order."""
+        self.loads = {
+            name if other == old_name else other: load for other, load in self.loads.items()
+        }
+
     def end_load(self, name: TritonName, now: float) -> None:
         """Record that Triton has loaded the model. It is booked once `can_settle`."""
         self.loads[name].ended_at = now
@@ -368,6 +389,7 @@ class Ledger:
         if load.ended_at is not None:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
+        seen = {} if load.is_only else self._find_taken(load)
         booked: dict[Device, int] = {}
         is_measured = True
         for device in {**load.reserved, **reported}:
@@ -388,7 +410,7 @@ class Ledger:
             self.tried.pop(key, None)
         elif overrun.is_permanent:
             remember(self.tried, key, had)
-        return Settlement(booked, is_measured, overrun)
+        return Settlement(booked, is_measured, overrun, seen)
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.
@@ -452,9 +474,14 @@ class Ledger:
         return _clamp(believed, max(0, lower), max(0, upper))
 
     def _is_measured(self, load: LoadEntry, device: Device) -> bool:
-        book = self.devices.get(device)
-        has_reading = book is not None and book.used_bytes is not None
-        return has_reading and load.reading_before(device) is not None
+        return device in self._find_taken(load)
+
+    def _find_taken(self, load: LoadEntry) -> Bytes:
+        """Return what readings have risen by during a load, of devices where it was alone."""
+        if not load.is_alone:
+            return NO_BYTES
+        used = self._readings(load.before)
+        return {device: count - load.before[device] for device, count in used.items()}
 
     def _free_for(self, load: LoadEntry) -> Bytes:
         """Return the bytes that each device had free when this load began. They mean something only
@@ -590,15 +617,15 @@ class Ledger:
 def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
     """Return whether to answer an unload, `seconds` after Triton has ended it.
 
-    On each device with readings the bytes in use have fallen by 3/4 of what is expected since the
-    unload began, or 5 s have passed. Without readings it is answered at once.
+    On each device with readings where 16 MiB or more are expected, the bytes in use have fallen by
+    3/4 of that since the unload began, or 5 s have passed. Without readings it is answered at once.
     """
     if seconds >= times.MEMORY_SECONDS:
         return True
     return all(
         leaving.before[device] - used[device] >= UNLOADED_SHARE * count
         for device, count in leaving.booked.items()
-        if device in leaving.before and device in used
+        if count >= _WORTH_WAITING_BYTES and device in leaving.before and device in used
     )
 
 

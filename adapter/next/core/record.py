@@ -121,11 +121,6 @@ class ModelRecord:
     usage: Usage = field(default_factory=Usage)
     undo: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    def note_step(self, step: Step, blockers: tuple[ModelId, ...] = ()) -> None:
-        """Show what the operation spends its time on now, and the models that it waits for."""
-        self.step = step
-        self.blockers = blockers
-
     @property
     def origin(self) -> ModelSource | ArtifactKey:
         """Return what another load of the model begins with: its key in a store, or its source."""

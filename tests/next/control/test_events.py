@@ -87,6 +87,78 @@ def test_eviction_tells_for_whom(caplog):
     assert "1 call x" in unloading.worth
 
 
+def test_step_has_one_line_each(caplog):
+    """An operator sees at debug where the time of a load or an unload has gone."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        scripts = {"a": Script(load_seconds=9), "b": Script()}
+        async with Stage(scripts, load_threads=1) as stage:
+            first = asyncio.create_task(stage.load(A))
+            await asyncio.sleep(0.5)
+            await stage.load(B)
+            await first
+            await stage.models.unload(B)
+
+    sequence()
+    steps = [line.waits_for for line in find(caplog, "model.step") if line.model_id == "b"]
+    loading = ["package", "turn", "files", "thread", "triton"]
+    assert steps == [*loading, "requests", "triton"]
+
+
+def test_report_of_triton_that_differs_is_logged(caplog):
+    """Triton's tracker does not see all that some backends take; once per package suffices."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(300, reported=200),
+            "b": Script(300, reported=290),
+            "c": Script(300, reported=100),
+        }
+        async with Stage(scripts) as stage:
+            await stage.load(C)  # the first load makes a CUDA context as well
+            for model_id in (A, B, A):
+                await stage.load(model_id)
+                await stage.models.unload(model_id)
+
+    sequence()
+    [line] = find(caplog, "memory.report_differs")
+    assert (line.model_id, line.levelname) == ("a", "WARNING")
+    assert (line.reported_bytes, line.read_bytes) == (200 * MIB, 300 * MIB)
+
+
+def test_return_that_an_exit_breaks_off_is_logged(caplog):
+    """Triton exits again while it loads a model that it had lost."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(load_seconds=5)}) as stage:
+            await stage.load(A)
+            stage.triton.exit()
+            await asyncio.sleep(5)
+            assert stage.triton.loading
+            stage.triton.exit()
+            await asyncio.sleep(60)
+            stage.check(A)
+
+    sequence()
+    [line] = find(caplog, "model.return_broken_off")
+    assert (line.model_id, line.levelname) == ("a", "WARNING")
+
+
+@played
+async def test_duration_of_on_demand_loads_is_counted():
+    async with Stage({"a@1": Script(), "b": Script()}) as stage:
+        await stage.call(A)
+        await stage.load(B)
+        page, _ = stage.metrics.page("")
+        assert b"triton_adapter_endpoint_model_loading_seconds_count 1.0" in page
+
+
 def test_all_events_are_declared(caplog):
     """A play with mishaps writes no event that docs do not explain."""
     caplog.set_level(logging.DEBUG)

@@ -352,6 +352,70 @@ async def test_kernel_is_not_made_to_end_more():
         assert "the kernel would end more" in str(error)
 
 
+@played
+async def test_lost_model_returns_to_its_gpu():
+    """Compiled kernels on disk, as TensorRT keeps them by GPU, are found again."""
+    scripts = {
+        "a": Script(400, declared=400, gpus=None, leaves_gpu_open=True),
+        "b": Script(500, declared=500, gpus=None, leaves_gpu_open=True),
+    }
+    async with Stage(scripts, devices=2, places_gpus=True) as stage:
+        await stage.load(B)
+        record = await stage.load(A)
+        assert record.gpu == 1
+        await stage.models.unload(B)
+        stage.triton.exit()
+        assert await stage.wait_and_invoke(A) == "a"
+        assert stage.control.registry.serving(A).gpu == 1
+
+
+@played
+async def test_note_follows_a_late_booking():
+    """The note that a later run reads has what the model took, not what was reserved for it."""
+    async with Stage({"a": Script(300, files=100)}) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        assert stage.packages.confirmed["a"] != {GPU: 300 * MIB}
+        await asyncio.sleep(8)
+        assert stage.packages.confirmed["a"] == {GPU: 300 * MIB}
+
+
+@played
+async def test_model_is_evicted_before_readings_show_it():
+    scripts = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        stage.triton.lag_seconds = 3.0
+        await asyncio.sleep(5)
+        await stage.call(A)
+        call = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(1.5)  # the fetch, and an unload
+        assert not stage.triton.loaded
+        assert await call == "b@1"
+
+
+@played
+async def test_deadline_makes_no_eviction_futile():
+    """The eviction was too small only because a model stayed in use: the next call fits."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "b@1": Script(300, declared=300),
+        "c@1": Script(650, declared=650),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        long_call = asyncio.create_task(stage.call(B, seconds=20))
+        await asyncio.sleep(5)
+        call = asyncio.create_task(stage.call(C))
+        stage.triton.unload_seconds = 3
+        await asyncio.sleep(2.5)  # the fetch, and a part of the unload
+        assert TritonName("a") in stage.triton.unloading
+        stage.triton.growth[GPU] = 100 * MIB  # of a neighbour
+        await fails(call, NoRoom)
+        assert not long_call.done()
+        await long_call
+        assert await stage.call(C) == "c@1"
+
+
 # -- warm-up ------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,8 @@ def test_unload_is_answered_when_most_is_back():
     assert not is_unload_done(leaving, to_bytes({GPU: 422}), 4)
     assert is_unload_done(leaving, to_bytes({GPU: 422}), 5)
     assert is_unload_done(leaving, {}, 0)  # without readings
+    small = Leaving(to_bytes({GPU: 15}), to_bytes({GPU: 422}))
+    assert is_unload_done(small, to_bytes({GPU: 422}), 0)  # less than others' noise
 
 
 def test_lagging_reading_ends_no_load_early():

@@ -13,7 +13,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
-from adapter.next.core.record import LoadedFor, ModelRecord, OnExit, Step, describe_staged
+from adapter.next.core.record import LoadedFor, ModelRecord, OnExit, describe_staged
 
 
 def make_record(name: str = "m") -> ModelRecord:
@@ -30,14 +30,6 @@ def test_record_of_a_load_is_absent():
     assert record.state is None
     assert record.on_exit is OnExit.FORGET
     assert record.step is None
-
-
-def test_step_is_shown_with_its_blockers():
-    record = make_record()
-    record.note_step(Step.MEMORY, (ModelId("other"),))
-    assert (record.step, record.blockers) == (Step.MEMORY, ("other",))
-    record.note_step(Step.TRITON)
-    assert (record.step, record.blockers) == (Step.TRITON, ())
 
 
 @pytest.mark.parametrize(("name", "is_renamed"), [("m", False), ("ta.u.m_231", True)])

@@ -334,7 +334,8 @@ def test_move_clears_the_step(registry):
     clock = Clock()
     registry = Registry(clock)
     record = bring(registry, ModelState.PREPARING)
-    record.note_step(Step.MEMORY, (N,))
+    record.step = Step.MEMORY
+    record.blockers = (N,)
     clock.now = 3.0
     registry.apply(record, ModelEvent.LOAD_SENT)
     assert (record.step, record.blockers) == (None, ())
