@@ -211,6 +211,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         metrics=metrics,
     )
     memory = Memory(
+        registry=registry,
         ledger=ledger,
         readings=readings,
         changes=changes,
@@ -238,7 +239,6 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         leases=leases,
         memory=memory,
         unloader=unloader,
-        metrics=metrics,
         policy=POLICIES[settings.stores.policy](),
         settings=settings.stores,
     )

@@ -251,8 +251,8 @@ class Metrics:
     endpoint_evictions = _metric(
         Counter,
         "Models evicted from memory (room: for memory; disk: for room on disk; idle; changed: for"
-        " a new version in the store) or from disk (limit: by cache_limit; disk: as the disk was"
-        " full).",
+        " a new version in the store; died: without their process) or from disk (limit: by"
+        " cache_limit; disk: as the disk was full).",
         *("from", "reason"),
         expected=[("memory", each) for each in ("room", "disk", "idle", "changed")]
         + [("disk", each) for each in ("limit", "disk")],

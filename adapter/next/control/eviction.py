@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import NoReturn
@@ -33,7 +32,6 @@ from adapter.next.core.victims import (
     sort_candidates,
 )
 from adapter.runtime import background, clock
-from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +50,8 @@ class Eviction:
     leases: Leases
     memory: Memory
     unloader: Unloader
-    metrics: Metrics
     policy: Policy
     settings: StoreSettings
-    evictions: Counter[str] = field(default_factory=Counter)  # by reason
 
     def is_pinned(self, model_id: ModelId) -> bool:
         """Return whether the model is never evicted."""
@@ -151,18 +147,10 @@ class Eviction:
         reason = UnloadedMeanwhile(text, model_id=record.id)
         self.operations.end_loads(record.id, reason)
         work = partial(self._unload_if_idle, record, log_fields, unused_since)
-        started_at = clock.monotonic()
         try:
-            operation = self.operations.start(record.id, Kind.UNLOAD, work)
-            is_evicted = await operation.outcome()
+            return await self.operations.start(record.id, Kind.UNLOAD, work).outcome()
         except AdapterError:  # Triton is stuck with it, or the adapter stops: nothing has gone
             return False
-        if is_evicted:
-            cause = log_fields["evicted"]
-            self.evictions[cause] += 1
-            self.metrics.endpoint_evictions.labels("memory", cause).inc()
-            self.metrics.endpoint_unloading_seconds.observe(clock.monotonic() - started_at)
-        return is_evicted
 
     async def _unload_if_idle(
         self, record: ModelRecord, log_fields: Mapping[str, str], unused_since: float | None

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, total
+from adapter.core.model import ModelId
 from adapter.core.oom import Strength, Verdict
 from adapter.errors import (
     AboutMemory,
@@ -52,6 +53,7 @@ from adapter.next.core.evidence import (
 from adapter.next.core.ledger import Leaving, Ledger, Overrun
 from adapter.next.core.mesh_books import MeshBooks
 from adapter.next.core.record import ModelRecord, Step
+from adapter.next.core.registry import Registry
 from adapter.next.core.sizes import MIB, Need, format_size, remember
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
@@ -91,6 +93,7 @@ class _Waiter:
 class Memory:
     """Keeps the ledger for loads and unloads. All figures are by the model's name in Triton."""
 
+    registry: Registry
     ledger: Ledger
     readings: Readings
     changes: Changes
@@ -428,7 +431,8 @@ class Memory:
         """Show what the load waits for; write each reason to the log once."""
         record = waiter.record
         step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
-        note_step(record, step)
+        blockers = self._list_moving()
+        note_step(record, step, blockers)
         if waiter.reason is decision.reason:
             return
         waiter.reason = decision.reason
@@ -437,8 +441,15 @@ class Memory:
             "model_id": record.id,
             "waits_for": step.value,
             "reason": decision.reason.value,
+            "awaits": list(blockers),
         }
         log.info("model.load_waits", extra=fields | self._show(decision.need))
+
+    def _list_moving(self) -> tuple[ModelId, ...]:
+        """Return the models with a load or an unload that may change what is free."""
+        names = [*self.ledger.loads, *self.ledger.unloads]
+        owners = [self.registry.owner_of(name) for name in names]
+        return tuple(dict.fromkeys(owner.id for owner in owners if owner is not None))
 
     def _show(self, need: Need) -> dict[str, object]:
         """Return the figures for a line of the log, by device."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from functools import partial
@@ -198,6 +198,7 @@ class Journal:
 
     def __init__(self, metrics: Metrics, operations: Operations) -> None:
         self.metrics = metrics
+        self.evictions: Counter[str] = Counter()  # by reason
         self._operations = operations
 
     async def record(
@@ -235,6 +236,8 @@ class Journal:
             self.metrics.loaded_bytes.observe(size_bytes)
         seconds = self._count(operation, "ok", started_at)
         self.metrics.history.done(operation, model_id, seconds, size_bytes, log_fields)
+        if "evicted" in log_fields:
+            self._count_eviction(log_fields["evicted"], seconds)
         outcome = {"bytes": size_bytes, "seconds": seconds}
         log.info(f"model.{operation}ed", extra=fields | outcome)  # noqa: G004 - its name
         return result
@@ -259,6 +262,11 @@ class Journal:
         level = logging.INFO if is_refused else logging.WARNING
         ending = {"reason": str(error), "error": outcome, "seconds": seconds}
         log.log(level, event, extra=fields | ending)
+
+    def _count_eviction(self, reason: str, seconds: float) -> None:
+        self.evictions[reason] += 1
+        self.metrics.endpoint_evictions.labels("memory", reason).inc()
+        self.metrics.endpoint_unloading_seconds.observe(seconds)
 
     def _count(self, operation: str, outcome: str, started_at: float) -> float:
         """Count an operation that has ended; return how many seconds it took."""

@@ -5,6 +5,8 @@ import logging
 
 from adapter.core.model import ModelSource
 from adapter.errors import AdapterError, InsufficientMemory, LoadFailed
+from adapter.next.control.ports import StoreSettings
+from adapter.next.core.record import Step
 from adapter.telemetry.log import EVENTS
 from tests.next.control.fakes import MIB, Script
 from tests.next.control.stage import A, B, C, Stage, fails, played
@@ -85,6 +87,56 @@ def test_eviction_tells_for_whom(caplog):
     [unloading] = find(caplog, "model.unloading")
     assert (unloading.evicted, unloading.evicted_for) == ("room", "b")
     assert "1 call x" in unloading.worth
+
+
+def test_wait_names_the_models_before_it(caplog):
+    """/debug/state and `ps` show whom a load waits for, and so does its line."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(load_seconds=9), "b": Script()}) as stage:
+            first = asyncio.create_task(stage.load(A))
+            await asyncio.sleep(2)
+            second = asyncio.create_task(stage.load(B))
+            await asyncio.sleep(2)
+            [waiting] = stage.control.registry.records_of(B)
+            assert (waiting.step, waiting.blockers) == (Step.TURN, ("a",))
+            await asyncio.gather(first, second)
+
+    sequence()
+    [line] = find(caplog, "model.load_waits")
+    assert (line.model_id, line.waits_for, line.awaits) == ("b", "turn", ["a"])
+
+
+def test_replaced_version_counts_as_evicted(caplog):
+    """The metric and the page count what calls have loaded and the store has anew."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        settings = StoreSettings(revalidate_seconds=30)
+        scripts = {
+            "a@1": Script(),
+            "a@2": Script(),
+            "b@1": Script(600, declared=600),
+            "b@2": Script(600, declared=600),
+        }
+        async with Stage(scripts, stores=settings) as stage:
+            await stage.call(A)
+            await stage.call(B)  # has to go before its new version comes
+            stage.store.versions["a"] += 1
+            stage.store.versions["b"] += 1
+            await asyncio.sleep(40)
+            evictions = stage.metrics.endpoint_evictions.labels("memory", "changed")
+            assert evictions._value.get() == 2
+            assert stage.models.unloader.journal.evictions == {"changed": 2}
+            page, _ = stage.metrics.page("")
+            assert b"triton_adapter_endpoint_model_unloading_seconds_count 2.0" in page
+
+    sequence()
+    lines = [line for line in find(caplog, "model.unloading") if line.evicted == "changed"]
+    assert [line.replaced_by for line in lines] == ["a", "b"]
 
 
 def test_step_has_one_line_each(caplog):

@@ -834,7 +834,7 @@ async def test_idle_model_is_unloaded():
         await stage.load(C)
         await asyncio.sleep(30)
         stage.check(B, C)
-        assert stage.control.eviction.evictions["idle"] == 1
+        assert stage.models.unloader.journal.evictions["idle"] == 1
 
 
 # -- Triton's exits -----------------------------------------------------------------------------
