@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, total
+from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device, total
 from adapter.core.model import ModelId
 from adapter.core.oom import Strength, Verdict
 from adapter.errors import (
@@ -22,7 +22,6 @@ from adapter.errors import (
     AdapterError,
     InferenceFailed,
     InsufficientMemory,
-    MemoryFigures,
     ModelFailed,
     ModelTooLarge,
     OutOfMemory,
@@ -40,6 +39,7 @@ from adapter.next.core.admission import (
     Reason,
     decide,
     decide_place,
+    make_overrun_refusal,
     make_refusal,
 )
 from adapter.next.core.evidence import (
@@ -54,7 +54,7 @@ from adapter.next.core.ledger import Leaving, Ledger, Overrun
 from adapter.next.core.mesh_books import MeshBooks
 from adapter.next.core.record import ModelRecord, Step
 from adapter.next.core.registry import Registry
-from adapter.next.core.sizes import MIB, Need, format_size, remember
+from adapter.next.core.sizes import MIB, Need, remember
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics
@@ -66,7 +66,6 @@ _LOOK_SECONDS = times.POLL_SECONDS / 20
 # readings vary by some MiB from one moment to the next.
 _ODD_SHARE = 0.1
 _ODD_BYTES = 40 * MIB
-_MAX_REMEMBERED = 1000  # packages whose inferences have failed for lack of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,6 @@ class Memory:
     _unbooked: dict[ModelRecord, Bytes] = field(default_factory=dict)
     _odd_reports: dict[str, None] = field(default_factory=dict)  # by package, as logged
     _failures: FailedInferences = field(default_factory=FailedInferences)
-    _failed_at: dict[str, float] = field(default_factory=dict)  # by package
 
     # -- loads ------------------------------------------------------------------------------
 
@@ -191,7 +189,7 @@ class Memory:
             self.ledger.advance(clock.monotonic())
         overrun = self._book(record, reported)
         if overrun is not None:
-            raise _explain_overrun(record, overrun)
+            raise make_overrun_refusal(record.id, overrun)
 
     def book_late(self) -> list[ModelRecord]:
         """Book the models whose memory readings show only now; return them."""
@@ -205,7 +203,7 @@ class Memory:
         for device in self.ledger.devices:
             overrun = self.ledger.find_overrun(device)
             if overrun is not None and overrun.name == record.name:
-                return _explain_overrun(record, overrun)
+                return make_overrun_refusal(record.id, overrun)
         return None
 
     # -- unloads ----------------------------------------------------------------------------
@@ -320,15 +318,7 @@ class Memory:
         if verdict.strength is not Strength.STRONG:
             return 0
         key = record.package.content_key if record.package else str(record.name)
-        if record.usage.answered_at > self._failed_at.get(key, 0.0):
-            self._failures.clear(key)
-        self._failed_at.pop(key, None)
-        self._failed_at[key] = clock.monotonic()
-        if len(self._failed_at) > _MAX_REMEMBERED:
-            oldest = next(iter(self._failed_at))
-            del self._failed_at[oldest]
-            self._failures.clear(oldest)
-        return self._failures.add(key)
+        return self._failures.add(key, clock.monotonic(), record.usage.answered_at)
 
     def _describe_scene(self, record: ModelRecord, since: float | None) -> Scene:
         limits = {
@@ -525,19 +515,3 @@ def _convert(error: AdapterError, judgement: Judgement, verdict: Verdict) -> Ada
     )
     converted.__cause__ = error if isinstance(error, StubDied) else error.__cause__
     return converted
-
-
-def _explain_overrun(record: ModelRecord, overrun: Overrun) -> AboutMemory:
-    """Return the refusal of a load that took more than the limit."""
-    figures: MemoryFigures = overrun.figures
-    device = Device(figures.device or HOST)
-    where = "" if device in {HOST, UNSEEN} else f" on {device}"
-    advice = "no unload can make enough room" if overrun.is_permanent else "unload other models"
-    text = (
-        f"model {record.id!r} needs more than {format_size(figures.needed_bytes or 0)};"
-        f" {format_size(figures.free_bytes or 0)} of {format_size(figures.limit_bytes or 0)}"
-        f" are free{where}, and its load was ended: {advice};"
-        " see docs/memory.md#why-a-load-is-refused"
-    )
-    kind = ModelTooLarge if overrun.is_permanent else InsufficientMemory
-    return kind(text, model_id=record.id, figures=figures, was_tried=True)

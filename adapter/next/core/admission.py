@@ -207,9 +207,10 @@ def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMem
     figures = overrun.figures
     needed = format_size(figures.needed_bytes or 0)
     free = format_size(figures.free_bytes or 0)
+    reason = Reason.DECLARED if overrun.is_permanent else Reason.DOES_NOT_FIT
     text = (
         f"model {model_id!r} needs more than {needed}, where {free} were free{_name(figures)},"
-        f" and was unloaded; {_SEE_REFUSED}"
+        f" and was unloaded: {reason.value}; {_SEE_REFUSED}"
     )
     error = ModelTooLarge if overrun.is_permanent else InsufficientMemory
     return error(text, model_id=model_id, figures=figures, was_tried=True)

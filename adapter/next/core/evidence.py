@@ -95,17 +95,17 @@ class FailedInferences:
     """Counts the strong failures of each package in a row."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._rows: dict[str, tuple[int, float]] = {}  # the number, and when the last one was
 
-    def add(self, package_key: str) -> int:
-        """Count a failure; return the number of those before it."""
-        before = self._counts.get(package_key, 0)
-        remember(self._counts, package_key, before + 1)
+    def add(self, package_key: str, now: float, answered_at: float) -> int:
+        """Count a failure; return the number of those before it.
+
+        An answer since then, at `answered_at`, ends a row. A reload alone does not.
+        """
+        count, failed_at = self._rows.get(package_key, (0, now))
+        before = 0 if answered_at > failed_at else count
+        remember(self._rows, package_key, (before + 1, now))
         return before
-
-    def clear(self, package_key: str) -> None:
-        """Forget the failures of a package, which has answered. A reload alone ends no row."""
-        self._counts.pop(package_key, None)
 
 
 def judge_load(verdict: Verdict, text: str, scene: Scene) -> Judgement:
@@ -136,9 +136,8 @@ def judge_inference(
     outcome = Outcome.OUT_OF_MEMORY
     requested = verdict.requested_bytes
     devices = _devices_of(text, scene)
-    place = name_place(text)
-    limits = [] if place is Place.SHM else [scene.limits[device] for device in devices]
-    free = _list_free(place, devices, scene)
+    limits = [scene.limits[device] for device in devices]
+    free = _list_free(name_place(text), devices, scene)
     if requested is not None and limits and requested > max(limits):
         outcome = Outcome.FAILED
         evidence = Evidence.MORE_THAN_DEVICE
@@ -200,18 +199,19 @@ def _devices_of(text: str, scene: Scene) -> list[Device]:
     """Return the measured devices that a failure may be about.
 
     If the text names a kind of device, these are the model's devices of that kind, or all of that
-    kind if the model has none. If the text names none, or /dev/shm, these are the model's devices.
+    kind if the model has none. If the text names none, these are the model's devices. /dev/shm is
+    on no device.
     """
     place = name_place(text)
+    if place is Place.SHM:
+        return []
     devices = list(scene.limits)
     if place is Place.GPU:
         devices = [device for device in devices if device != HOST]
     elif place is Place.HOST:
         devices = [device for device in devices if device == HOST]
     own_devices = [device for device in devices if device in scene.devices]
-    if own_devices or place in {None, Place.SHM}:
-        return own_devices
-    return devices
+    return own_devices if own_devices or place is None else devices
 
 
 def _list_free(place: Place | None, devices: Collection[Device], scene: Scene) -> list[int]:
@@ -233,9 +233,8 @@ def _figures_of(verdict: Verdict, text: str, scene: Scene) -> MemoryFigures:
     failure may be about. If none of these is measured, the figures stay unknown: those of another
     device would seem to refute the error.
     """
-    place = name_place(text)
     used = scene.readings[-1].used if scene.readings else {}
-    devices = [] if place is Place.SHM else _devices_of(text, scene)
+    devices = _devices_of(text, scene)
     free = {device: scene.limits[device] - used[device] for device in devices if device in used}
     if not free:
         return MemoryFigures(verdict.requested_bytes)

@@ -221,7 +221,6 @@ def test_figures_are_of_the_fullest_device():
 
 def test_failures_in_a_row_are_counted_by_package():
     failed = FailedInferences()
-    assert [failed.add("a"), failed.add("a"), failed.add("b")] == [0, 1, 0]
-    failed.clear("a")
-    failed.clear("never failed")
-    assert [failed.add("a"), failed.add("b")] == [0, 1]
+    assert [failed.add(key, 1.0, 0.0) for key in "aab"] == [0, 1, 0]
+    assert [failed.add("a", 3.0, answered_at=2.0), failed.add("b", 3.0, 0.5)] == [0, 1]
+    assert failed.add("a", 4.0, answered_at=2.0) == 1
