@@ -315,7 +315,6 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
             registry=registry,
             leases=leases,
             models=models,
-            loader=loader,
             eviction=eviction,
             status=status,
             artifacts=world.artifacts,

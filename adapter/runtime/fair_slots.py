@@ -37,18 +37,37 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, name: str, callers: Collection[str]) -> AsyncIterator[None]:
         """Wait for a slot, and hold it. `callers`: who waits for the work, at any time."""
+        await self.acquire(name, callers)
+        try:
+            yield
+        finally:
+            self.release(name)
+
+    async def acquire(
+        self,
+        name: str,
+        callers: Collection[str],  # who waits for the work, at any time
+        on_wait: Callable[[], None] = lambda: None,  # called if no slot is free
+    ) -> None:
+        """Wait for a slot, and hold it until `release`."""
         waiter = _Waiter(name, callers, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._give()
         try:
+            if not waiter.turn.done():
+                on_wait()
             await waiter.turn
-            yield
-        finally:
+        except BaseException:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             else:
-                self._held[name] -= 1
-                self._give()
+                self.release(name)
+            raise
+
+    def release(self, name: str) -> None:
+        """Free the slot that the work holds."""
+        self._held[name] -= 1
+        self._give()
 
     def _give(self) -> None:
         while (waiting := self._patient()) and self._is_free():

@@ -10,8 +10,8 @@ goes on, and the undo ends it, or leaves it to Triton (STUCK).
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,9 +56,11 @@ from adapter.next.core.states import LOADED, ModelEvent, ModelState
 from adapter.next.core.wanted import Wanted
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes, run_to_end
+from adapter.runtime.fair_slots import FairSlots
 
 log = logging.getLogger(__name__)
 
+_NO_CALLER = ("",)
 # What Triton says to a model that it could not read, whatever the reason.
 _EMPTY_FAILURE = "failed to poll from model repository"
 # Since 25.09 Triton notices after 5 to 7 s that a python process has died, and answers its load.
@@ -105,27 +107,18 @@ class StoreFiles:
 # -- load threads -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    record: ModelRecord
-    turn: asyncio.Future[None]
-
-
 class LoadSlots:
     """Bounds the loads in progress in Triton, which runs a few at a time.
 
     A load that has lasted 30 s hangs: it no longer counts, and at most as many again may go on so.
-    A free slot goes to the caller whose last one is longest ago; among the loads of that caller, to
-    the one that came first.
+    Callers have their turns (`FairSlots`); whoever loads without a call counts as one of them.
     """
 
     def __init__(self, count: int, leases: Leases) -> None:
         self.count = count
         self._leases = leases
+        self._slots = FairSlots(count, self._is_left_out)
         self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
-        self._waiters: list[_Waiter] = []
-        self._given_at: dict[str, int] = {}  # of each caller: the number of its last slot
-        self._given = 0
 
     @property
     def holders(self) -> list[ModelRecord]:
@@ -136,27 +129,18 @@ class LoadSlots:
         """Wait for a slot. Harmless if the load has one."""
         if record in self._holders:
             return
-        waiter = _Waiter(record, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            self._give()
-            while not waiter.turn.done():
-                blockers = tuple(holder.id for holder in self._holders)
-                note_step(record, Step.THREAD, blockers)
-                # a load that begins to hang reports nothing
-                await asyncio.wait({waiter.turn}, timeout=times.POLL_SECONDS)
-                self._give()
-        except BaseException:
-            self.release(record)
-            raise
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+
+        def show_wait() -> None:
+            note_step(record, Step.THREAD, tuple(holder.id for holder in self._holders))
+
+        callers = self._leases.callers_of(record.id) or _NO_CALLER
+        await self._slots.acquire(record.name, callers, show_wait)
+        self._holders[record] = clock.monotonic()
 
     def release(self, record: ModelRecord) -> None:
         """Free the slot of a load that has ended. Harmless if it has none."""
-        self._holders.pop(record, None)
-        self._give()
+        if self._holders.pop(record, None) is not None:
+            self._slots.release(record.name)
 
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when Triton has been at the load of a model; None while that is not long."""
@@ -168,9 +152,8 @@ class LoadSlots:
         """Return which loads hang, for the error of one that waits for a slot; "" if none does."""
         now = clock.monotonic()
         hanging = [
-            f"{record.id!r} (for {now - since:.0f} s)"
-            for record, since in self._holders.items()
-            if self.hangs_since(record) is not None
+            f"{record.id!r} (for {now - self._holders[record]:.0f} s)"
+            for record in self._list_hanging()
         ]
         if not hanging:
             return ""
@@ -179,30 +162,12 @@ class LoadSlots:
             " to end their loads; see docs/operations.md#a-load-hangs"
         )
 
-    def _give(self) -> None:
-        """Give free slots to loads that wait."""
-        waiting = [waiter for waiter in self._waiters if not waiter.turn.done()]
-        while waiting and self._is_free():
-            waiter = min(waiting, key=self._rank)
-            waiting.remove(waiter)
-            self._holders[waiter.record] = clock.monotonic()
-            self._given += 1
-            callers = self._leases.callers_of(waiter.record.id)
-            if callers:
-                self._given_at[min(callers, key=self._last_of)] = self._given
-            waiter.turn.set_result(None)
+    def _list_hanging(self) -> list[ModelRecord]:
+        return [record for record in self._holders if self.hangs_since(record) is not None]
 
-    def _is_free(self) -> bool:
-        hanging = [record for record in self._holders if self.hangs_since(record) is not None]
-        young = len(self._holders) - len(hanging)
-        return young < self.count and len(self._holders) < 2 * self.count
-
-    def _rank(self, waiter: _Waiter) -> int:
-        callers = self._leases.callers_of(waiter.record.id)
-        return min(map(self._last_of, callers), default=0)
-
-    def _last_of(self, caller: str) -> int:
-        return self._given_at.get(caller, 0)
+    def _is_left_out(self, name: str) -> bool:
+        """Return whether the load hangs, and is one of the first ones that do."""
+        return name in {record.name for record in self._list_hanging()[: self.count]}
 
 
 class _StubMonitor:
@@ -215,8 +180,7 @@ class _StubMonitor:
     def __init__(self, names: Collection[TritonName], gone_seconds: float) -> None:
         self.names = frozenset(names)
         self._gone_seconds = gone_seconds
-        self._started: set[TritonName] = set()
-        self._alive_at: dict[TritonName, float] = {}
+        self._lost_at: dict[TritonName, float] = {}  # unless a process is seen before
 
     def find_lost(
         self,
@@ -224,15 +188,10 @@ class _StubMonitor:
         now: float,
     ) -> TritonName | None:
         """Return the name of a model whose process has been missing for too long."""
-        for name in self.names:
-            if name not in instances:
-                continue  # a model without python
+        for name in self.names & instances.keys():  # models without python are missing
             if instances[name]:
-                self._started.add(name)
-                self._alive_at[name] = now
-            has_started = name in self._started
-            grace_seconds = self._gone_seconds if has_started else _STUB_UNSEEN_SECONDS
-            if now - self._alive_at.setdefault(name, now) > grace_seconds:
+                self._lost_at[name] = now + self._gone_seconds
+            elif now > self._lost_at.setdefault(name, now + _STUB_UNSEEN_SECONDS):
                 return name
         return None
 
@@ -263,17 +222,13 @@ class Loader:
     limits: TimeLimits
     # loads that Triton has not answered
     _calls: dict[ModelRecord, asyncio.Future[None]] = field(default_factory=dict)
-    _cache_use: dict[ModelRecord, CacheUse] = field(default_factory=dict)
 
     async def load(
         self, record: ModelRecord, terms: LoadTerms, log_fields: Mapping[str, str]
     ) -> None:
         """Load a model; return when it is READY. Raises the failure once it is undone."""
-        await self._record(record, self._load(record, terms), log_fields)
-
-    async def _load(self, record: ModelRecord, terms: LoadTerms) -> None:
-        self.registry.add(record)
-        async with self._undone_on_failure(record):
+        async with self._recorded(record, log_fields):
+            self.registry.add(record)
             await self._prepare(record)
             await self._reserve(record, terms, self.eviction)
             await self._run(record, terms)
@@ -286,12 +241,9 @@ class Loader:
 
         Raises InsufficientMemory if they do not; `old` serves on, as after any other failure.
         """
-        await self._record(record, self._load_beside(record, old), log_fields)
-
-    async def _load_beside(self, record: ModelRecord, old: ModelRecord) -> None:
-        self.registry.add_beside(record)
         terms = LoadTerms()
-        async with self._undone_on_failure(record):
+        async with self._recorded(record, log_fields):
+            self.registry.add_beside(record)
             await self._prepare(record)
             record.undo.callback(self.turns.end, record)
             await self._wait_for_turn(record)
@@ -320,18 +272,8 @@ class Loader:
 
         `old` keeps serving if the files are at fault, or if its memory would not suffice.
         """
-        work = self._load_in_place(record, old, terms, unload_fields)
-        await self._record(record, work, log_fields)
-
-    async def _load_in_place(
-        self,
-        record: ModelRecord,
-        old: ModelRecord,
-        terms: LoadTerms,
-        unload_fields: Mapping[str, str],
-    ) -> None:
         room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
-        async with self._undone_on_failure(record):
+        async with self._recorded(record, log_fields):
             await self._prepare(record)
             await self._reserve(record, terms, room)
             if old.state in LOADED:
@@ -341,22 +283,6 @@ class Loader:
             self.registry.add(record)
             await self._run(record, terms)
             self._serve(record)
-
-    async def _record(
-        self, record: ModelRecord, work: Coroutine[Any, Any, None], log_fields: Mapping[str, str]
-    ) -> None:
-        async def load() -> int:
-            await work
-            return total(self.memory.held(record))
-
-        record.load_started_at = clock.wall()
-        await self.journal.record(
-            "load", record.id, load(), int, log_fields, url=record.source.told_url
-        )
-
-    def take_cache_use(self, record: ModelRecord) -> CacheUse:
-        """Return where the files of a load were found, once for each load."""
-        return self._cache_use.pop(record, CacheUse.HIT)
 
     # -- before Triton ----------------------------------------------------------------------
 
@@ -429,8 +355,7 @@ class Loader:
         record.source = make_store_source(artifact.folder, str(artifact.key))
         seconds = clock.monotonic() - started_at
         record.fetch_seconds = seconds - progress.waited_seconds
-        self._cache_use[record] = use
-        record.undo.callback(self._cache_use.pop, record, None)
+        record.cache_use = use
         if use is CacheUse.MISS:
             metrics.endpoint_downloading_seconds.observe(seconds)
             metrics.history.done("fetch", record.id, seconds, artifact.size_bytes)
@@ -646,17 +571,30 @@ class Loader:
     # -- undo -------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _undone_on_failure(self, record: ModelRecord) -> AsyncIterator[None]:
-        try:
-            with self._limited(record):
+    async def _recorded(
+        self, record: ModelRecord, log_fields: Mapping[str, str]
+    ) -> AsyncIterator[None]:
+        """Write the lines of the load in the block, which has to end in time, and is undone if it
+        fails.
+        """
+        record.load_started_at = clock.wall()
+        url = record.source.told_url
+        with self.journal.record("load", record.id, log_fields, url=url) as outcome:
+            try:
                 async with asyncio.timeout(self.limits.load):
                     yield
-        except BaseException as error:
-            is_suspect = self._is_warm_up_suspect(record)
-            await run_to_end(self._undo(record, error))
-            if is_suspect and is_exit(error) and not self.status.is_same_life(record.life):
-                raise _explain_warm_up(record) from error
-            raise
+            except BaseException as error:
+                failure = error
+                if isinstance(error, TimeoutError):
+                    failure = self.explain_timeout(record)
+                is_suspect = self._is_warm_up_suspect(record)
+                await run_to_end(self._undo(record, failure))
+                if is_suspect and is_exit(error) and self.status.life != record.life:
+                    failure = _explain_warm_up(record)
+                if failure is error:
+                    raise
+                raise failure from error
+            outcome.size_bytes = total(self.memory.held(record))
 
     def _is_warm_up_suspect(self, record: ModelRecord) -> bool:
         """Return whether an exit of Triton would have to do with the samples of this package: there
@@ -669,14 +607,6 @@ class Loader:
             return False
         works = self.at_work.collect(clock.monotonic())
         return [model_id for model_id, work in works.items() if work.is_load] == [record.id]
-
-    @contextmanager
-    def _limited(self, record: ModelRecord) -> Iterator[None]:
-        """Turn the end of the time limit into an error that says what the load waited for."""
-        try:
-            yield
-        except TimeoutError:
-            raise self.explain_timeout(record) from None
 
     def explain_timeout(self, record: ModelRecord) -> BackendTimeout:
         """Return the error of a load that has passed its time limit."""

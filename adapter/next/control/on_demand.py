@@ -19,7 +19,7 @@ from adapter.errors import (
 )
 from adapter.next.control.eviction import Eviction
 from adapter.next.control.leases import Lease, Leases, is_exit
-from adapter.next.control.loader import Loader, make_store_source
+from adapter.next.control.loader import make_store_source
 from adapter.next.control.memory import LoadTerms
 from adapter.next.control.models import LoadRequest, Models
 from adapter.next.control.operations import Operation
@@ -47,7 +47,6 @@ class OnDemand:
     registry: Registry
     leases: Leases
     models: Models
-    loader: Loader
     eviction: Eviction
     status: TritonStatus
     artifacts: Artifacts
@@ -298,9 +297,13 @@ class OnDemand:
             raise ModelNotReady(text, model_id=model_id) from None
 
     def _read_use(self, operation: Operation[ModelRecord]) -> CacheUse:
-        """Return where the files of a load were found."""
+        """Return where the files of a load were found, once: to the others it is a hit."""
         record = operation.record
-        return CacheUse.HIT if record is None else self.loader.take_cache_use(record)
+        if record is None:
+            return CacheUse.HIT
+        use = record.cache_use
+        record.cache_use = CacheUse.HIT
+        return use
 
     def _explain_wait(self, operation: Operation[ModelRecord], model_id: ModelId) -> AdapterError:
         """Return the error of a call whose time is over while the load goes on."""

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -193,6 +195,13 @@ def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = (
     record.blockers = blockers
 
 
+@dataclass(slots=True)
+class Outcome:
+    """Holds what a load or an unload has come to, for its last line."""
+
+    size_bytes: int = 0  # taken or freed
+
+
 class Journal:
     """Writes a line when a load or an unload begins and when it ends, and counts them."""
 
@@ -201,23 +210,23 @@ class Journal:
         self.evictions: Counter[str] = Counter()  # by reason
         self._operations = operations
 
-    async def record(
+    @contextmanager
+    def record(
         self,
         operation: str,  # load or unload
         model_id: ModelId,
-        work: Coroutine[Any, Any, T],
-        count_bytes: Callable[[T], int],  # taken or freed, by the outcome
         log_fields: Mapping[str, str],  # for both lines
         **begin_fields: object,  # for the first line
-    ) -> T:
-        """Await the work; write its two lines, and update metrics and history."""
+    ) -> Iterator[Outcome]:
+        """Write the two lines of the operation in the block; update metrics and history."""
         started_at = clock.monotonic()
+        ending = Outcome()
         fields: dict[str, object] = {"model_id": model_id, **log_fields}
         log.info(f"model.{operation}ing", extra=fields | begin_fields)  # noqa: G004 - its name
         in_progress = self.metrics.operations_in_flight.labels(operation)
         try:
             with in_progress.track_inprogress():
-                result = await work
+                yield ending
         except asyncio.CancelledError:
             reason = self._operations.find_reason()
             if reason is not None:
@@ -231,16 +240,14 @@ class Journal:
             # the error itself has a line of its own (operation.failed)
             log.info(f"model.{operation}_failed", extra=fields | {"seconds": seconds})  # noqa: G004
             raise
-        size_bytes = count_bytes(result)
         if operation == "load":
-            self.metrics.loaded_bytes.observe(size_bytes)
+            self.metrics.loaded_bytes.observe(ending.size_bytes)
         seconds = self._count(operation, "ok", started_at)
-        self.metrics.history.done(operation, model_id, seconds, size_bytes, log_fields)
+        self.metrics.history.done(operation, model_id, seconds, ending.size_bytes, log_fields)
         if "evicted" in log_fields:
             self._count_eviction(log_fields["evicted"], seconds)
-        outcome = {"bytes": size_bytes, "seconds": seconds}
+        outcome = {"bytes": ending.size_bytes, "seconds": seconds}
         log.info(f"model.{operation}ed", extra=fields | outcome)  # noqa: G004 - its name
-        return result
 
     def _record_failure(
         self,

@@ -55,17 +55,18 @@ class Unloader:
         """
         is_dead = record.state is ModelState.DEAD
         self.registry.apply(record, ModelEvent.UNLOAD_STARTED)  # new requests get a 404
-        work = self.journal.record(
-            "unload",
-            record.id,
-            self._wait_and_take_down(record, is_dead=is_dead),
-            total,
-            log_fields,
-            in_flight=record.usage.in_flight,
-        )
-        await run_to_end(work)
+        await run_to_end(self._unload(record, log_fields, is_dead=is_dead))
+
+    async def _unload(
+        self, record: ModelRecord, log_fields: Mapping[str, str], *, is_dead: bool
+    ) -> None:
+        in_flight = record.usage.in_flight
+        with self.journal.record("unload", record.id, log_fields, in_flight=in_flight) as outcome:
+            booked = await self._wait_and_take_down(record, is_dead=is_dead)
+            outcome.size_bytes = total(booked)
 
     async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> Bytes:
+        """Return what was booked for the model, once it is gone."""
         note_step(record, Step.REQUESTS)
         if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
             log.warning("model.drain_timed_out", extra={"model_id": record.id})

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 
-from adapter.core.artifacts import Artifact, ArtifactKey, FetchProgress
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.core.model import (
     ModelId,
     ModelSource,
@@ -102,6 +102,7 @@ class ModelRecord:
     is_source_complete: bool = True  # False if the load request brought files or a config
     files: Artifact | None = None  # of a store, kept on disk until the undo
     progress: FetchProgress | None = None  # of the fetch
+    cache_use: CacheUse = CacheUse.HIT  # where its files were, until the call that loaded it knows
     package: Package | None = None  # None until it was inspected
     warnings: tuple[str, ...] = ()  # of the package, and what was odd about its answers
     basis: Basis | None = None  # of its reservation; None for a model of an earlier run
