@@ -630,7 +630,6 @@ class Loader:
             self.at_work.break_off_load(record, clock.monotonic())
             # only the connection may have been lost: then Triton still has it
             await self.unloader.remove_from_triton(record)
-        self.memory.release(record)
         await record.undo.aclose()
         if record.state is not None:
             self.registry.apply(record, self._choose_event(record, has_exited=has_exited))

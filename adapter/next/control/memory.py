@@ -200,33 +200,27 @@ class Memory:
 
     def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
         """Return why the load has to end, if more is used than a limit and it is to blame."""
-        for device in self.ledger.devices:
-            overrun = self.ledger.find_overrun(device)
-            if overrun is not None and overrun.name == record.name:
-                return make_overrun_refusal(record.id, overrun)
-        return None
+        overrun = self.ledger.overrun_of(record.name)
+        return None if overrun is None else make_overrun_refusal(record.id, overrun)
 
     # -- unloads ----------------------------------------------------------------------------
 
     def held(self, record: ModelRecord) -> Bytes:
         """Return what is booked or reserved for the model."""
-        model = self.ledger.models.get(record.name)
-        if model is not None:
-            return model.booked
         load = self.ledger.loads.get(record.name)
         if load is not None:
             return load.reserved
-        return self.ledger.stuck.get(record.name, NO_BYTES)
+        return self.ledger.models.get(record.name) or self.ledger.stuck.get(record.name, NO_BYTES)
 
     def is_booked(self, record: ModelRecord) -> bool:
         """Return whether no booking of the model is still to come."""
         return record.name in self.ledger.models
 
-    def begin_unload(self, record: ModelRecord) -> Leaving | None:
-        """Expect the memory of a loaded model back; None if nothing is booked for it."""
+    def begin_unload(self, record: ModelRecord) -> Leaving:
+        """Expect the memory of a loaded model back; nothing if Triton has exited with it."""
         self._book_at_once(record)
         if record.name not in self.ledger.models:
-            return None
+            return Leaving(NO_BYTES, NO_BYTES)
         return self.ledger.begin_unload(record.name)
 
     def strand(self, record: ModelRecord) -> None:
@@ -261,7 +255,7 @@ class Memory:
 
     def adopt(self, record: ModelRecord, booked: Bytes) -> None:
         """Book a model that an earlier run of the adapter has loaded."""
-        self.ledger.adopt(record.name, record.inspected.content_key, booked)
+        self.ledger.adopt(record.name, booked)
 
     def map_reports(self, reports: Collection[GpuBytes]) -> Bytes:
         """Return what Triton reports of a package, by device; nothing unless it tells all.

@@ -393,25 +393,25 @@ class TritonWatcher:
         self.wanted.note_exit()
         self.memory.start_life()
         for record in at_rest:
-            self._lose(record)
+            self._lose(record, self.status.choose_on_exit(record))
         if loaded:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in loaded]})
             given_up = verdict.charged if verdict.given_up else None
             self.journal.metrics.history.lost(_describe_lost(loaded, given_up))
         # loads begin once this life is confirmed, and may use the same names: clear them first
         for record in at_rest:
-            await self.close_undo(record)
+            await self._close_undo(record)
 
-    def _lose(self, record: ModelRecord) -> None:
+    def _lose(self, record: ModelRecord, on_exit: OnExit) -> None:
         """Move a model at rest that Triton no longer has; what comes back is LOST and wanted."""
-        record.on_exit = self.status.choose_on_exit(record)
+        record.on_exit = on_exit
         if record.state is not ModelState.STUCK and self.registry.should_return(record):
             self.registry.apply(record, ModelEvent.LOST)
             self.wanted.want(record.id, record.origin, WantedReason.LOST)
         else:
             self.registry.apply(record, ModelEvent.TRITON_EXITED)
 
-    async def close_undo(self, record: ModelRecord) -> None:
+    async def _close_undo(self, record: ModelRecord) -> None:
         """Take down what the load of a model has left outside of Triton."""
         self.at_work.forget(record)
         await record.undo.aclose()
@@ -494,21 +494,14 @@ class TritonWatcher:
         if record.name in await self.triton.ready():
             return
         log.warning("triton.models_vanished", extra={"models": [record.id]})
-        record.on_exit = self.status.choose_on_exit(record)
-        if self.status.setting is None and not self.status.is_restarting:
-            record.on_exit = OnExit.FORGET
-        self.journal.metrics.history.lost(_describe_lost([record], None))
+        is_unset = self.status.setting is None and not self.status.is_restarting
+        on_exit = OnExit.FORGET if is_unset else self.status.choose_on_exit(record)
         await self.unloader.remove_from_triton(record, is_dead=record.state is ModelState.DEAD)
-        self.memory.release(record)
-        await self.close_undo(record)
-        if record.state not in LOADED:
-            return  # Triton has exited meanwhile
-        if self.registry.should_return(record):
-            self.registry.apply(record, ModelEvent.LOST)
-            self.wanted.want(record.id, record.origin, WantedReason.LOST)
-        else:
-            self.registry.apply(record, ModelEvent.TRITON_EXITED)
-        self.changes.notify()
+        await self._close_undo(record)
+        if record.state in LOADED:  # Triton has not exited meanwhile
+            self._lose(record, on_exit)
+            self.journal.metrics.history.lost(_describe_lost([record], None))
+            self.changes.notify()
 
     async def _check_stuck(self, stuck: Sequence[ModelRecord], ready: Collection[str]) -> None:
         """Release stuck models that Triton has finished with; restart it if nothing else helps."""
@@ -532,8 +525,7 @@ class TritonWatcher:
             return
         if not await self.unloader.remove_from_triton(record):
             return
-        self.memory.release(record)
-        await self.close_undo(record)
+        await self._close_undo(record)
         if record.state is ModelState.STUCK:
             self.registry.apply(record, ModelEvent.FREED)
 

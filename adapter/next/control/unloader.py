@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from adapter.core.memory import NO_BYTES, Bytes, total
+from adapter.core.memory import total
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.next.control.leases import AtWork, Leases, is_exit
@@ -62,11 +62,10 @@ class Unloader:
     ) -> None:
         in_flight = record.usage.in_flight
         with self.journal.record("unload", record.id, log_fields, in_flight=in_flight) as outcome:
-            booked = await self._wait_and_take_down(record, is_dead=is_dead)
-            outcome.size_bytes = total(booked)
+            outcome.size_bytes = await self._wait_and_take_down(record, is_dead=is_dead)
 
-    async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> Bytes:
-        """Return what was booked for the model, once it is gone."""
+    async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> int:
+        """Return the bytes that were booked for the model, once it is gone."""
         note_step(record, Step.REQUESTS)
         if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
             log.warning("model.drain_timed_out", extra={"model_id": record.id})
@@ -76,13 +75,11 @@ class Unloader:
         if not await self.remove_from_triton(record, is_dead=is_dead):
             await self._give_up(record)
             raise _explain_stuck(record)
-        self.memory.release(record)
         await record.undo.aclose()
         self.at_work.forget(record)
-        if leaving is not None:
-            await self.readings.wait_until_back(leaving)
+        await self.readings.wait_until_back(leaving)
         self.registry.apply(record, ModelEvent.UNLOADED)
-        return leaving.booked if leaving else NO_BYTES
+        return total(leaving.booked)
 
     async def undo_load(
         self, record: ModelRecord, call: asyncio.Future[None] | None, *, is_memory: bool

@@ -366,7 +366,7 @@ def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
     with more than they have.
     """
     names = {candidate.name for candidate in request.candidates}
-    staying = [model.booked for name, model in ledger.models.items() if name not in names]
+    staying = [booked for name, booked in ledger.models.items() if name not in names]
     unshown = [load.reserved for name, load in ledger.loads.items() if name in names]
     for device, count in need.bytes.items():
         book = ledger.devices[device]

@@ -82,14 +82,6 @@ class DeviceBook:
         return self.limit_bytes - (self.empty_bytes or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Names the package of a loaded model and what the model is booked with."""
-
-    package_key: str
-    booked: Bytes
-
-
 @dataclass(slots=True)
 class LoadEntry:
     """Describes a load in progress."""
@@ -151,7 +143,7 @@ class Ledger:
 
     devices: dict[Device, DeviceBook]
     sizes: Sizes = field(default_factory=Sizes)
-    models: dict[TritonName, LoadedModel] = field(default_factory=dict)
+    models: dict[TritonName, Bytes] = field(default_factory=dict)  # what they are booked with
     # loads in progress, in the order of their begin
     loads: dict[TritonName, LoadEntry] = field(default_factory=dict)
     # loads and unloads that Triton does not finish, with the bytes that it keeps for them
@@ -198,7 +190,7 @@ class Ledger:
 
     def booked(self, device: Device) -> int:
         """Return what all loaded models are booked with."""
-        return _sum((model.booked for model in self.models.values()), device)
+        return _sum(self.models.values(), device)
 
     def not_attributed(self, device: Device) -> int:
         """Return the bytes that neither an empty Triton nor a model accounts for: growth, leaks,
@@ -211,7 +203,7 @@ class Ledger:
         """Return the bytes of each model that Triton has loaded: what it is booked with, or what is
         reserved for it while no reading shows it.
         """
-        sizes: dict[TritonName, Bytes] = {name: model.booked for name, model in self.models.items()}
+        sizes = dict(self.models)
         for name, load in self.loads.items():
             if load.ended_at is not None:
                 sizes[name] = load.reserved
@@ -225,8 +217,7 @@ class Ledger:
 
     def is_empty(self, device: Device) -> bool:
         """Return whether nothing is loaded, loading, stuck or leaving on the device."""
-        resident = [model.booked for model in self.models.values()]
-        sizes = [*resident, *self.stuck.values()]
+        sizes = [*self.models.values(), *self.stuck.values()]
         is_taken = any(device in size for size in sizes)
         return not is_taken and not self.is_in_progress([device])
 
@@ -381,7 +372,7 @@ class Ledger:
         Before `can_settle`, as for a model that is unloaded at once, the books alone count: the
         newest reading is from before the end of the load.
         """
-        overrun = self._overrun_of(name)
+        overrun = self.overrun_of(name)
         is_shown = self.can_settle(name)
         load = self.loads.pop(name)
         if not is_shown:
@@ -402,7 +393,7 @@ class Ledger:
                 self.devices[device].settled_bytes += booked[device]
                 self._correct(device)
         key = load.need.package_key
-        self.models[name] = LoadedModel(key, booked)
+        self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
         self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
         if overrun is None:
@@ -452,7 +443,7 @@ class Ledger:
         figures = MemoryFigures(own_bytes, free_bytes, book.limit_bytes, device)
         return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
 
-    def _overrun_of(self, name: TritonName) -> Overrun | None:
+    def overrun_of(self, name: TritonName) -> Overrun | None:
         """Return the overrun of a device that this load is to be ended for, None without one."""
         for device in self.loads[name].reserved:
             overrun = self.find_overrun(device)
@@ -502,7 +493,7 @@ class Ledger:
         device: a dead process has given its memory back already. Loads on its devices are not alone
         any more. Return what is expected, for `is_unload_done`.
         """
-        booked = self._find_remaining(self.models.pop(name).booked)
+        booked = self._find_remaining(self.models.pop(name))
         leaving = Leaving(booked, self._readings(booked))
         self._disturb(booked)
         self.unloads[name] = leaving
@@ -557,14 +548,14 @@ class Ledger:
 
     # -- lives of Triton ------------------------------------------------------------------------
 
-    def adopt(self, name: TritonName, package_key: str, booked: Bytes) -> None:
+    def adopt(self, name: TritonName, booked: Bytes) -> None:
         """Book a model that an earlier run of the adapter has loaded.
 
         A reading that shows the model already is not counted twice. `empty` falls to what is left
         beside all models. Loads on its devices are not alone any more.
         """
         self._disturb(booked)
-        self.models[name] = LoadedModel(package_key, booked)
+        self.models[name] = booked
         for device, count in booked.items():
             if device in self.devices:
                 book = self.devices[device]
@@ -579,9 +570,9 @@ class Ledger:
         """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that
         it broke off end by `fail_load`.
         """
-        for model in self.models.values():
-            for device in model.booked.keys() & self.devices.keys():
-                self.devices[device].settled_bytes -= model.booked[device]
+        for booked in self.models.values():
+            for device in booked.keys() & self.devices.keys():
+                self.devices[device].settled_bytes -= booked[device]
         self.models.clear()
         self.unloads.clear()
         self.returning.clear()

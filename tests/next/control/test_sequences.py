@@ -569,6 +569,8 @@ async def test_vanished_model_comes_back_by_setting():
         await fails(stage.invoke(A), ModelNotReady)
         await asyncio.sleep(5)
         assert await stage.wait_and_invoke(A) == "a"
+        events = [str(event) for event in stage.metrics.history.latest()]
+        assert any("loaded again by the adapter: a" in event for event in events), events
 
 
 @played

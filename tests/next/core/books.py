@@ -98,7 +98,7 @@ class Books:
         return self.ledger.not_attributed(device) / MIB
 
     def booked(self, name, device=GPU):
-        return self.ledger.models[name].booked[device] / MIB
+        return self.ledger.models[name][device] / MIB
 
     def reserved(self, name, device=GPU):
         return self.ledger.loads[name].reserved[device] / MIB
@@ -137,7 +137,7 @@ class Books:
         book = self.ledger.devices[device]
         if book.used_bytes is not None:
             book.used_bytes += size[device]
-        self.ledger.adopt(TritonName(name), name, size)
+        self.ledger.adopt(TritonName(name), size)
 
     def load(self, name, need):
         self.ledger.begin_load(TritonName(name), need)

@@ -311,8 +311,8 @@ class AnyBooks(RuleBasedStateMachine):
         for device, count in decision.need.bytes.items():
             book = ledger.devices[device]
             stays = sum(
-                model.booked.get(device, 0)
-                for name, model in ledger.models.items()
+                booked.get(device, 0)
+                for name, booked in ledger.models.items()
                 if name not in evictable
             )
             room = book.limit_bytes - book.headroom_bytes - (book.empty_bytes or 0)
@@ -326,7 +326,7 @@ class AnyBooks(RuleBasedStateMachine):
             if count > self.ledger.free(device)
         ]
         ledger = self.ledger
-        sizes = [model.booked for model in ledger.models.values()]
+        sizes = list(ledger.models.values())
         sizes += [load.reserved for load in ledger.loads.values()]
         sizes += [leaving.booked for leaving in ledger.unloads.values()]
         sizes += [leaving.booked for leaving in ledger.returning]

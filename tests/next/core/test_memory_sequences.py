@@ -118,7 +118,7 @@ def test_load_is_not_booked_with_leaving_memory():
 def test_adoption_during_a_load_ends_its_measurement():
     books = gpu(1000)
     books.load("b", known(200, key="b"))
-    books.ledger.adopt("a", "a", to_bytes({GPU: 300}))
+    books.ledger.adopt("a", to_bytes({GPU: 300}))
     books.read(500)
     assert not books.settle("b").is_measured
 
@@ -215,8 +215,8 @@ def test_reading_of_adopted_models_is_not_of_an_empty_device():
     """A new adapter reads memory before it knows what an earlier run has loaded."""
     books = gpu(1000, used=450)
     assert books.empty() == 450
-    books.ledger.adopt("a", "a", to_bytes({GPU: 300}))
-    books.ledger.adopt("b", "b", to_bytes({GPU: 100}))
+    books.ledger.adopt("a", to_bytes({GPU: 300}))
+    books.ledger.adopt("b", to_bytes({GPU: 100}))
     assert books.empty() == 50
     declared = known(900, declared=900)  # 400 otherwise: no unload could make enough room
     assert books.answer(declared, waited=math.inf) is Answer.INSUFFICIENT

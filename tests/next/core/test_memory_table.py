@@ -274,7 +274,7 @@ def test_books_alone_count_without_readings():
 def test_models_of_an_earlier_run_are_adopted():
     books = Books({GPU: 24576})
     for name in "abc":
-        books.ledger.adopt(name, name, to_bytes({GPU: 6000}))
+        books.ledger.adopt(name, to_bytes({GPU: 6000}))
     books.read(18944)  # 18000 are theirs
     assert books.empty() is None
     assert books.free() == 5632
@@ -427,7 +427,7 @@ def test_model_spans_two_devices():
     books.load("n", need)
     books.read(**{"0": 900, "1": 350})
     books.settle("n")
-    assert to_mib(books.ledger.models["n"].booked) == {"0": 400, "1": 350}
+    assert to_mib(books.ledger.models["n"]) == {"0": 400, "1": 350}
 
 
 def test_unknown_need_is_placed_on_four_devices():
