@@ -53,9 +53,12 @@ _MEMORY_CODES = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge",
 _MAX_AWAITED = 4
 _ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
 _OUTSIDE_ROOTS = "outside the model roots"  # in the reason of a refused load
-_COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "DEAD": RED}
+# Colours of states; all other states pass by themselves.
+_COLOURS = {"READY": GREEN, "DEAD": RED, "STUCK": RED}
 # Words for the values of `waits_for` in /debug/state.
 _WAITS = {
+    "fetch": "fetching",
+    "triton_start": "waiting for Triton to start",
     "package": "unpacking",
     "turn": "waiting for its turn",
     "memory": "waiting for memory",
@@ -216,8 +219,9 @@ class ModelTable:
         head += ["REQ/S"] if rates is not None else []
         head += ["GPU"] if has_gpu else []
         rows = []
+        percents = _find_percents(on_demand)
         for model in models:
-            row = _format_model(model)
+            row = _format_model(model, percents.get(model["model_id"]))
             if rates is not None:
                 row.append(f"{rates[model['model_id']]:.0f}")
             if has_gpu:
@@ -251,13 +255,23 @@ class ModelTable:
         }
 
 
-def _format_model(model: State) -> list[str]:
-    """Return the cells of a model that Triton has, is loading or unloading."""
+def _find_percents(on_demand: State | None) -> dict[str, int]:
+    """Return how much of each model that is being fetched is here."""
+    models = on_demand["models"] if on_demand else []
+    return {one["model_id"]: one["percent"] for one in models if one["percent"] is not None}
+
+
+def _format_model(
+    model: State,
+    percent: int | None = None,  # of the files
+) -> list[str]:
+    """Return the cells of a model that is loaded, on its way, or being unloaded."""
     age = format_duration(model["state_seconds"])
     is_ready = model["state"] == "READY"
     state = model["state"] if is_ready else f"{model['state']} {age}"
     if model["waits_for"]:
         state += f", {_describe_wait(model)}"
+        state += f" {percent} %" if model["waits_for"] == "fetch" and percent is not None else ""
     if model["is_pinned"]:
         state += ", pinned"
     size = _known_size(model)
@@ -313,7 +327,8 @@ def _pending_rows(state: State, width: int) -> list[list[str]]:
 def _colour_state(line: str, state: str) -> str:
     """Colour the state in a line; two blanks before it tell it from a name with its letters."""
     before, separator, after = line.rpartition(f"  {state}")
-    return f"{before}  {add_colour(state, _COLOURS[state])}{after}" if separator else line
+    coloured = add_colour(state, _COLOURS.get(state, YELLOW))
+    return f"{before}  {coloured}{after}" if separator else line
 
 
 def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
