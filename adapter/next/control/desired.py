@@ -215,4 +215,4 @@ class Desired:
 
 
 def _describe(model: WantedModel) -> str:
-    return f"{model.model_id!r} ({model.failure or model.state.value})"
+    return f"{model.model_id!r} ({model.failure or 'waiting'})"

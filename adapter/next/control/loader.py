@@ -620,7 +620,7 @@ class Loader:
         """Take down what the load has left. The record ends up absent, LOST or STUCK."""
         note_step(record, Step.UNDOING)
         call = self._calls.pop(record, None)
-        is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
+        is_memory = self.memory.was_short(error)
         has_exited = is_exit(error)
         if record.state is ModelState.LOADING and not has_exited:
             self.at_work.end_load(record)

@@ -47,6 +47,7 @@ from adapter.next.core.evidence import (
     Judgement,
     Outcome,
     Scene,
+    is_seen,
     judge_inference,
     judge_load,
 )
@@ -141,7 +142,8 @@ class Memory:
 
         Raises `error` if there is no more, and ModelTooLarge if no unload can make enough room.
         """
-        self.ledger.fail_load(record.name, clock.monotonic(), is_memory=True)
+        is_short = self.was_short(error)
+        self.ledger.fail_load(record.name, clock.monotonic(), is_memory=is_short)
         record.gpu = None  # another one may have more
         try:
             await self.reserve(record, terms, evictor)
@@ -156,6 +158,13 @@ class Memory:
             ) from error
         except InsufficientMemory:
             raise error from None
+
+    def was_short(self, error: BaseException) -> bool:
+        """Return whether a load failed for lack of memory that the ledger has. A GPU that is not
+        seen is not in the ledger.
+        """
+        is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
+        return is_memory and is_seen(str(error), self.ledger.devices)
 
     def has_room_beside(self, record: ModelRecord) -> bool:
         """Return whether another model of the size of this loaded one would fit."""

@@ -246,14 +246,11 @@ class Models:
         was_wanted = self._forget_wanted(model_id)
         is_loading = self.operations.load_of(model_id) is not None
         if not is_loading and not self.registry.records_of(model_id):
-            text = f"model {model_id!r} is not loaded"
-            if was_wanted:
-                text = f"{text}; its unload ends the adapter's own attempts to load it"
-            raise ModelNotFound(text, model_id=model_id)
+            raise _explain_nothing_to_unload(model_id, was_wanted=was_wanted)
         text = f"model {model_id!r} was unloaded while it was being loaded"
         reason = UnloadedMeanwhile(text, model_id=model_id)
         self.operations.end_loads(model_id, reason)
-        work = partial(self._unload, model_id, log_fields)
+        work = partial(self._unload, model_id, log_fields, has_ended_load=is_loading)
         operation = self.operations.start(model_id, Kind.UNLOAD, work)
         try:
             await operation.outcome(self.limits.unload + _LATE_SECONDS)
@@ -261,8 +258,13 @@ class Models:
             text = f"model {model_id!r} was not gone within {self.limits.unload:g} s"
             raise BackendTimeout(f"{text}; its unload goes on", model_id=model_id) from None
 
-    async def _unload(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
-        self._forget_wanted(model_id)  # its load may have been tried meanwhile
+    async def _unload(
+        self, model_id: ModelId, log_fields: Mapping[str, str], *, has_ended_load: bool
+    ) -> None:
+        was_wanted = self._forget_wanted(model_id)  # its load may have been tried meanwhile
+        if not has_ended_load and not self.registry.records_of(model_id):
+            # another unload came first
+            raise _explain_nothing_to_unload(model_id, was_wanted=was_wanted)
         record = self.registry.get(model_id)
         if record is not None and record.state is ModelState.LOST:
             self.registry.apply(record, ModelEvent.FORGOTTEN)
@@ -469,9 +471,15 @@ class Models:
         return record is not None and record.state is ModelState.LOST
 
     def _explain_absence(self, model_id: ModelId, error: ModelNotFound) -> AdapterError:
-        """Return the error for a call of a model that is not loaded."""
+        """Return the error for a call of a model that is not loaded.
+
+        It is the same kind for a model that was given up: a platform that does not hear that a
+        model is gone would send requests to it for ever.
+        """
         given_up = self.blame.find_given_up(model_id, clock.monotonic())
-        return error if given_up is None else explain_given_up(model_id, given_up)
+        if given_up is None:
+            return error
+        return ModelNotFound(str(explain_given_up(model_id, given_up)), model_id=model_id)
 
     async def wait_for_exit(self, model_id: ModelId) -> None:
         """Wait until an exit of Triton is handled, before anything is said of its models."""
@@ -481,6 +489,14 @@ class Models:
                 text = "Triton has exited, and is not back yet"
                 raise BackendUnavailable(text, model_id=model_id, delivered=False)
             await self.status.changes.wait(times.POLL_SECONDS)
+
+
+def _explain_nothing_to_unload(model_id: ModelId, *, was_wanted: bool) -> ModelNotFound:
+    """Return the error for an unload of a model that is not loaded."""
+    text = f"model {model_id!r} is not loaded"
+    if was_wanted:
+        text = f"{text}; its unload ends the adapter's own attempts to load it"
+    return ModelNotFound(text, model_id=model_id)
 
 
 def _make_version(old: ModelRecord, source: ModelSource, key: ArtifactKey | None) -> ModelRecord:

@@ -129,14 +129,18 @@ class State:
 
     def wanted(self) -> list[WantedModel]:
         """Return the models that are wanted from the start on."""
-        return list(map(_show_wanted, self.desired.list_from_start()))
+        models = [*self.desired.list_from_start(), *self.desired.wanted.unloaded()]
+        return list(map(_show_wanted, models))
 
     def count_wanted(self) -> dict[str, int]:
-        """Return how many of them are loaded, and how many are missing for whatever reason."""
+        """Return how many of them are loaded, missing for whatever reason, and unloaded by a
+        caller.
+        """
         models = self.desired.list_from_start()
         records = [self.registry.get(model.model_id) for model in models]
         loaded = sum(record is not None and record.state is ModelState.READY for record in records)
-        return {"loaded": loaded, "missing": len(models) - loaded}
+        unloaded = len(self.desired.wanted.unloaded())
+        return {"loaded": loaded, "missing": len(models) - loaded, "unloaded": unloaded}
 
     def lost(self) -> dict[ModelId, LostModel]:
         """Return the models that Triton has exited with and that are not loaded again, the latest
@@ -238,4 +242,7 @@ def _show_wanted(model: CoreWantedModel) -> WantedModel:
     source = model.source
     url = str(source) if isinstance(source, ArtifactKey) else source.told_url
     is_loaded = model.state is WantedState.LOADED
-    return WantedModel(model.model_id, url, model.state.value, model.failure, is_loaded)
+    state = model.state.value
+    if model.state is WantedState.MISSING:
+        state = "failed" if model.failure else "waiting"
+    return WantedModel(model.model_id, url, state, model.failure, is_loaded)

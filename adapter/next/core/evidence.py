@@ -164,6 +164,14 @@ def name_place(text: str) -> Place | None:
     return Place.HOST if _OF_HOST.search(text) else None
 
 
+def is_seen(text: str, devices: Collection[Device]) -> bool:
+    """Return whether a text may be about one of these devices, which are all that are known.
+
+    What it says of a GPU tells nothing about host memory.
+    """
+    return name_place(text) is not Place.GPU or any(device != HOST for device in devices)
+
+
 def was_memory_low(scene: Scene, devices: Collection[Device]) -> bool:
     """Return whether a device was nearly full meanwhile, the kernel has killed a process of this
     container for memory, or /dev/shm was full.

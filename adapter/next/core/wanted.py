@@ -2,7 +2,8 @@
 
 A model is MISSING until it is loaded, or is REFUSED after a failure that another try would meet as
 well. Other failures are followed by another try, after a pause that doubles each time. An exit of
-Triton makes all of them MISSING again. Somebody who asks for the unload of a model removes it.
+Triton makes all of them MISSING again. A model whose unload somebody asks for is wanted no more; of
+those that settings name, operators still see that (UNLOADED), and a load makes them wanted again.
 """
 
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ class WantedState(Enum):
     MISSING = "missing"  # its load is still to come, or in progress; readiness may wait for it
     LOADED = "loaded"  # in this life of Triton; calls may have evicted it since
     REFUSED = "refused"  # there is no other try in this life of Triton
+    UNLOADED = "unloaded"  # somebody asked for its unload, and nothing loads it again
 
 
 # Errors of the files themselves: only another version of them, or another Triton, helps.
@@ -73,11 +75,18 @@ class Wanted:
 
     def get(self, model_id: ModelId) -> WantedModel | None:
         """Return the model if it is wanted."""
-        return self._models.get(model_id)
+        model = self._models.get(model_id)
+        return None if model is None or model.state is WantedState.UNLOADED else model
 
     def models(self) -> list[WantedModel]:
         """Return all models that are wanted, loaded or not."""
-        return list(self._models.values())
+        models = self._models.values()
+        return [model for model in models if model.state is not WantedState.UNLOADED]
+
+    def unloaded(self) -> list[WantedModel]:
+        """Return the models that settings name, and whose unload was asked for."""
+        models = self._models.values()
+        return [model for model in models if model.state is WantedState.UNLOADED]
 
     def missing(self) -> list[WantedModel]:
         """Return the models that are to be loaded yet."""
@@ -99,14 +108,21 @@ class Wanted:
         return model
 
     def remove(self, model_id: ModelId) -> bool:
-        """Remove a model whose unload was asked for; return whether it was wanted."""
-        return self._models.pop(model_id, None) is not None
+        """Want a model no more, as its unload was asked for; return whether it was wanted."""
+        model = self.get(model_id)
+        if model is None:
+            return False
+        if model.reason is WantedReason.LOST:
+            del self._models[model_id]
+        model.state = WantedState.UNLOADED
+        model.failure = ""
+        return True
 
     def note_loaded(self, model_id: ModelId) -> None:
-        """Mark a wanted model as LOADED, and forget its last failure.
+        """Mark a model as LOADED, and forget its last failure.
 
-        A model that is wanted only because Triton exited with it leaves the list. A model that
-        nobody wants is ignored.
+        A model that is wanted only because Triton exited with it leaves the list. A model that no
+        setting names is ignored.
         """
         model = self._models.get(model_id)
         if model is None:
@@ -123,7 +139,7 @@ class Wanted:
 
         If Triton is away, the failure is not the model's, and the next try may follow at once.
         """
-        if self._models.get(model.model_id) is not model:
+        if self.get(model.model_id) is not model:
             return None  # an unload was asked for meanwhile, or Triton exited with the model
         if model.state is not WantedState.MISSING:
             return None  # somebody else has loaded it meanwhile
@@ -139,7 +155,7 @@ class Wanted:
 
     def note_exit(self) -> None:
         """Note that Triton exited with all models. Each of them gets another chance."""
-        for model in self._models.values():
+        for model in self.models():
             model.state = WantedState.MISSING
             model.failure = ""
             model.pause_seconds = times.PAUSE_SECONDS

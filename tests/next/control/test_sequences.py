@@ -171,6 +171,18 @@ async def test_oom_with_nothing_else_loaded_is_final():
 
 
 @played
+async def test_oom_of_an_unseen_gpu_blames_no_host_memory():
+    """Without a reading of the GPU nobody knows what else it holds, so an unload may help."""
+    stage = Stage({"a": Script({HOST: 2000}, files=100, gpus=frozenset())})
+    stage.triton.devices = [HOST]
+    async with stage:
+        for _ in range(2):
+            error = await fails(stage.load(A), OutOfMemory)
+            assert isinstance(error, OutOfMemory)
+            assert (error.figures.device, error.figures.free_bytes) == (None, None)
+
+
+@played
 async def test_eviction_waits_for_requests():
     scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
     async with Stage(scripts) as stage:
@@ -939,7 +951,8 @@ async def test_person_may_try_a_model_that_is_given_up():
         assert stage.triton.exits == 4  # the first life was too short for a charge
         error = await fails(stage.load(A, "b"), GivenUp)
         assert "3 exits of Triton" in str(error)
-        await fails(stage.invoke(A), GivenUp)
+        error = await fails(stage.invoke(A), ModelNotFound)
+        assert "is given up until" in str(error)
         source = ModelSource("b")
         await stage.models.load(A, source, RoomMaker.ADAPTER, Requester.PERSON)
         assert await stage.invoke(A) == "b"

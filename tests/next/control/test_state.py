@@ -55,7 +55,7 @@ async def test_size_of_a_model_says_how_it_is_known():
 
 @played
 async def test_wanted_models_are_listed_with_their_failures():
-    """A model that a caller has unloaded is wanted no more."""
+    """A model that a caller has unloaded is wanted no more, until somebody loads it."""
     scripts = {"a": Script(), "b": Script(failure="bad weights")}
     async with Stage(scripts) as stage:
         stage.control.desired.want({A: ModelSource("a"), B: ModelSource("b")})
@@ -64,11 +64,15 @@ async def test_wanted_models_are_listed_with_their_failures():
         [loaded, missing] = state.wanted()
         assert (loaded.model_id, loaded.url, loaded.state) == ("a", "a", "loaded")
         assert loaded.is_loaded
-        assert (missing.model_id, missing.state, missing.is_loaded) == ("b", "missing", False)
+        assert (missing.model_id, missing.state, missing.is_loaded) == ("b", "failed", False)
         assert "bad weights" in missing.reason
-        assert state.count_wanted() == {"loaded": 1, "missing": 1}
-        await stage.models.unload(B)
-        assert [model.model_id for model in state.wanted()] == ["a"]
+        assert state.count_wanted() == {"loaded": 1, "missing": 1, "unloaded": 0}
+        await stage.models.unload(A)
+        [missing, unloaded] = state.wanted()
+        assert (unloaded.model_id, unloaded.state) == ("a", "unloaded")
+        assert state.count_wanted() == {"loaded": 0, "missing": 1, "unloaded": 1}
+        await stage.load(A)
+        assert state.count_wanted() == {"loaded": 1, "missing": 1, "unloaded": 0}
 
 
 @played
