@@ -239,6 +239,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "the model needs more than the device has, or repeatedly ran out of memory alone",
         "take a larger device or a smaller model; unloading others does not help",
     ),
+    errors.GivenUp: (
+        "the model was at work at several exits of Triton, and is not loaded for ten minutes",
+        "mend it; a load by V2 or with `triton-adapter load` tries it at once",
+    ),
     errors.InferenceFailed: (
         "the model raised, or its python process died (the next call then gets `ModelNotFound`)",
         "read the text, which is the model's own; load the model again if its process has died",

@@ -27,6 +27,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.NotTaken: (503, "NotTaken"),
     errors.InvalidModel: (400, "InvalidModel"),
     errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own port too
+    errors.GivenUp: (503, "GivenUp"),  # for some minutes, unless a person tries it
     errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
     errors.ModelNotFound: (404, "ModelNotFound"),
     errors.ArtifactNotFound: (404, "ArtifactNotFound"),
@@ -98,6 +99,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.InferenceOnly: grpc.StatusCode.PERMISSION_DENIED,
     errors.InlineFilesOff: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotPassedThrough: grpc.StatusCode.PERMISSION_DENIED,
+    errors.GivenUp: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ArtifactNotFound: grpc.StatusCode.NOT_FOUND,

@@ -57,7 +57,7 @@ EXPECTED = {
     "Overloaded": (503, "BackendUnavailable"),  # Triton's own queue is full
     "BackendTimeout": (504, "BackendTimeout"),
     "LoadFailed": (400, "InvalidModel"),
-    "GivenUp": (400, "InvalidModel"),
+    "GivenUp": (503, "GivenUp"),
     "InferenceFailed": (500, "InferenceFailed"),
     "StubDied": (500, "InferenceFailed"),
     "InvalidCall": (400, "InvalidRequest"),
