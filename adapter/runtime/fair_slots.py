@@ -47,9 +47,9 @@ class FairSlots:
         self,
         name: str,
         callers: Collection[str],  # who waits for the work, at any time
-        on_wait: Callable[[], None] = lambda: None,  # called if no slot is free
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for a slot, and hold it until `release`."""
+        """Wait for a slot, and hold it until `release`. Call `on_wait` first if none is free."""
         waiter = _Waiter(name, callers, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._give()

@@ -65,7 +65,7 @@ class StoreState:
     @property
     def evictions(self) -> Mapping[str, int]:
         """Count the models that were evicted, by reason."""
-        return self.eviction.evictions
+        return self.eviction.unloader.journal.evictions
 
     def waiting_for(self, model_id: ModelId) -> int:
         """Return how many callers wait for the model."""
