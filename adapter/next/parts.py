@@ -51,7 +51,10 @@ class Housekeeping:
     loader: Loader
     ledger: Ledger
     sizes: SizeStore | None
-    _saved: object = None
+    _saved: object = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved = self.ledger.sizes.as_dict()
 
     async def run(self) -> NoReturn:
         """Do the periodic work for ever."""
