@@ -143,7 +143,8 @@ class Ledger:
 
     devices: dict[Device, DeviceBook]
     sizes: Sizes = field(default_factory=Sizes)
-    models: dict[TritonName, Bytes] = field(default_factory=dict)  # what they are booked with
+    # what each loaded model is booked with
+    models: dict[TritonName, Bytes] = field(default_factory=dict)
     # loads in progress, in the order of their begin
     loads: dict[TritonName, LoadEntry] = field(default_factory=dict)
     # loads and unloads that Triton does not finish, with the bytes that it keeps for them
