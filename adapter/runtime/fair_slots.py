@@ -46,7 +46,7 @@ class FairSlots:
     async def acquire(
         self,
         name: str,
-        callers: Collection[str],  # those who wait for the work, whenever this is read
+        callers: Collection[str],  # read anew at each choice
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait for a slot, and hold it until `release`. Call `on_wait` first if none is free."""

@@ -143,7 +143,7 @@ class Ledger:
 
     devices: dict[Device, DeviceBook]
     sizes: Sizes = field(default_factory=Sizes)
-    # what each loaded model is booked with
+    # the bytes that each loaded model is booked with
     models: dict[TritonName, Bytes] = field(default_factory=dict)
     # loads in progress, in the order of their begin
     loads: dict[TritonName, LoadEntry] = field(default_factory=dict)
