@@ -46,8 +46,8 @@ from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.config_paths import ENVIRONMENT
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG, MARKER, is_within
-from adapter.packages.faults import did_you_mean, shown
 from adapter.packages.formats import is_version
+from adapter.packages.messages import did_you_mean, invalid_model, shown
 from adapter.packages.staging import Packages
 
 _CONFIG_ORIGINS = {
@@ -366,16 +366,16 @@ def _parse_code(file: Path, name: str) -> ast.Module | None:
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
         reason = f"{type(error).__name__}: {error.msg} (Python {platform.python_version()})"
-        raise InvalidModel(f"{name}{line}: {reason}") from error
+        raise invalid_model(f"{name}{line}", reason) from error
     except ValueError as error:  # a NUL
-        raise InvalidModel(f"{name}: {error}") from error
+        raise invalid_model(name, str(error)) from error
     except (RecursionError, MemoryError):
         return None
     # whatever has this name may define the class, and so may `import *`
     fields = ("name", "asname", "id", "value")
     names = {getattr(node, name, None) for node in ast.walk(tree) for name in fields}
     if names.isdisjoint({_PYTHON_CLASS, "*"}):
-        raise InvalidModel(f"{name}: it has no class {_PYTHON_CLASS}")
+        raise invalid_model(name, f"it has no class {_PYTHON_CLASS}")
     return tree
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from adapter.cli.commands import COMMANDS, GROUPS, OTHER_WORDS
 from adapter.cli.options import TOKEN_HINT
 from adapter.cli.text import escape_lines
-from adapter.packages.faults import did_you_mean
+from adapter.packages.messages import did_you_mean
 
 PROG = "triton-adapter"
 _SECRET_FLAG = "--control-token"  # noqa: S105 - a flag that does not exist: others could see it

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from adapter.errors import InvalidModel
-from adapter.packages.faults import shown
+from adapter.packages.messages import invalid_model
 
 _FEW = 16  # entries, hidden ones included, among which a lone archive is sought
 _OTHER_PACKINGS = {
@@ -56,19 +56,21 @@ def kind_of(archive: Path, content: Path) -> str:
     named = _kind_by_name(archive)
     found = kind_by_bytes(content)
     if found is None or named not in {None, found}:
-        raise InvalidModel(f"{shown(archive)}: {_explain_bytes(content, named, found)}")
+        raise _make_error(archive, content, named, found)
     return found
 
 
-def _explain_bytes(content: Path, named: str | None, found: str | None) -> str:
-    """Return what is wrong with an archive by its first bytes."""
+def _make_error(archive: Path, content: Path, named: str | None, found: str | None) -> InvalidModel:
+    """Return what is wrong with an archive: `named` is its kind by its name, `found` that by its
+    first bytes.
+    """
     if not content.stat().st_size:
-        return "it is empty"
+        return invalid_model(archive, "it is empty")
     if (packing := _other_packing(content)) is not None:
-        advice = f"pack it as {named or 'tar.gz'}"
-        return f"its first bytes are those of {packing}, which is not unpacked: {advice}"
+        fault = f"its first bytes are those of {packing}, which is not unpacked"
+        return invalid_model(archive, fault, remedy=f"pack it as {named or 'tar.gz'}")
     expected = f", not those of a {named}" if named else ""
-    return f"its first bytes are those of {found or 'no archive'}{expected}"
+    return invalid_model(archive, f"its first bytes are those of {found or 'no archive'}{expected}")
 
 
 def _other_packing(content: Path) -> str | None:

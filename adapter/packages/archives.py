@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from adapter.errors import AdapterError, BackendError
 from adapter.packages.archive_kinds import kind_by_bytes, kind_of
-from adapter.packages.faults import shown
+from adapter.packages.messages import shown
 from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
 if TYPE_CHECKING:

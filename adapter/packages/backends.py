@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from adapter.core.model import Package
-from adapter.errors import InvalidModel
-from adapter.packages.faults import did_you_mean, shown
+from adapter.packages.messages import did_you_mean, invalid_model
 
 PYTHON = "python"
 _WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
@@ -174,28 +173,30 @@ def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> N
 
     `known`: Triton's, None if unknown.
     """
-    reason = describe_missing_backends(package.backends - package.own_backends, known)
-    if reason is not None:
-        raise InvalidModel(f"{shown(package.root)} {reason}")
+    needed = package.backends - package.own_backends
+    if (fault := describe_missing_backends(needed, known)) is not None:
+        raise invalid_model(package.root, fault)
 
 
 def describe_missing_backends(
     needed: frozenset[str],
     known: frozenset[str] | None,  # Triton's; None if unknown
 ) -> str | None:
-    """Return which of these backends a Triton lacks, and what to do; None if it has all."""
+    """Return what to do where a Triton lacks some of these backends; None if it has all."""
     missing = sorted(needed - known) if known is not None else []
     if known is None or not missing:
         return None
-    text = (
-        f"needs Triton's backend {', '.join(missing)}; this Triton has"
-        f" {', '.join(sorted(known)) or 'none'}{did_you_mean(missing, known)}"
-    )
+    names = ", ".join(missing)
+    has = f"this Triton has {', '.join(sorted(known)) or 'none'}"
+    misspelt = [name for name in missing if name not in BACKENDS]
+    if proposal := did_you_mean(misspelt, known):
+        return f"{proposal.removeprefix('; ')} it needs the backend {names}; {has}"
+    remedy = f"take a Triton that has the backend {names}"
     modules = _modules_for(missing)
     if modules and PYTHON in known:
-        remedy = f"add a model.py that opens the file by {' or '.join(modules)}"
-        text += f". Take a Triton that has it, or {remedy}: {_WITHOUT_BACKEND}"
-    return text
+        remedy += f", or add a model.py that opens the file by {' or '.join(modules)}"
+        remedy += f" ({_WITHOUT_BACKEND})"
+    return f"{remedy}; {has}"
 
 
 def _modules_for(backends: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from adapter.errors import InvalidModel
 from adapter.packages.backends import BACKENDS_BY_PLATFORM
 from adapter.packages.config_text import BOM, Field, Tokens, fields_of, tokens_of
-from adapter.packages.faults import cut, did_you_mean, shown
+from adapter.packages.messages import cut, did_you_mean, invalid_model, shown
 
 # Parsing takes a second a MiB, four if all is unknown, and other threads wait meanwhile.
 MAX_CONFIG_BYTES = 2**20
@@ -44,14 +44,14 @@ def decoded(file: IO[bytes], path: Path) -> str:
     """Read the text from an open file; `path` is for messages."""
     raw = file.read(MAX_CONFIG_BYTES + 1)
     if len(raw) > MAX_CONFIG_BYTES:
-        raise InvalidModel(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes")
+        raise invalid_model(path, f"it is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is 0x{raw[error.start]:02x}"
-        raise InvalidModel(f"{shown(path)} is not valid UTF-8: {found}") from error
+        raise invalid_model(path, f"it is not valid UTF-8: {found}") from error
     if not text.removeprefix(BOM).strip():
-        raise InvalidModel(f"{shown(path)} is empty")
+        raise invalid_model(path, "it is empty")
     return text
 
 
@@ -69,9 +69,9 @@ def parse(text: str, path: Path) -> Checked:
         # with many of them would take minutes.
         text_format.Parse("\n".join(lines), config, allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise InvalidModel(_reason(error, tokens, lines, path)) from error
+        raise _make_error(error, tokens, lines, path) from error
     except RecursionError as error:
-        raise InvalidModel(f"{shown(path)} is nested too deeply") from error
+        raise invalid_model(path, "it is nested too deeply") from error
     _refuse_stray(tokens, path)
     return Checked(config, _warnings(tokens, path))
 
@@ -88,11 +88,14 @@ def _lines(tokens: Tokens) -> Iterator[str]:
         sign = "-" if is_lone_minus else ""
 
 
-def _reason(error: text_format.ParseError, tokens: Tokens, lines: Sequence[str], path: Path) -> str:
+def _make_error(
+    error: text_format.ParseError, tokens: Tokens, lines: Sequence[str], path: Path
+) -> InvalidModel:
     """Word the parser's error. It begins with place and line: a token's number, and the token."""
-    number, column = error.GetLine(), error.GetColumn()
+    number = error.GetLine()
+    column = error.GetColumn()
     if number is None or column is None:
-        return f"{shown(path)}: {cut(str(error), _MAX_REASON)}"
+        return invalid_model(path, cut(str(error), _MAX_REASON))
     reason = str(error).removeprefix(f"{number}:{column} : ")
     token = tokens[number - 1]
     # past the end of the text it quotes an empty line
@@ -102,7 +105,7 @@ def _reason(error: text_format.ParseError, tokens: Tokens, lines: Sequence[str],
     # only a known message may be a list without a colon
     before = [each for each in _unknown(tokens) if each[0].position == number - 2]
     why = "; ".join(_not_known(*each) for each in before)
-    return f"{shown(path)}:{line}:{start + column - 1}: {why or cut(reason, _MAX_REASON)}"
+    return invalid_model(f"{path}:{line}:{start + column - 1}", why or cut(reason, _MAX_REASON))
 
 
 def _refuse_stray(tokens: Tokens, path: Path) -> None:
@@ -113,10 +116,8 @@ def _refuse_stray(tokens: Tokens, path: Path) -> None:
     for token in tokens:
         if token.lastgroup == "mark" and token[0] not in _MARKS:
             line, column = _place(token)
-            raise InvalidModel(
-                f"{shown(path)}:{line}:{column}: character U+{ord(token[0]):04X} outside strings"
-                " and comments"
-            )
+            fault = f"character U+{ord(token[0]):04X} outside strings and comments"
+            raise invalid_model(f"{path}:{line}:{column}", fault)
 
 
 def _place(token: re.Match[str]) -> tuple[int, int]:

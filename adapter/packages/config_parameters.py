@@ -13,13 +13,13 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from adapter.core.sizing import parse_size
-from adapter.errors import AdapterError, InvalidModel
+from adapter.errors import AdapterError
 from adapter.packages.backends import BACKENDS, PYTHON
 from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
 from adapter.packages.ensemble import ENTRY_PARAMETER
-from adapter.packages.faults import cut, shown
+from adapter.packages.messages import cut, invalid_model, shown
 from adapter.protocols.codecs import PARAMETER, content_types
 from adapter.protocols.tensors import ContentTypes, Tensor
 
@@ -43,8 +43,7 @@ def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTyp
             is_batched=config.max_batch_size > 0,
         )
     except ValueError as error:
-        place = f"{shown(path)}:{_line(text)}"
-        raise InvalidModel(f"{place}: parameter {PARAMETER}: {error}") from error
+        raise invalid_model(f"{path}:{_line(text)}", f"parameter {PARAMETER}: {error}") from error
 
 
 def misspelt(config: ModelConfig, path: Path) -> tuple[str, ...]:
@@ -67,9 +66,8 @@ def is_declared_entry(config: ModelConfig, path: Path) -> bool:
         return False
     text = config.parameters[ENTRY_PARAMETER].string_value
     if text not in {"true", "false"}:
-        raise InvalidModel(
-            f"{shown(path)}: parameter {ENTRY_PARAMETER}: {cut(text)!r} is neither true nor false"
-        )
+        fault = f"parameter {ENTRY_PARAMETER}: {cut(text)!r} is neither true nor false"
+        raise invalid_model(path, fault)
     return bool(text == "true")
 
 
@@ -114,9 +112,7 @@ def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
     try:
         return parse_size(text)
     except (ValueError, OverflowError) as error:
-        raise InvalidModel(
-            f"{shown(path)}: parameter {_PARAMETER}: {cut(text)!r}: {error}"
-        ) from error
+        raise invalid_model(path, f"parameter {_PARAMETER}: {cut(text)!r}: {error}") from error
 
 
 def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:

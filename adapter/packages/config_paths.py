@@ -19,10 +19,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.errors import InvalidModel
 from adapter.packages.backends import PYTHON
 from adapter.packages.contents import is_within
-from adapter.packages.faults import cut, shown
+from adapter.packages.messages import cut, refuse_faults
 
 # Names of files, and the folder that Triton joins each to.
 FILES = {
@@ -111,8 +110,7 @@ def refuse_outside_paths(
     call_roots: Sequence[str] | None,  # real paths; None for a package's own config
 ) -> None:
     """Raise InvalidModel for the first path that leads out of the model's folder."""
-    for fault in _faults(config, call_roots):
-        raise InvalidModel(f"{shown(path)}: {fault}")
+    refuse_faults(path, _faults(config, call_roots))
 
 
 def _faults(config: ModelConfig, call_roots: Sequence[str] | None) -> Iterator[str]:

@@ -19,8 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelOutput,
 )
 
-from adapter.errors import InvalidModel
-from adapter.packages.faults import cut, listed, quoted_list, shown
+from adapter.packages.messages import cut, listed, quoted_list, refuse_faults
 
 # Triton 2.51 makes the label `_KEY` of it, and ends if that is no name of a label.
 _TAG = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_]*)?")
@@ -28,8 +27,7 @@ _TAG = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_]*)?")
 
 def refuse_impossible(config: ModelConfig, path: Path) -> None:
     """Raise InvalidModel with the first fault. `path` is the config's, for the message."""
-    for fault in _faults(config):
-        raise InvalidModel(f"{shown(path)}: {fault}")
+    refuse_faults(path, _faults(config))
 
 
 def served_versions(config: ModelConfig, versions: list[str]) -> list[str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelSequenceBatching
 
-from adapter.errors import InvalidModel
-from adapter.packages.faults import cut, listed, shown
+from adapter.packages.messages import cut, listed, refuse_faults
 
 # Each instance of a python model is a process, of other models at least a thread. A machine has
 # fewer cores, and places for models on its GPUs.
@@ -46,8 +45,7 @@ _LARGEST_WIDTH = 8
 
 def refuse_excessive_sizes(config: ModelConfig, path: Path) -> None:
     """Raise InvalidModel with the first fault. `path` is the config's, for the message."""
-    for fault in _faults(config):
-        raise InvalidModel(f"{shown(path)}: {fault}")
+    refuse_faults(path, _faults(config))
 
 
 def _faults(config: ModelConfig) -> Iterator[str]:

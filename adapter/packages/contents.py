@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapter.errors import InvalidModel
-from adapter.packages.faults import shown
+from adapter.packages.messages import invalid_model, shown
 
 if TYPE_CHECKING:
     from adapter.packages.formats import Tree
@@ -33,15 +32,16 @@ def is_within(path: str, folder: str) -> bool:
 
 def follow(link: str, roots: Sequence[str]) -> str:
     """Return the real path of a link, which must exist and lie within the model roots."""
-    named = f"{shown(link)} is a link to {shown(Path(link).readlink())}"
+    named = f"it is a link to {shown(Path(link).readlink())}"
     try:
         target = os.path.realpath(link, strict=True)
     except OSError as error:
         reasons = {errno.ELOOP: "a loop of links", errno.ENOENT: "which does not exist"}
         reason = reasons.get(error.errno or 0, error.strerror)
-        raise InvalidModel(f"{named}: {reason}") from error
+        raise invalid_model(link, f"{named}: {reason}") from error
     if not any(is_within(target, root) for root in roots):
-        raise InvalidModel(f"{named}: {shown(target)} is outside the model roots{ROOTS_SETTING}")
+        outside = f"{shown(target)} is outside the model roots{ROOTS_SETTING}"
+        raise invalid_model(link, f"{named}: {outside}")
     return target
 
 
@@ -97,9 +97,9 @@ class Contents:
             real = os.path.realpath(real)
             self._trees[folder][entry.name] = self._trees.setdefault(real, {})
             if real in inside:
-                raise InvalidModel(f"{shown(entry.path)} leads back to {shown(real)}: a loop")
+                raise invalid_model(entry.path, f"it leads back to {shown(real)}: a loop")
             if len(inside) > MAX_DEPTH:
-                raise InvalidModel(f"{shown(entry.path)} is nested deeper than {MAX_DEPTH} folders")
+                raise invalid_model(entry.path, f"it is nested deeper than {MAX_DEPTH} folders")
             if real not in entered:
                 entered.add(real)
                 inside[real] = self._entries(entry.path)
@@ -112,16 +112,16 @@ class Contents:
             found = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
         self._counted += len(found)
         if self._counted > MAX_ENTRIES:
-            raise InvalidModel(f"{shown(self._root)} holds more than {MAX_ENTRIES} entries")
+            raise invalid_model(self._root, f"it holds more than {MAX_ENTRIES} entries")
         return iter(sorted(found, key=lambda entry: entry.name))
 
     def _note(self, path: str, status: os.stat_result, real: str) -> bool:
         """Count one entry; True for a folder."""
         is_folder = stat.S_ISDIR(status.st_mode)
         if not is_folder and not stat.S_ISREG(status.st_mode):
-            raise InvalidModel(f"{shown(path)} is neither a file nor a folder")
+            raise invalid_model(path, "it is neither a file nor a folder")
         if not os.access(path, os.R_OK, effective_ids=True):
-            raise InvalidModel(f"{shown(path)}: {os.strerror(errno.EACCES)}")
+            raise invalid_model(path, os.strerror(errno.EACCES))
         name = os.path.relpath(path, self._root)
         if "__pycache__" in name.split("/"):
             return is_folder  # written by the first load

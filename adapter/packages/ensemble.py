@@ -9,8 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from adapter.errors import InvalidModel
-from adapter.packages.faults import cut, quoted_list
+from adapter.packages.messages import cut, invalid_model, quoted_list
 
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
 # each character is read a fixed number of times.
@@ -99,31 +98,28 @@ def _check_steps(steps: _Graph, where: str) -> None:
     for name, needed in steps.items():
         for step in needed:
             if step not in steps:
-                raise InvalidModel(
-                    f"{where}: ensemble {cut(name)!r} has the step {cut(step)!r}, which is not"
-                    f" in the package; it holds {quoted_list(steps)}"
+                raise invalid_model(
+                    where,
+                    f"ensemble {cut(name)!r} has the step {cut(step)!r}, which is not in the"
+                    f" package; it holds {quoted_list(steps)}",
                 )
     try:
         graphlib.TopologicalSorter(steps).prepare()
     except graphlib.CycleError as error:
         circle = quoted_list(reversed(error.args[1]), " -> ")
-        raise InvalidModel(f"{where}: ensembles form a circle: {circle}") from error
+        raise invalid_model(where, f"ensembles form a circle: {circle}") from error
 
 
 def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, where: str) -> str:
     if hint is not None and hint not in members:
-        raise InvalidModel(
-            f"{where}: the entry {cut(hint)!r} is not in the package; it holds"
-            f" {quoted_list(members)}"
-        )
+        fault = f"the entry {cut(hint)!r} is not in the package; it holds {quoted_list(members)}"
+        raise invalid_model(where, fault)
     if hint is not None:
         return hint
     declared = [name for name, member in members.items() if member.is_entry]
     if len(declared) > 1:
-        raise InvalidModel(
-            f"{where}: {quoted_list(declared)} have the parameter {ENTRY_PARAMETER}; set it in one"
-            " config.pbtxt"
-        )
+        remedy = f"set the parameter {ENTRY_PARAMETER} in one config.pbtxt"
+        raise invalid_model(where, f"{quoted_list(declared)} have it", remedy=remedy)
     if declared:
         return declared[0]
     referred = {name for needed in references.values() for name in needed}
@@ -134,10 +130,11 @@ def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, 
     for candidates in (ensembles, free, callers):
         if len(candidates) == 1:
             return candidates[0]
-    raise InvalidModel(
-        f"{where}: set the parameter {ENTRY_PARAMETER} in the config.pbtxt of the model that"
-        ' answers, or name it as "entry" in the load request; any of'
-        f" {quoted_list(free or references)} may be meant"
+    raise invalid_model(
+        where,
+        f"any of {quoted_list(free or references)} may be meant",
+        remedy=f"set the parameter {ENTRY_PARAMETER} in the config.pbtxt of the model that answers,"
+        ' or name it as "entry" in the load request',
     )
 
 

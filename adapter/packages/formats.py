@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from adapter.errors import InvalidModel
 from adapter.packages.backends import (
     Format,
     backend_of_format,
     formats_of_type,
     list_formats,
 )
-from adapter.packages.faults import listed, shown
+from adapter.packages.messages import invalid_model, listed, shown
 
 # A folder's entries by name. None is a file, a mapping a folder.
 Tree: TypeAlias = Mapping[str, "Tree | None"]
@@ -85,7 +84,7 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | Non
     root = {name: None} if tree is None else _visible(tree)
     home = _home((), root)
     if not home.entries:
-        raise InvalidModel(f"{shown(name, *home.path)} holds no files")
+        raise invalid_model(shown(name, *home.path), "it holds no files")
     found = _find(name, root, formats or list_formats())
     if found is None and formats is not None:
         found = _guess(name, home, formats)
@@ -141,10 +140,8 @@ def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None
         found = [one for place in places for one in _candidates(place, formats)]
         if len(found) > 1:
             files = [shown(*one.place.path, one.file) for one in found]
-            raise InvalidModel(
-                f"{shown(name)} holds several models: {listed(files)}; one per package is"
-                " supported where there is no config.pbtxt"
-            )
+            remedy = "give a package of one model, or each model a folder with a config.pbtxt"
+            raise invalid_model(name, f"it holds several models: {listed(files)}", remedy=remedy)
         if found:
             return found[0]
     return None
@@ -197,7 +194,8 @@ def _guess(name: str, home: _Place, formats: tuple[Format, ...]) -> _Candidate:
     if folders and is_mixed:
         return _Candidate(home, folders[0], folders[0].patterns[0])
     expected = " or ".join(map(_describe_names, formats))
-    raise InvalidModel(f"{shown(name, *home.path)}: expected {expected}; found {listed(entries)}")
+    fault = f"expected {expected}; found {listed(entries)}"
+    raise invalid_model(shown(name, *home.path), fault)
 
 
 def _describe_names(of: Format) -> str:
@@ -239,6 +237,7 @@ def _config_naming(name: str, found: _Candidate, backend: str) -> str:
     """
     if not found.file.isprintable():
         path = shown(name, *found.place.path, found.file)
-        raise InvalidModel(f"{path}: a config cannot hold this name; call it {found.format.file}")
+        remedy = f"call it {found.format.file}"
+        raise invalid_model(path, "a config cannot hold this name", remedy=remedy)
     file = json.dumps(found.file, ensure_ascii=False)
     return f'backend: "{backend}"\ndefault_model_filename: {file}\n'

@@ -50,8 +50,8 @@ from adapter.packages.config_sizes import refuse_excessive_sizes
 from adapter.packages.config_text import quoted, rename_steps, with_tensors
 from adapter.packages.contents import CONFIG, MARKER, UNPACKED, Contents
 from adapter.packages.ensemble import Member, mentioned, names_in_paths, plan
-from adapter.packages.faults import cut, listed, quoted_list, shown
 from adapter.packages.formats import is_version
+from adapter.packages.messages import cut, invalid_model, listed, quoted_list, shown
 from adapter.packages.model_files import (
     STUB,
     check_model_files,
@@ -114,8 +114,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         models = _models(source, path, contents, schema, inside)
         declared = _declared_bytes(source, models)
     except OSError as error:
-        name = shown(error.filename or path)
-        raise InvalidModel(f"{name}: {error.strerror}") from error
+        raise invalid_model(error.filename or path, str(error.strerror)) from error
     # what is learned under one key of a store does not count for another, which may be another's
     given = (source.model_type, source.entry, source.key)
     hints = (*given, [model.part.config_text for model in models])
@@ -158,7 +157,7 @@ def _models(
     config = None if source.files else source.config
     tree = contents.tree
     if tree is None and config is not None:
-        raise InvalidModel(f"{shown(path)} is not a folder, so its config cannot be replaced")
+        raise invalid_model(path, "it is not a folder, so its config cannot be replaced")
     path, tree = _below_wrapper(path, tree)
     folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
     if tree is not None and len(folders) > 1:
@@ -222,10 +221,9 @@ def _members_beside(source: ModelSource, path: Path, inside: Inside) -> frozense
         return None
     names = {path.name, *_models_beside(path)}
     if missing := sorted(set(source.helpers) - names):
-        raise InvalidModel(
-            f"{shown(path.parent)}: there is no model {cut(missing[0])!r} to load along with"
-            f" {cut(path.name)!r}; it holds {quoted_list(sorted(names))}"
-        )
+        wanted = f"no model {cut(missing[0])!r} to load along with {cut(path.name)!r}"
+        fault = f"there is {wanted}; it holds {quoted_list(sorted(names))}"
+        raise invalid_model(path.parent, fault)
     members: set[str] = set()
     pending = [path.name, *source.helpers]
     while pending:
@@ -331,13 +329,12 @@ def _check_step_versions(
         served = models[step.model_name].versions
         if step.model_version == -1 or str(step.model_version) in served:
             continue
-        named = f"{shown(folder / CONFIG)}: step {cut(step.model_name)!r}"
+        place = f"{folder / CONFIG}: step {cut(step.model_name)!r}"
+        remedy = "set model_version to -1, for the latest"
         if not step.model_version:
-            raise InvalidModel(f"{named} has no model_version; set it to -1, for the latest")
-        raise InvalidModel(
-            f"{named} asks for model_version {step.model_version}; set it to -1, for the latest, or"
-            f" to one that is served: {listed(served)}"
-        )
+            raise invalid_model(place, "it has none", remedy=remedy)
+        fault = f"it is {step.model_version}, and served are {listed(served)}"
+        raise invalid_model(place, fault, remedy=remedy)
 
 
 def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside) -> Member:
@@ -483,11 +480,11 @@ def _laid_out(
 ) -> _Model:
     """Lay out a model without a config by the rules of its format."""
     if tree is None and path.name == CONFIG:
-        raise InvalidModel(f"{shown(path)} is a config and no model; name its folder")
+        raise invalid_model(path, "it is a config and no model", remedy="name its folder")
     found = formats.layout(path.name, tree, model_type)
     if found is None:
         # Triton would take the end of the name for a backend: `net.gz` for the backend `gz`
-        raise InvalidModel(_unknown_format(path, tree))
+        raise _make_format_error(path, tree)
     links = tuple(
         Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
     )
@@ -515,16 +512,16 @@ def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
         yield f"{shown(path / name)} is not read; did you mean {CONFIG}?"
 
 
-def _unknown_format(path: Path, tree: formats.Tree | None) -> str:
+def _make_format_error(path: Path, tree: formats.Tree | None) -> InvalidModel:
     """Say what to do about files of no known format, and then which formats are known."""
     entries = {path.name: None} if tree is None else tree
     what = "it is" if tree is None else f"it holds {listed(sorted(tree))}:"
     misspelt = "".join(f"; {warning}" for warning in _misspelt(path, tree))
-    return (
-        f"{shown(path)}: {_remedy(entries, is_folder=tree is not None)}; {what} no model file of a"
-        f" known format ({formats.describe_formats()}), no {CONFIG} and no archive that is"
-        f" unpacked (.tar, .tar.gz, .tgz, .zip){misspelt}"
+    fault = (
+        f"{what} no model file of a known format ({formats.describe_formats()}), no {CONFIG} and no"
+        f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){misspelt}"
     )
+    return invalid_model(path, fault, remedy=_remedy(entries, is_folder=tree is not None))
 
 
 def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
@@ -565,6 +562,6 @@ def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside)
     if source.schema is None and SCHEMA not in (contents.tree or {}):
         return None
     if file.exists() and not file.is_file() and not file.is_dir():
-        raise InvalidModel(f"{shown(file)} is neither a file nor a folder")
+        raise invalid_model(file, "it is neither a file nor a folder")
     with inside.reading(file) as opened:
         return parse_schema(opened.read(2**20), shown(file))

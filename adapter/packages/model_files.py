@@ -6,14 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.errors import InvalidModel
 from adapter.packages.backends import files_needed_by, library_of
 from adapter.packages.config import backend_of, is_ensemble
 from adapter.packages.config_paths import BATCHING_LIBRARY, ENVIRONMENT, MODEL_FOLDER
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG
-from adapter.packages.faults import listed, shown
 from adapter.packages.formats import Tree, is_version
+from adapter.packages.messages import invalid_model, listed, shown
 
 # The python backend's process, which a model may bring. Triton sets the mode of one that is not
 # executable to 0100.
@@ -69,16 +68,15 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str,
     versions = _versions(root, tree)
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
-            raise InvalidModel(f"{shown(root)}: {CONFIG} is of an ensemble without steps")
+            raise invalid_model(root, f"{CONFIG} is of an ensemble without steps")
         versions = versions or [*missing_folders(tree, config)]
     if not versions:
-        raise InvalidModel(
-            f"{shown(root)}: no version folder such as 1; found {listed(sorted(tree))}"
-        )
+        found = f"it holds {listed(sorted(tree))}"
+        raise invalid_model(root, found, remedy="add a version folder such as 1")
     try:
         served = served_versions(config, versions)
     except ValueError as error:
-        raise InvalidModel(f"{shown(root / CONFIG)}: {error}") from error
+        raise invalid_model(root / CONFIG, str(error)) from error
     if not is_ensemble(config):
         _check_named_files(root, config)
         _check_backend_files(root, config, served)
@@ -104,11 +102,11 @@ def _check_versions(root: Path, served: Sequence[str], kind: str, names: tuple[s
     for version in served:
         present = [path for name in names if (path := root / version / name).exists()]
         if not present:
-            missing = f"{' or '.join(names)} in version {version}"
-            raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
+            remedy = f"add {' or '.join(names)} in version {version}"
+            raise invalid_model(root, f"{kind} needs it", remedy=remedy)
         for path in present:
             if path.is_file() and not path.stat().st_size:
-                raise InvalidModel(f"{shown(path)} is empty")
+                raise invalid_model(path, "it is empty")
 
 
 def _check_named_files(root: Path, config: ModelConfig) -> None:
@@ -119,14 +117,14 @@ def _check_named_files(root: Path, config: ModelConfig) -> None:
     for name in named:
         path = root / name
         if not path.exists():
-            raise InvalidModel(f"{shown(root / CONFIG)} names {shown(path)}: no such file")
+            raise invalid_model(root / CONFIG, f"it names {shown(path)}: no such file")
 
 
 def _versions(root: Path, tree: Tree) -> list[str]:
     folders = sorted(name for name, below in tree.items() if below is not None)
     for name in folders:
         if (number := _NUMBERED.match(name)) and int(number[1]) >= 2**63:
-            raise InvalidModel(f"{shown(root / name)}: a version number must be below 2**63")
+            raise invalid_model(root / name, "a version number must be below 2**63")
     return [name for name in folders if is_version(name)]
 
 

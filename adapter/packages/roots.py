@@ -17,9 +17,9 @@ from typing import IO
 from urllib.parse import unquote_to_bytes
 
 from adapter.core.model import ModelId, ModelSource, parse_model_id
-from adapter.errors import InvalidModel, InvalidRequest, SourceMissing
+from adapter.errors import InvalidRequest, SourceMissing
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES, ROOTS_SETTING, is_within
-from adapter.packages.faults import shown
+from adapter.packages.messages import invalid_model, shown
 
 _MAX_LINKS = 40  # the kernel's own limit
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
@@ -72,10 +72,10 @@ class Inside:
                 error.filename = path  # instead of one part
                 raise
             if not any(is_within(real, root) for root in self._roots):
-                raise InvalidModel(f"{shown(path)} leads out of the model roots{ROOTS_SETTING}")
+                raise invalid_model(path, f"it leads out of the model roots{ROOTS_SETTING}")
             status = os.fstat(descriptor)
             if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-                raise InvalidModel(f"{shown(path)} is neither a file nor a folder")
+                raise invalid_model(path, "it is neither a file nor a folder")
             yield Opened(descriptor, real, status)
 
     @contextmanager
@@ -107,7 +107,7 @@ class Inside:
                     )
                 counted += len(below)
                 if counted > MAX_ENTRIES or name.count("/") > MAX_DEPTH:
-                    raise InvalidModel(f"{shown(path)} holds too many entries")
+                    raise invalid_model(path, "it holds too many entries")
                 real = found.real
             waiting += [(os.path.join(name, one), f"{real}/{one}") for one in reversed(below)]  # noqa: PTH118
 

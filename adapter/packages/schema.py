@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapter.errors import InvalidModel
 from adapter.packages.config_text import quoted
-from adapter.packages.faults import cut
+from adapter.packages.messages import cut, invalid_model
 from adapter.protocols.tensors import CODES, Tensor
 
 _DATATYPES = {name: f"TYPE_{name}" for name in (*CODES, "BF16", "STRING")}
@@ -35,7 +34,7 @@ def parse_schema(raw: bytes, where: str) -> Schema:
         found = _object(raw, where)
         return Schema(_tensors(found, "inputs", where), _tensors(found, "outputs", where))
     except RecursionError as error:
-        raise InvalidModel(f"{where} is nested too deeply") from error
+        raise invalid_model(where, "it is nested too deeply") from error
 
 
 def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
@@ -46,20 +45,16 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
     """
 
     def fit(tensor: Tensor) -> Tensor:
-        conflict = (
-            f"{where}: conflicting model configuration: tensor {cut(tensor.name)!r}"
-            f" has shape {_shown(tensor.shape)}"
-        )
+        name = cut(tensor.name)
+        has = f"conflicting model configuration: tensor {name!r} has shape {_shown(tensor.shape)}"
         shape = tensor.shape
         if max_batch_size > 0:
             if shape[:1] != (-1,):
-                raise InvalidModel(
-                    f"{conflict}, but with max_batch_size {max_batch_size} the first dimension"
-                    " must be -1"
-                )
+                batched = f"with max_batch_size {max_batch_size} the first dimension must be -1"
+                raise invalid_model(where, f"{has}, but {batched}")
             shape = shape[1:]
         if not shape:
-            raise InvalidModel(f"{conflict}; Triton needs a dimension besides the batch's")
+            raise invalid_model(where, f"{has}; Triton needs a dimension besides the batch's")
         return replace(tensor, shape=shape)
 
     return Schema(tuple(map(fit, schema.inputs)), tuple(map(fit, schema.outputs)))
@@ -81,9 +76,9 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(raw)
     except ValueError as error:
-        raise InvalidModel(f"{where} is not valid JSON: {error}") from error
+        raise invalid_model(where, f"it is not valid JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidModel(f"{where} is not a JSON object")
+        raise invalid_model(where, "it is not a JSON object")
     return found
 
 
@@ -92,31 +87,33 @@ def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...
     if items is None:
         return ()
     if not isinstance(items, list):
-        raise InvalidModel(f"{where}: {field} is not a list")
+        raise invalid_model(where, f"{field} is not a list")
     tensors: dict[str, Tensor] = {}
     for index, item in enumerate(items):
         tensor = _tensor(item, f"{where}: {field}[{index}]")
         if tensor.name in tensors:
-            raise InvalidModel(f"{where}: {field}[{index}]: there is another {cut(tensor.name)!r}")
+            place = f"{where}: {field}[{index}]"
+            raise invalid_model(place, f"there is another {cut(tensor.name)!r}")
         tensors[tensor.name] = tensor
     return tuple(tensors.values())
 
 
 def _tensor(item: object, where: str) -> Tensor:
     if not isinstance(item, dict):
-        raise InvalidModel(f"{where} is not a JSON object")
-    name, datatype, shape = item.get("name"), item.get("datatype"), item.get("shape")
+        raise invalid_model(where, "it is not a JSON object")
+    name = item.get("name")
+    datatype = item.get("datatype")
+    shape = item.get("shape")
     if not isinstance(name, str) or not name:
-        raise InvalidModel(f"{where} has no name")
+        raise invalid_model(where, "it has no name")
     if any("\ud800" <= character <= "\udfff" for character in name):
-        raise InvalidModel(f"{where}: its name is not valid Unicode")
+        raise invalid_model(where, "its name is not valid Unicode")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
         known = ", ".join(_DATATYPES)
-        raise InvalidModel(f"{where}: datatype {_shown(datatype)} is none of {known}")
+        raise invalid_model(where, f"datatype {_shown(datatype)} is none of {known}")
     if not isinstance(shape, list) or not all(map(_is_dimension, shape)):
-        raise InvalidModel(
-            f"{where}: shape {_shown(shape)} is not a list of positive whole numbers or -1"
-        )
+        fault = f"shape {_shown(shape)} is not a list of positive whole numbers or -1"
+        raise invalid_model(where, fault)
     return Tensor(name, datatype, tuple(shape))
 
 

@@ -28,7 +28,6 @@ from adapter.packages.archive_kinds import archive_at
 from adapter.packages.backends import refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import UNPACKED, is_within
-from adapter.packages.faults import cut, shown
 from adapter.packages.folders import (
     Loaded,
     Ownership,
@@ -47,6 +46,7 @@ from adapter.packages.folders import (
     sweep,
 )
 from adapter.packages.inspection import inspect
+from adapter.packages.messages import cut, shown
 from adapter.packages.roots import Inside, resolve
 from adapter.packages.unpacking import Limits
 from adapter.packages.unpacking_process import UnpackingProcess
@@ -189,7 +189,8 @@ class Packages:
             package = inspect(source, path, roots)
             refuse_missing_backends(package, self._backends())
         except InvalidModel as error:
-            raise InvalidModel(for_caller(str(error))) from error
+            error.args = (for_caller(str(error)),)
+            raise
         return replace(package, warnings=tuple(map(for_caller, package.warnings)))
 
     def _found(self, source: ModelSource) -> "_Found":

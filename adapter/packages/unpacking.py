@@ -12,7 +12,7 @@ from typing import IO
 
 from adapter.errors import BackendError, InvalidModel
 from adapter.packages.contents import MAX_ENTRIES
-from adapter.packages.faults import shown
+from adapter.packages.messages import invalid_model, shown
 
 # Not what statvfs says: network file systems say the 1 MiB that they transfer at a time.
 BLOCK_BYTES = 4096
@@ -109,8 +109,8 @@ class Unpacking:
 
     def make_error(self, reason: str) -> InvalidModel:
         """Return the error for the archive and the entry that `begin` named."""
-        entry = f" entry {self._entry[:MAX_NAME_BYTES]!r}:" if self._entry else ""
-        return InvalidModel(f"{shown(self._archive)}:{entry} {reason}")
+        entry = f": entry {self._entry[:MAX_NAME_BYTES]!r}" if self._entry else ""
+        return invalid_model(f"{self._archive}{entry}", reason)
 
     def _make_size_error(self) -> InvalidModel:
         """Return the error for an archive that unpacks to too many bytes."""

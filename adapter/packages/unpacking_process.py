@@ -15,7 +15,7 @@ from typing import Protocol
 
 import adapter
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
-from adapter.packages.faults import shown
+from adapter.packages.messages import shown
 from adapter.packages.roots import Opened
 from adapter.packages.unpacking import Limits
 

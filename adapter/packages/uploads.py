@@ -14,10 +14,10 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import ModelSource
-from adapter.errors import InvalidModel, InvalidRequest
+from adapter.errors import InvalidRequest
 from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.contents import CONFIG, MARKER, UNPACKED
-from adapter.packages.faults import cut, listed, shown
+from adapter.packages.messages import cut, invalid_model, listed
 from adapter.packages.roots import Inside
 
 # A protobuf message has at most 2 GiB; some of that is left for the framing.
@@ -94,7 +94,7 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
         files = {f"file:{f}": _content(inside, f"{real}/{f}", size) for f, size in sizes.items()}
         return Payload(config, files)
     except OSError as error:
-        raise InvalidModel(f"{shown(error.filename or folder)}: {error.strerror}") from error
+        raise invalid_model(error.filename or folder, str(error.strerror)) from error
 
 
 def _config(folder: Path, name: Path) -> str:
@@ -103,13 +103,12 @@ def _config(folder: Path, name: Path) -> str:
         return "{}"
     checked = parse(read_config(folder / CONFIG), name / CONFIG)
     if checked.warnings:
-        raise InvalidModel(
-            f"{checked.warnings[0]}; it would be lost in an upload, which takes the config as JSON"
-        )
+        lost = "an upload takes the config as JSON, in which something would be lost"
+        raise invalid_model(name / CONFIG, f"{lost}: {checked.warnings[0]}")
     if is_ensemble(checked.config):
-        raise InvalidModel(
-            f"{shown(name / CONFIG)}: an ensemble cannot be uploaded: Triton looks for its steps"
-            " in its own repository"
+        raise invalid_model(
+            name / CONFIG,
+            "an ensemble cannot be uploaded: Triton looks for its steps in its own repository",
         )
     return json_format.MessageToJson(checked.config, preserving_proto_field_name=True, indent=None)
 
@@ -120,13 +119,11 @@ def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
         try:
             total += len(file.encode()) + _FRAMING_BYTES + size
         except UnicodeEncodeError as error:
-            where = shown(name / file)
-            raise InvalidModel(f"{where}: its name is not UTF-8, so it cannot be sent") from error
+            fault = "its name is not UTF-8, so it cannot be sent"
+            raise invalid_model(name / file, fault) from error
     if total > MAX_UPLOAD_BYTES:
-        raise InvalidModel(
-            f"{shown(name)}: {total} bytes to upload; Triton takes at most {MAX_UPLOAD_BYTES}"
-            " in one call"
-        )
+        most = f"Triton takes at most {MAX_UPLOAD_BYTES} in one call"
+        raise invalid_model(name, f"{total} bytes to upload; {most}")
 
 
 def _content(inside: Inside, path: str, size: int) -> bytes:

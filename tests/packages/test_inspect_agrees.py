@@ -141,7 +141,7 @@ case(
     "latest_version_without_its_model",
     Known.FAULT,
     lambda folder: (write_python_model(folder) / "2").mkdir(),
-    "holds no model.py in version 2; python needs it",
+    "add model.py in version 2; python needs it",
 )
 added("ensemble_without_steps", Known.FAULT, "ensemble_scheduling { }", "an ensemble without steps")
 
@@ -277,7 +277,7 @@ case(
     "onnx_without_the_backend",
     Known.HERE,
     lambda folder: (folder / "net.onnx").write_text("x"),
-    "needs Triton's backend onnxruntime; this Triton has python. Take a Triton that has it, or add",
+    "take a Triton that has the backend onnxruntime, or add a model.py that opens the file by",
 )
 replaced("no_such_backend", Known.HERE, '"python"', '"mine"', "backend 'mine' does not come with")
 added(

@@ -293,7 +293,7 @@ def test_a_missing_backend_is_named_with_those_that_are_there(
     assert reply.status == 400
     text = reply.json()["error"]
     assert str(package) in text
-    assert "needs Triton's backend onnxruntime; this Triton has " in text
+    assert "take a Triton that has the backend onnxruntime" in text
     assert "python" in text.partition("this Triton has ")[2]
     check_nothing_is_left(adapter)
 

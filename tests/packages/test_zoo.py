@@ -105,12 +105,12 @@ def _empty_version(folder: Path) -> None:
     (folder / "1").mkdir()
 
 
-@refused("no version folder such as 1", "config.pbtxt")
+@refused("add a version folder such as 1", "config.pbtxt")
 def _no_version(folder: Path) -> None:
     (folder / "config.pbtxt").write_text(CONFIG)
 
 
-@refused("no version folder such as 1", "found 0, 01, config.pbtxt, v2")
+@refused("add a version folder such as 1", "it holds 0, 01, config.pbtxt, v2")
 def _odd_versions(folder: Path) -> None:
     for version in ("0", "01", "v2"):
         write_python_model(folder, version=version)
@@ -122,7 +122,7 @@ def _huge_version(folder: Path) -> None:
     (folder / ("9" * 20)).mkdir()
 
 
-@refused("1/model.py is empty")
+@refused("1/model.py: it is empty")
 def _empty_model(folder: Path) -> None:
     write_python_model(folder)
     (folder / "1" / "model.py").write_text("")
@@ -156,12 +156,12 @@ def _two_files(folder: Path) -> None:
 # -- links and what is no file ------------------------------------------------------------------
 
 
-@refused("1/back leads back to", "a loop")
+@refused("1/back: it leads back to", "a loop")
 def _loop_upwards(folder: Path) -> None:
     (write_python_model(folder) / "1" / "back").symlink_to("..")
 
 
-@refused("1/a is a link to b: a loop of links")
+@refused("1/a: it is a link to b: a loop of links")
 def _loop_of_links(folder: Path) -> None:
     (write_python_model(folder) / "1" / "a").symlink_to("b")
     (folder / "1" / "b").symlink_to("a")
@@ -174,12 +174,12 @@ def _url_in_a_loop(folder: Path) -> object:
     return folder / "a"
 
 
-@refused("1/data is a link to nowhere: which does not exist")
+@refused("1/data: it is a link to nowhere: which does not exist")
 def _dangling(folder: Path) -> None:
     (write_python_model(folder) / "1" / "data").symlink_to("nowhere")
 
 
-@refused("1/data is a link to /etc/hostname", "outside the model roots")
+@refused("1/data: it is a link to /etc/hostname", "outside the model roots")
 def _escaping(folder: Path) -> None:
     (write_python_model(folder) / "1" / "data").symlink_to("/etc/hostname")
 
@@ -189,18 +189,18 @@ def _url_outside(folder: Path) -> object:
     return "/etc"
 
 
-@refused("/data is neither a file nor a folder")
+@refused("/data: it is neither a file nor a folder")
 def _pipe(folder: Path) -> None:
     os.mkfifo(write_python_model(folder) / "data")
 
 
-@refused("pipe is neither a file nor a folder")
+@refused("pipe: it is neither a file nor a folder")
 def _url_of_a_pipe(folder: Path) -> object:
     os.mkfifo(folder / "pipe")
     return folder / "pipe"
 
 
-@refused("/data is neither a file nor a folder")
+@refused("/data: it is neither a file nor a folder")
 def _socket(folder: Path) -> None:
     write_python_model(folder)
     with socket.socket(socket.AF_UNIX) as server:
@@ -214,7 +214,7 @@ def _device_behind_a_link(folder: Path) -> None:
     (write_python_model(folder) / "1" / "zero").symlink_to("/dev/zero")
 
 
-@refused("/zero is neither a file nor a folder")
+@refused("/zero: it is neither a file nor a folder")
 def _device(folder: Path) -> None:
     write_python_model(folder)
     try:
@@ -223,13 +223,13 @@ def _device(folder: Path) -> None:
         pytest.skip("only root may make a device")
 
 
-@refused(r"1/\xff is a link to \xfe: which does not exist")
+@refused(r"1/\xff: it is a link to \xfe: which does not exist")
 def _undecodable_dangling(folder: Path) -> None:
     write_python_model(folder)
     Path(os.fsdecode(os.fsencode(folder) + b"/1/\xff")).symlink_to(os.fsdecode(b"\xfe"))
 
 
-@refused("1/größe 📦 is a link to")
+@refused("1/größe 📦: it is a link to")
 def _unicode_dangling(folder: Path) -> None:
     (write_python_model(folder) / "1" / "größe 📦").symlink_to("nirgends")
 

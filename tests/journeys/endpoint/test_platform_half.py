@@ -144,7 +144,7 @@ def test_a_package_that_cannot_be_served_is_an_error_of_the_model(patient: Any) 
     error = refusal(patient, "broken")
     assert told(error) == (424, "ModelError", 0, None)
     assert error.response["OriginalStatusCode"] == 400
-    assert "no version folder" in error.response["OriginalMessage"]
+    assert "add a version folder" in error.response["OriginalMessage"]
 
 
 @pytest.fixture

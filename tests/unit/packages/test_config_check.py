@@ -40,11 +40,14 @@ def test_a_config_is_read_as_it_is(raw, tmp_path):
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"", "config.pbtxt is empty"),
-        (b" \r\n", "config.pbtxt is empty"),
-        (b"\xef\xbb\xbf\n", "config.pbtxt is empty"),
-        (b"# \xff", "config.pbtxt is not valid UTF-8: byte 2 is 0xff"),
-        (b"#" * (MAX_CONFIG_BYTES + 1), f"config.pbtxt is larger than {MAX_CONFIG_BYTES} bytes"),
+        (b"", "config.pbtxt: it is empty"),
+        (b" \r\n", "config.pbtxt: it is empty"),
+        (b"\xef\xbb\xbf\n", "config.pbtxt: it is empty"),
+        (b"# \xff", "config.pbtxt: it is not valid UTF-8: byte 2 is 0xff"),
+        (
+            b"#" * (MAX_CONFIG_BYTES + 1),
+            f"it is larger than {MAX_CONFIG_BYTES} bytes",
+        ),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_by_name_and_reason(raw, reason, tmp_path):
@@ -134,7 +137,7 @@ def test_a_reason_is_short_however_long_the_line(text):
 
 @pytest.mark.parametrize("text", ["a {" * 1000, "a {" * 1000 + "}" * 1000])
 def test_a_config_nested_too_deeply_is_refused(text):
-    assert refusal(text) == "m/config.pbtxt is nested too deeply"
+    assert refusal(text) == "m/config.pbtxt: it is nested too deeply"
 
 
 # --- what a newer schema may know

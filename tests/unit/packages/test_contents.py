@@ -56,7 +56,9 @@ def test_a_dangling_link_names_link_and_target(link, root):
     folder = make(root / "m")
     (folder / link).unlink(missing_ok=True)
     (folder / link).symlink_to("nowhere")
-    assert f"{folder / link} is a link to nowhere: which does not exist" in refusal(folder, root)
+    assert f"{folder / link}: it is a link to nowhere: which does not exist" in refusal(
+        folder, root
+    )
 
 
 @pytest.mark.parametrize("target", [".", "..", "../../m", "../1", "loop"])
@@ -84,11 +86,11 @@ def test_a_loop_in_a_folder_that_no_model_file_is_in_is_refused(root):
 def test_pipes_and_sockets_are_refused(root):
     folder = make(root / "m")
     os.mkfifo(folder / "pipe")
-    assert f"{folder / 'pipe'} is neither a file nor a folder" in refusal(folder, root)
+    assert f"{folder / 'pipe'}: it is neither a file nor a folder" in refusal(folder, root)
     (folder / "pipe").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "socket"))
-        assert "socket is neither a file nor a folder" in refusal(folder, root)
+        assert "socket: it is neither a file nor a folder" in refusal(folder, root)
 
 
 def test_a_config_that_is_a_device_is_refused_without_reading_it(root):

@@ -106,7 +106,9 @@ def test_declared_entry_goes_before_all_rules():
 
 def test_entry_is_refused_when_two_models_declare_it():
     other = Member("e", is_ensemble=False, steps=(), mentions=frozenset(), is_entry=True)
-    assert "'d', 'e' have the parameter adapter_entry" in refusal(DECLARED, other)
+    assert "set the parameter adapter_entry in one config.pbtxt; 'd', 'e' have it" in refusal(
+        DECLARED, other
+    )
 
 
 def test_the_hint_chooses():

@@ -10,8 +10,8 @@ def test_a_version_folder_is_a_positive_integer(name, root):
     folder = make(root / "m", files=[f"{name}/model.py"] if name else [])
     (folder / "2").touch()
     text = refusal(folder, root)
-    assert f"{folder}: no version folder such as 1; found 2, config.pbtxt" in text.replace(
-        f"found {name}, ", "found "
+    assert f"{folder}: add a version folder such as 1; it holds 2, config.pbtxt" in text.replace(
+        f"holds {name}, ", "holds "
     )
 
 
@@ -80,7 +80,7 @@ def test_file_is_needed_when_the_runtime_is_the_usual_one(root):
 def test_an_empty_model_file_is_refused(root):
     folder = make(root / "m")
     (folder / "1" / "model.py").write_text("")
-    assert "1/model.py is empty" in refusal(folder, root)
+    assert "1/model.py: it is empty" in refusal(folder, root)
 
 
 @pytest.mark.parametrize(

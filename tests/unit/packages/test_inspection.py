@@ -108,7 +108,7 @@ def test_a_parameter_of_the_model_s_own_is_not_odd(root, name):
 def test_a_config_is_not_a_package(root):
     path = make(root / "m", TELLING, files=["1/model.py"]) / "config.pbtxt"
     with pytest.raises(
-        InvalidModel, match=r"config\.pbtxt is a config and no model; name its folder"
+        InvalidModel, match=r"config\.pbtxt: name its folder; it is a config and no model"
     ):
         look(path, root)
 
@@ -157,7 +157,7 @@ def test_a_single_file_is_a_model(root):
 
 
 def test_an_empty_folder_is_refused_by_name(root):
-    assert "models holds no files" in refusal(root, root)
+    assert "models: it holds no files" in refusal(root, root)
 
 
 def test_an_error_in_a_sub_folder_names_the_file_there(root):
@@ -275,7 +275,7 @@ def test_a_schema_that_is_a_pipe_is_refused_and_not_waited_for(root):
     folder = make(root / "m")
     os.mkfifo(root / "pipe")
     source = ModelSource(str(folder), schema=str(root / "pipe"))
-    with pytest.raises(InvalidModel, match="pipe is neither a file nor a folder"):
+    with pytest.raises(InvalidModel, match="pipe: it is neither a file nor a folder"):
         inspect(source, folder, [str(root)])
 
 
@@ -295,14 +295,14 @@ def test_each_hint_gives_another_key(root):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("", "config.pbtxt is empty"),
-        ("\ufeff \r\n", "config.pbtxt is empty"),
-        (b"# \xff", "config.pbtxt is not valid UTF-8: byte 2 is 0xff"),
+        ("", "config.pbtxt: it is empty"),
+        ("\ufeff \r\n", "config.pbtxt: it is empty"),
+        (b"# \xff", "config.pbtxt: it is not valid UTF-8: byte 2 is 0xff"),
         ("\nbackend: 3", "config.pbtxt:2:10: Expected string but found: '3'"),
         ("input {", "config.pbtxt:1:"),
         ('backend: "it\': s" }', "config.pbtxt:1:19: Expected identifier or number, got }."),
         ("x {" * 2000, "nested too deeply"),
-        (" " * (MAX_CONFIG_BYTES + 1), "config.pbtxt is larger than"),
+        (" " * (MAX_CONFIG_BYTES + 1), "config.pbtxt: it is larger than"),
     ],
 )
 def test_a_config_that_cannot_be_read_says_where_and_why(config, reason, root):
@@ -446,11 +446,11 @@ ensemble_scheduling { step [ { model_name: "step" %s
 @rows(
     ("version", "policy", "reason"),
     [
-        ("", "", "has no model_version; set it to -1, for the latest"),
-        ("model_version: 0", "", "has no model_version"),
-        ("model_version: 3", "", "asks for model_version 3; set it to -1, for the latest, or to"),
-        ("model_version: 1", "", "that is served: 2"),
-        ("model_version: 2", "specific { versions: [1] }", "that is served: 1"),
+        ("", "", "set model_version to -1, for the latest; it has none"),
+        ("model_version: 0", "", "it has none"),
+        ("model_version: 3", "", "for the latest; it is 3, and served are 2"),
+        ("model_version: 1", "", "it is 1, and served are 2"),
+        ("model_version: 2", "specific { versions: [1] }", "it is 2, and served are 1"),
         ("model_version: -1", "", None),
         ("model_version: 2", "", None),
         ("model_version: 1", "all { }", None),
@@ -465,7 +465,7 @@ def test_step_is_refused_when_its_version_is_not_served(root, version, policy, r
         assert look(root / "m", root)
         return
     text = refusal(root / "m", root)
-    assert text.startswith(f"{root}/m/whole/config.pbtxt: step 'step' ")
+    assert text.startswith(f"{root}/m/whole/config.pbtxt: step 'step': set")
     assert reason in text
 
 

@@ -56,7 +56,7 @@ def test_without_a_config_triton_is_told_to_complete_an_empty_one(staged):
 
 def test_a_field_that_json_would_lose_is_refused_by_line_and_name(staged):
     (staged / "config.pbtxt").write_text('backend: "python"\nfuture_field: 7\n')
-    with pytest.raises(InvalidModel, match=r"staged/config.pbtxt:2: field 'future_field' .* lost"):
+    with pytest.raises(InvalidModel, match=r"lost: staged/config.pbtxt:2: field 'future_field'"):
         payload(staged, [str(staged.parent)])
 
 
@@ -181,7 +181,7 @@ async def test_config_of_the_request_may_not_name_a_step_of_another(tmp_path):
 async def test_a_config_is_none_for_a_lone_file(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
     source = ModelSource(str(tmp_path / "model.onnx"), config='backend: "onnxruntime"')
-    with pytest.raises(InvalidModel, match=r"model.onnx is not a folder"):
+    with pytest.raises(InvalidModel, match=r"model.onnx: it is not a folder"):
         await prepared(tmp_path, source)
 
 

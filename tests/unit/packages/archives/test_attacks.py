@@ -144,7 +144,11 @@ def test_a_damaged_gzip_is_refused(refused, at):
         ("m.zip", tar_bytes(entry("a")), "tar, not those of a zip"),
         ("m.tar", gzip.compress(tar_bytes(entry("a")), mtime=0), "tar.gz, not those of a tar"),
         ("m.tgz", b"<html>404", "no archive, not those of a tar.gz"),
-        ("m.tar.gz", lzma.compress(tar_bytes(entry("a"))), "xz, which is not unpacked: pack it"),
+        (
+            "m.tar.gz",
+            lzma.compress(tar_bytes(entry("a"))),
+            "pack it as tar.gz; its first bytes are those of xz",
+        ),
         ("m.tgz", bz2.compress(tar_bytes(entry("a"))), "bzip2, which is not unpacked"),
         ("m.tar", b"\x28\xb5\x2f\xfd", "zstd, which is not unpacked"),
         ("m.zip", b"7z\xbc\xaf\x27\x1c", "7z, which is not unpacked"),

@@ -1,8 +1,21 @@
 """How faults of packages are worded."""
 
 import os
+from pathlib import Path
 
-from adapter.packages.faults import cut, did_you_mean, listed, quoted_list, shown
+import pytest
+
+from adapter.errors import InvalidModel
+from adapter.packages import messages
+from adapter.packages.messages import (
+    cut,
+    did_you_mean,
+    invalid_model,
+    listed,
+    quoted_list,
+    refuse_faults,
+    shown,
+)
 from tests.cases import rows
 
 
@@ -34,3 +47,21 @@ def test_a_long_text_is_cut():
 def test_a_known_name_is_proposed_for_each_misspelt_one():
     assert did_you_mean(["pythom", "x"], ["python", "onnx"]) == "; did you mean python?"
     assert not did_you_mean(["x"], ["python"])
+
+
+def test_remedy_comes_before_the_fault():
+    error = invalid_model(Path("m/1"), "it is empty", remedy="add a model.py")
+    assert str(error) == "m/1: add a model.py; it is empty"
+    assert str(invalid_model("a\udcff", "it is empty")) == r"a\xff: it is empty"
+
+
+def test_first_fault_is_refused():
+    refuse_faults("m", [])
+    with pytest.raises(InvalidModel, match=r"m: first$"):
+        refuse_faults("m", ["first", "second"])
+
+
+def test_every_invalid_model_is_made_by_messages():
+    folder = Path(messages.__file__).parent
+    files = {file.name for file in folder.glob("*.py") if "InvalidModel(" in file.read_text()}
+    assert files == {"messages.py"}

@@ -1,10 +1,29 @@
-"""Words the faults of packages: paths, names and lists, at lengths that fit a message."""
+"""Words the faults of packages: the place, what to do, and what is wrong, at lengths that fit.
+
+Every InvalidModel of a package is made here.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from adapter.errors import InvalidModel
+
 _MAX_CHARACTERS = 100
 _MAX_LISTED = 10
+
+
+def invalid_model(place: object, fault: str, *, remedy: str = "") -> InvalidModel:
+    """Return the error for a fault of a package. The text begins with the place, a file or
+    something within it; the remedy, if there is one, comes before the fault.
+    """
+    advice = f"{remedy}; " if remedy else ""
+    return InvalidModel(f"{shown(place)}: {advice}{fault}")
+
+
+def refuse_faults(place: object, faults: Iterable[str]) -> None:
+    """Raise InvalidModel for the first of the faults that a place has; return if there is none."""
+    for fault in faults:
+        raise invalid_model(place, fault)
 
 
 def shown(*path: object) -> str:
