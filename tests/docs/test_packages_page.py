@@ -1,7 +1,11 @@
-"""The python code of docs/packages.md: it finds its helper, and opens ONNX without the backend."""
+"""The python code of docs/packages.md: it finds its helper, and opens files without a backend."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -56,3 +60,62 @@ def test_onnx_is_served_without_its_backend(model_root: Path, package: Path) -> 
         for reply in replies
     )
     assert pages == ours
+
+
+# The stand-in for joblib, as far as the recipe uses it, and for a model that it loads.
+_JOBLIB = """
+class Sum:
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        return rows.sum(axis=1)
+
+
+def load(file):
+    assert file.read_text() == "a model"
+    return Sum()
+"""
+_TRAIN = """
+import sys
+import joblib
+from sklearn.linear_model import LinearRegression
+
+model = LinearRegression().fit([[0, 0], [1, 0], [0, 1], [1, 1]], [0, 1, 1, 2])
+joblib.dump(model, sys.argv[1])
+"""
+
+
+def make_stand_in(package: Path) -> None:
+    (package / "joblib.py").write_text(_JOBLIB)
+    (package / "model.joblib").write_text("a model")
+
+
+def train_model(package: Path) -> None:
+    """Install scikit-learn, which takes 270 MB, beside the model, and train the model by it."""
+    install = ["-m", "pip", "install", "--quiet", "--target", package, "numpy<2", "scikit-learn"]
+    subprocess.run([sys.executable, *install], check=True)
+    environ = {**os.environ, "PYTHONPATH": str(package)}
+    train = [sys.executable, "-c", _TRAIN, package / "model.joblib"]
+    subprocess.run(train, check=True, env=environ)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "make",
+    [make_stand_in, pytest.param(train_model, marks=pytest.mark.nightly)],
+    ids=["a stand-in", "scikit-learn itself"],
+)
+def test_scikit_learn_is_served_by_python(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    package = tmp_path / "sum"
+    package.mkdir()
+    make(package)
+    (package / "model.py").write_text(code_with("import joblib"))
+    rows = {"name": "X", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}
+    roots = f"--model-roots={tmp_path}"
+    with embedded_adapter(roots) as adapter, closing(adapter.client()) as client:
+        put(client, "sum", package)
+        reply = client.post("/models/sum/invoke", {"inputs": [rows]})
+    assert reply.status == 200, reply.body
+    [output] = reply.json()["outputs"]
+    assert (output["name"], output["shape"]) == ("Y", [2])
+    assert output["data"] == pytest.approx([3, 7], abs=1e-4)
