@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -37,12 +37,13 @@ class Checked:
 def read_config(path: Path) -> str:
     """Read the text as it is, with any byte order mark. Raises InvalidModel, or OSError."""
     with path.open("rb") as file:
-        return decoded(file, path)
+        return decode(file.read(MAX_CONFIG_BYTES + 1), path)
 
 
-def decoded(file: IO[bytes], path: Path) -> str:
-    """Read the text from an open file; `path` is for messages."""
-    raw = file.read(MAX_CONFIG_BYTES + 1)
+def decode(raw: bytes, path: Path) -> str:
+    """Return the text of a config.pbtxt. Raise InvalidModel, which names `path`, if the file is too
+    large, empty or no UTF-8.
+    """
     if len(raw) > MAX_CONFIG_BYTES:
         raise invalid_model(path, f"it is larger than {MAX_CONFIG_BYTES} bytes")
     try:

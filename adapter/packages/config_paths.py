@@ -12,7 +12,6 @@ lie within the model roots.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -21,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.packages.backends import PYTHON
 from adapter.packages.contents import is_within
-from adapter.packages.messages import cut, refuse_faults
+from adapter.packages.messages import cut
 
 # Names of files, and the folder that Triton joins each to.
 FILES = {
@@ -104,16 +103,13 @@ MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY/"
 _OUTSIDE = "is outside the model roots, and the config of a load call may name no such path"
 
 
-def refuse_outside_paths(
+def find_path_faults(
     config: ModelConfig,
-    path: Path,  # the config's, for the message
     call_roots: Sequence[str] | None,  # real paths; None for a package's own config
-) -> None:
-    """Raise InvalidModel for the first path that leads out of the model's folder."""
-    refuse_faults(path, _faults(config, call_roots))
-
-
-def _faults(config: ModelConfig, call_roots: Sequence[str] | None) -> Iterator[str]:
+) -> Iterator[str]:
+    """Yield a fault for each path in a config that leads out of the model's folder. `call_roots`
+    are the folders that the config of a load call may name besides.
+    """
     for place, text in _strings(config):
         if place not in NO_PATHS and place != PARAMETER:
             yield from _field_faults(place, text, call_roots)

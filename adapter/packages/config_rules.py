@@ -9,7 +9,6 @@ import graphlib
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import (
     ModelConfig,
@@ -19,15 +18,10 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelOutput,
 )
 
-from adapter.packages.messages import cut, listed, quoted_list, refuse_faults
+from adapter.packages.messages import cut, listed, quoted_list
 
 # Triton 2.51 makes the label `_KEY` of it, and ends if that is no name of a label.
 _TAG = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_]*)?")
-
-
-def refuse_impossible(config: ModelConfig, path: Path) -> None:
-    """Raise InvalidModel with the first fault. `path` is the config's, for the message."""
-    refuse_faults(path, _faults(config))
 
 
 def served_versions(config: ModelConfig, versions: list[str]) -> list[str]:
@@ -51,7 +45,8 @@ def served_versions(config: ModelConfig, versions: list[str]) -> list[str]:
     return served
 
 
-def _faults(config: ModelConfig) -> Iterator[str]:
+def find_config_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield the values of a config that are wrong in themselves, each with its field and reason."""
     if config.max_batch_size < 0:
         yield f"max_batch_size is {config.max_batch_size}; it must be 0, for no batching, or more"
     for size in config.dynamic_batching.preferred_batch_size:

@@ -6,11 +6,10 @@ its process, with all other models. Python's integers do not overflow, as a prod
 
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelSequenceBatching
 
-from adapter.packages.messages import cut, listed, refuse_faults
+from adapter.packages.messages import cut, listed
 
 # Each instance of a python model is a process, of other models at least a thread. A machine has
 # fewer cores, and places for models on its GPUs.
@@ -43,12 +42,8 @@ _WIDTHS = {
 _LARGEST_WIDTH = 8
 
 
-def refuse_excessive_sizes(config: ModelConfig, path: Path) -> None:
-    """Raise InvalidModel with the first fault. `path` is the config's, for the message."""
-    refuse_faults(path, _faults(config))
-
-
-def _faults(config: ModelConfig) -> Iterator[str]:
+def find_size_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield the counts and sizes of a config that are too large, each with its field and limit."""
     instances = sum(
         max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group
     )

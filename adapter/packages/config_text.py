@@ -74,7 +74,7 @@ def rename_steps(text: str, names: Mapping[str, str]) -> str:
     """
     tokens = tokens_of(text)
     edits: _Edits = []
-    for field in _fields(tokens) or []:
+    for field in fields_of(tokens):
         if _path(field) != ("ensemble_scheduling", "step", "model_name"):
             continue
         strings = _strings(tokens, field)
@@ -92,7 +92,7 @@ def without_cache(text: str) -> str:
     """
     tokens = tokens_of(text)
     edits: _Edits = []
-    for field in _fields(tokens) or []:
+    for field in fields_of(tokens):
         if _path(field) == ("response_cache", "enable"):
             value = tokens[field.position + 2]
             edits.append((value.start(), value.end(), "false"))

@@ -34,6 +34,8 @@ from adapter.packages.roots import Inside, Opened
 Staging = Literal["symlink", "hardlink", "copy"]
 # Triton loads by name, so it never reads these.
 _HIDDEN = ".ta-half-"
+# The fields of a source that a note has: all but what the request itself brought.
+_NOTED_FIELDS = ("url", "model_type", "schema", "entry", "declared_bytes", "is_cached", "helpers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,7 @@ def _written(ownership: Ownership) -> dict[str, Any]:
         note["gpu"] = ownership.gpu
     if (loaded := ownership.loaded) is not None:
         note["loaded"] = {
-            "url": loaded.source.url,
-            "model_type": loaded.source.model_type,
-            "schema": loaded.source.schema,
-            "entry": loaded.source.entry,
-            "declared_bytes": loaded.source.declared_bytes,
-            "is_cached": loaded.source.is_cached,
-            "helpers": loaded.source.helpers,
+            **{field: getattr(loaded.source, field) for field in _NOTED_FIELDS},
             "can_load_again": loaded.can_load_again,
             "content_key": loaded.content_key,
             "held": dict(loaded.held),

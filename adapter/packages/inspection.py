@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from io import BytesIO
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -28,9 +27,10 @@ from adapter.packages import formats
 from adapter.packages.archive_kinds import is_packed
 from adapter.packages.backends import BACKENDS, PYTHON
 from adapter.packages.config import (
+    MAX_CONFIG_BYTES,
     Checked,
     backend_of,
-    decoded,
+    decode,
     explain_unknown_platform,
     is_ensemble,
     parse,
@@ -44,14 +44,21 @@ from adapter.packages.config_parameters import (
     processes,
     read_content_types,
 )
-from adapter.packages.config_paths import refuse_outside_paths
-from adapter.packages.config_rules import refuse_impossible
-from adapter.packages.config_sizes import refuse_excessive_sizes
+from adapter.packages.config_paths import find_path_faults
+from adapter.packages.config_rules import find_config_faults
+from adapter.packages.config_sizes import find_size_faults
 from adapter.packages.config_text import quoted, rename_steps, with_tensors
 from adapter.packages.contents import CONFIG, MARKER, UNPACKED, Contents
 from adapter.packages.ensemble import Member, mentioned, names_in_paths, plan
 from adapter.packages.formats import is_version
-from adapter.packages.messages import cut, invalid_model, listed, quoted_list, shown
+from adapter.packages.messages import (
+    cut,
+    invalid_model,
+    listed,
+    quoted_list,
+    refuse_faults,
+    shown,
+)
 from adapter.packages.model_files import (
     STUB,
     check_model_files,
@@ -67,8 +74,8 @@ from adapter.protocols.tensors import ContentTypes
 SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
-_CALLS = b"InferenceRequest"
-_COMPLETES = b"auto_complete_config"
+_CALLS = "InferenceRequest"
+_COMPLETES = "auto_complete_config"
 _SCHEMAS = "docs/packages.md#schemas"
 _NOT_CACHED = "response_cache is off for a model that Python code calls by its name"
 # Files of models that no backend opens; code for the python backend can load them.
@@ -189,7 +196,7 @@ def _neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> Iterat
     named: set[str] = set()
     for name in models:
         for code in _code(path / name, inside):
-            named |= known & names_in_paths(code.decode("utf-8", "replace"))
+            named |= known & names_in_paths(code)
     for name, below in folders.items() if models else ():
         if name not in models or name in named:
             own = {entry: below[entry] for entry in below if entry not in {CONFIG, SCHEMA}}
@@ -262,10 +269,10 @@ def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset
     file = folder / CONFIG
     if not file.is_file():
         return frozenset()
-    with inside.reading(file) as opened:
-        config = parse(decoded(opened, file), file).config
+    config = parse(_read_config(file, inside), file).config
     steps = frozenset(step.model_name for step in config.ensemble_scheduling.step)
-    return steps | _mentions(folder, config, names, inside)
+    files = _python_code(folder, config, inside)
+    return steps.union(*(mentioned(code, names) for code in files))
 
 
 def _model_folders(tree: formats.Tree) -> list[str]:
@@ -343,41 +350,32 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
     steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
     others = frozenset(names) - {name}
+    files = [*_python_code(folder, config, inside)] if others else []
     return Member(
         name,
         is_ensemble(config),
         steps,
-        _mentions(folder, config, others, inside),
+        frozenset[str]().union(*(mentioned(code, others) for code in files)),
         is_entry=is_declared_entry(config, folder / CONFIG),
-        has_calls=bool(others) and _has_calls(folder, config, inside),
+        has_calls=any(_CALLS in code for code in files),
     )
 
 
-def _mentions(
-    folder: Path, config: ModelConfig, names: Collection[str], inside: Inside
-) -> frozenset[str]:
-    """Return those of `names` that the Python code of a model has as string literals."""
-    found: frozenset[str] = frozenset()
-    if backend_of(config) == PYTHON and names:
-        for raw in _code(folder, inside):
-            found |= mentioned(raw.decode("utf-8", "replace"), names)
-    return found
+def _python_code(folder: Path, config: ModelConfig, inside: Inside) -> Iterator[str]:
+    """Yield the Python files of a model of the python backend; nothing for other models."""
+    if backend_of(config) == PYTHON:
+        yield from _code(folder, inside)
 
 
-def _has_calls(folder: Path, config: ModelConfig, inside: Inside) -> bool:
-    """Return whether the Python code of a model sends inferences to other models."""
-    return backend_of(config) == PYTHON and any(_CALLS in raw for raw in _code(folder, inside))
-
-
-def _code(path: Path, inside: Inside) -> Iterator[bytes]:
-    """Yield the Python files of a model, up to the limits."""
+def _code(path: Path, inside: Inside) -> Iterator[str]:
+    """Yield the text of the Python files at or below a path, up to the limits."""
     left = _MAX_ALL_CODE_BYTES
     for code in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         if not code.is_file():
             continue
         with inside.reading(code) as file:
             raw = file.read(min(_MAX_CODE_BYTES, left))
-        yield raw
+        yield raw.decode("utf-8", "replace")
         left -= len(raw)
 
 
@@ -387,10 +385,16 @@ def _without_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[s
     known = BACKENDS.get(backend or "")
     if known is not None and not known.reads_tensors:
         return (f"{remedy}: Triton cannot read them out of a TorchScript file",)
-    if backend == PYTHON and not any(_COMPLETES in raw for raw in _code(path, inside)):
+    if backend == PYTHON and not any(_COMPLETES in code for code in _code(path, inside)):
         reason = "nothing names them, and Triton will refuse every inference"
-        return (f"{remedy}, or in {_COMPLETES.decode()} of its Python: {reason}",)
+        return (f"{remedy}, or in {_COMPLETES} of its Python: {reason}",)
     return ()
+
+
+def _read_config(path: Path, inside: Inside) -> str:
+    """Read a config.pbtxt, whose path may have links. Raise InvalidModel if it leads outside."""
+    with inside.reading(path) as file:
+        return decode(file.read(MAX_CONFIG_BYTES + 1), path)
 
 
 def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Checked:
@@ -400,8 +404,8 @@ def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Chec
     that a config of a load call may name; None for a package's own config.
     """
     checked = parse(text, path)
-    refuse_outside_paths(checked.config, path, call_roots)
-    refuse_excessive_sizes(checked.config, path)
+    refuse_faults(path, find_path_faults(checked.config, call_roots))
+    refuse_faults(path, find_size_faults(checked.config))
     return checked
 
 
@@ -416,12 +420,11 @@ def _native(
 ) -> _Model:
     """Lay out a folder in Triton's layout: every entry is linked, the config is edited."""
     path = folder / CONFIG
-    if replacement is None:
-        with inside.reading(path) as file:
-            text = decoded(file, path)
+    if replacement is not None:
+        written = decode(replacement.encode(), path)
     else:
-        text = decoded(BytesIO(replacement.encode()), path)
-    written = text
+        written = _read_config(path, inside)
+    text = written
     checked = _parse_safe(text, path, call_roots)
     config = checked.config
     served = check_model_files(folder, tree, config)
@@ -429,7 +432,7 @@ def _native(
         fitting = merge(schema, config.max_batch_size, shown(path))
         text = with_tensors(text, tensors_text(fitting.inputs), tensors_text(fitting.outputs))
         config = _parse_safe(text, path, call_roots).config
-    refuse_impossible(config, path)
+    refuse_faults(path, find_config_faults(config))
     types = read_content_types(config, written, path)
     own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
     links = tuple(_links(folder, own, kept_inside(config)))

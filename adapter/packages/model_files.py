@@ -40,10 +40,6 @@ def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
     return any(library in folder for folder in (tree, *versions))
 
 
-def _has_other_runtime(config: ModelConfig) -> bool:
-    return config.runtime not in {"", library_of(backend_of(config))}
-
-
 def _own_library(config: ModelConfig) -> str:
     return config.runtime or library_of(config.backend)
 
@@ -87,7 +83,8 @@ def _check_backend_files(root: Path, config: ModelConfig, served: Sequence[str])
     kind = config.platform or config.backend
     # with cc_model_filenames the file depends on the GPU; another runtime opens what it likes, as
     # the one in Python of the backend pytorch
-    is_unusual = bool(config.cc_model_filenames) or _has_other_runtime(config)
+    has_other_runtime = config.runtime not in {"", library_of(backend_of(config))}
+    is_unusual = bool(config.cc_model_filenames) or has_other_runtime
     names = () if is_unusual else files_needed_by(kind)
     if names:
         names = (config.default_model_filename,) if config.default_model_filename else names

@@ -98,11 +98,10 @@ class Packages:
         Raises SourceMissing, InvalidRequest (a path not allowed) or InvalidModel (file and reason).
         After an error `remove` clears what was unpacked.
         """
-        if source.schema is not None:
-            schema = await LOOKUPS.run(resolve, source.schema, self._roots)
-            source = replace(source, schema=str(schema))
+        source = await self._with_real_schema(source)
         if source.kept:
-            path = await UNPACKS.run_to_end(self._put_back, name, model_id, source)
+            put_back = partial(link_tree, Path(source.kept))
+            path = await UNPACKS.run_to_end(self._fill_unpacked, name, model_id, put_back)
             roots = [*self._roots, str(path)]
             return await WALKS.run(self._inspected, source, path, roots, shown(Path(source.url)))
         found = None if source.files else await LOOKUPS.run(self._found, source)
@@ -124,9 +123,7 @@ class Packages:
         found = await LOOKUPS.run(self._found, source)
         if found.is_archive:
             return (await LOOKUPS.run(found.path.stat)).st_mtime > since
-        if source.schema is not None:
-            schema = await LOOKUPS.run(resolve, source.schema, self._roots)
-            source = replace(source, schema=str(schema))
+        source = await self._with_real_schema(source)
         known_as = shown(found.path)
         package = await WALKS.run(self._inspected, source, found.path, self._roots, known_as)
         return package.content_key != content_key
@@ -178,6 +175,13 @@ class Packages:
 
     # -- inspection -------------------------------------------------------------------------
 
+    async def _with_real_schema(self, source: ModelSource) -> ModelSource:
+        """Return the source with the real path of its schema, if it has one."""
+        if source.schema is None:
+            return source
+        schema = await LOOKUPS.run(resolve, source.schema, self._roots)
+        return replace(source, schema=str(schema))
+
     def _inspected(
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
     ) -> Package:
@@ -211,7 +215,8 @@ class Packages:
     ) -> tuple[Path, list[str], str]:
         """Return the package's path, the roots that it must stay in, and its name in messages."""
         if found is None:
-            path = self._written(name, model_id, source)
+            write = partial(write_package, source=source)
+            path = self._fill_unpacked(name, model_id, write)
             return path, [str(path)], "the request"
         if source.is_cached:  # the package must stay in its own folder
             return found.path, [str(found.path.parent)], shown(model_id)
@@ -241,11 +246,15 @@ class Packages:
             unpacking.run(archive, target, self._limits, content)
         return Path(os.path.realpath(target))
 
-    def _written(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Path:
-        """Write a folder with the files of the request."""
+    def _fill_unpacked(
+        self, name: TritonName, model_id: ModelId, write: Callable[[Path], object]
+    ) -> Path:
+        """Claim the entry's folder, and write files of the package to a folder in it, which is
+        returned.
+        """
         target = self._claimed(name, model_id) / UNPACKED
         try:
-            write_package(target, source)
+            write(target)
         except OSError as error:
             raise disk_error(target, error) from error
         return Path(os.path.realpath(target))
@@ -259,15 +268,6 @@ class Packages:
             return str(kept) if link_tree(self._repository / name / UNPACKED, kept) else ""
         except OSError as error:
             raise disk_error(kept, error) from error
-
-    def _put_back(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Path:
-        """Link what was kept into the entry's folder, and return where it is."""
-        target = self._claimed(name, model_id) / UNPACKED
-        try:
-            link_tree(Path(source.kept), target)
-        except OSError as error:
-            raise disk_error(target, error) from error
-        return Path(os.path.realpath(target))
 
     def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
         """Claim the entry's folder, to unpack in it."""

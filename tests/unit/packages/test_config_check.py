@@ -44,17 +44,14 @@ def test_a_config_is_read_as_it_is(raw, tmp_path):
         (b" \r\n", "config.pbtxt: it is empty"),
         (b"\xef\xbb\xbf\n", "config.pbtxt: it is empty"),
         (b"# \xff", "config.pbtxt: it is not valid UTF-8: byte 2 is 0xff"),
-        (
-            b"#" * (MAX_CONFIG_BYTES + 1),
-            f"it is larger than {MAX_CONFIG_BYTES} bytes",
-        ),
+        (b"#" * (MAX_CONFIG_BYTES + 1), "config.pbtxt: it is larger than 1048576 bytes"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_by_name_and_reason(raw, reason, tmp_path):
     path = written(tmp_path, raw)
     with pytest.raises(InvalidModel) as caught:
         read_config(path)
-    assert str(caught.value) == f"{path.parent}/{reason}"
+    assert str(caught.value).removeprefix(f"{path.parent}/") == reason
 
 
 def test_the_disk_has_its_own_errors(tmp_path):

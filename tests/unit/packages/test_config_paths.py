@@ -18,8 +18,9 @@ from adapter.packages.config_paths import (
     PARAMETER,
     SHELL_WORDS,
     VALUES,
-    refuse_outside_paths,
+    find_path_faults,
 )
+from adapter.packages.messages import refuse_faults
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
@@ -62,7 +63,8 @@ def agent(name: str, value: str = "x") -> str:
 
 
 def refuse(text: str, call_roots: list[str] | None = None) -> None:
-    refuse_outside_paths(text_format.Parse(text, ModelConfig()), PATH, call_roots)
+    config = text_format.Parse(text, ModelConfig())
+    refuse_faults(PATH, find_path_faults(config, call_roots))
 
 
 def refusal(text: str, call_roots: list[str] | None = None) -> str:

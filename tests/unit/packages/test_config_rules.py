@@ -7,7 +7,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config_rules import refuse_impossible, served_versions
+from adapter.packages.config_rules import find_config_faults, served_versions
+from adapter.packages.messages import refuse_faults
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
@@ -39,7 +40,7 @@ def config(text: str) -> ModelConfig:
 )
 def test_an_impossible_value_is_refused_by_its_field(text, fault):
     with pytest.raises(InvalidModel) as caught:
-        refuse_impossible(config(text), PATH)
+        refuse_faults(PATH, find_config_faults(config(text)))
     assert str(caught.value).startswith("m/config.pbtxt: ")
     assert fault in str(caught.value)
 
@@ -59,7 +60,7 @@ def test_an_impossible_value_is_refused_by_its_field(text, fault):
     ],
 )
 def test_what_some_triton_may_take_is_let_through(text):
-    refuse_impossible(config(text), PATH)
+    refuse_faults(PATH, find_config_faults(config(text)))
 
 
 @pytest.mark.parametrize(

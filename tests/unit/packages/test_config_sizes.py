@@ -16,8 +16,9 @@ from adapter.packages.config_sizes import (
     MAX_STATE_BYTES,
     MAX_WARMUP_BYTES,
     MAX_WARMUP_REQUESTS,
-    refuse_excessive_sizes,
+    find_size_faults,
 )
+from adapter.packages.messages import refuse_faults
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
@@ -47,7 +48,7 @@ def oldest(sequences: int) -> str:
 
 
 def refuse(text: str) -> None:
-    refuse_excessive_sizes(text_format.Parse(text, ModelConfig()), PATH)
+    refuse_faults(PATH, find_size_faults(text_format.Parse(text, ModelConfig())))
 
 
 @rows(

@@ -416,6 +416,7 @@ def test_the_gpus_of_all_models_count_and_an_ensemble_takes_none(one, two, expec
         (PYTHON, 1),
         (f"{PYTHON}instance_group [{{ count: 2 }}, {{ count: 1 kind: KIND_CPU }}]", 2),
         (f"{PYTHON}instance_group [{{ kind: KIND_CPU }}]", 0),
+        (f"{PYTHON}instance_group [{{ kind: KIND_GPU }}]", 1),
         ('backend: "onnxruntime" instance_group [{ count: 3 }]', 1),
         ('backend: "vllm"', None),
     ],

@@ -211,6 +211,24 @@ def test_an_encrypted_zip_is_refused(refused):
     assert "'a': it is encrypted" in refused(bytes(data), "m.zip")
 
 
+def test_zip_whose_entry_lies_within_another_is_refused(refused):
+    """Each layer of such a zip unpacks the same packed bytes once more."""
+    inner = zip_bytes(zip_entry("b", b"b" * 10_000))
+    stored = zip_entry("a", inner[: inner.index(b"PK\1\2")], compress_type=zipfile.ZIP_STORED)
+    data = bytearray(zip_bytes(stored, zip_entry("b", b"b" * 10_000)))
+    offset = len(data[: data.index(b"PK\3\4", 1)])
+    second = data.rindex(b"PK\1\2")
+    data[second + 42 : second + 46] = offset.to_bytes(4, "little")
+    assert "'b': it overlaps another entry" in refused(bytes(data), "m.zip")
+
+
+def test_zip_that_ends_before_its_entry_is_refused(refused):
+    data = bytearray(zip_bytes(zip_entry("a", b"a" * 10_000)))
+    size = data.rindex(b"PK\1\2") + 20
+    data[size : size + 4] = (2**20).to_bytes(4, "little")
+    assert "'a': the archive is damaged: it ends before this" in refused(bytes(data), "m.zip")
+
+
 def test_a_zip_whose_entries_share_their_bytes_is_refused(refused):
     data = bytearray(zip_bytes(zip_entry("a", b"a" * 10_000), zip_entry("b", b"a" * 10_000)))
     second = data.rindex(b"PK\1\2")
