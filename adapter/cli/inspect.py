@@ -296,7 +296,7 @@ def _find_absent_backends(package: Package, path: Path) -> Iterator[str]:
         yield f"backend {name!r} does not come with Triton{did_you_mean([name], BACKENDS)}"
     reason = describe_missing_backends(frozenset(needed & BACKENDS.keys()), wheel_backends())
     if reason is not None:
-        yield f"{shown(path)} {reason}"
+        yield f"{shown(path)}: {reason}"
 
 
 def _find_absent_gpus(configs: Iterable[ModelConfig]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from adapter.core.model import Package
 from adapter.packages.messages import did_you_mean, invalid_model
 
 PYTHON = "python"
-_WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
+WITHOUT_BACKEND = "docs/packages.md#without-the-backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def describe_missing_backends(
     modules = _modules_for(missing)
     if modules and PYTHON in known:
         remedy += f", or add a model.py that opens the file by {' or '.join(modules)}"
-        remedy += f" ({_WITHOUT_BACKEND})"
+        remedy += f" ({WITHOUT_BACKEND})"
     return f"{remedy}; {has}"
 
 

@@ -128,6 +128,7 @@ def _place(token: re.Match[str]) -> tuple[int, int]:
 
 
 def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
+    """Return a warning for each unknown field, up to ten, and one that counts those beyond."""
     unknown = _unknown(tokens)
     warnings = [
         f"{shown(path)}:{_place(tokens[field.position])[0]}: {_not_known(field, names)}"
@@ -139,6 +140,7 @@ def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
 
 
 def _not_known(field: Field, names: Iterable[str]) -> str:
+    """Return that a field is unknown, and which of `names`, those of its message, may be meant."""
     proposal = did_you_mean([field.name], names)
     return f"field {cut(field.name)!r} is not known to this version's schema{proposal}"
 

@@ -82,6 +82,7 @@ def staged_content_types(folder: Path) -> ContentTypes | None:
 
 
 def _tensors(tensors: Iterable[ModelInput | ModelOutput]) -> tuple[Tensor, ...]:
+    """Return a config's inputs or outputs in the terms of V2."""
     return tuple(Tensor(each.name, _datatype(each), tuple(each.dims)) for each in tensors)
 
 

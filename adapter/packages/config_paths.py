@@ -124,6 +124,9 @@ def find_path_faults(
 
 
 def _field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+    """Yield the fault of the text of a string field, whose name is `place`. `call_roots` are as for
+    `find_path_faults`.
+    """
     if place in LIBRARIES:
         yield from _library_faults(place, text, call_roots)
     elif place in VALUES:
@@ -148,6 +151,9 @@ def _library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> I
 
 
 def _environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+    """Yield the fault of the path of a Python environment: within the model's folder if it begins
+    like MODEL_FOLDER, else judged as a library's path where the config came with a load call.
+    """
     if text.startswith(MODEL_FOLDER):
         place = os.path.normpath(text.removeprefix(MODEL_FOLDER).lstrip("/"))
         if _leaves(place):
@@ -157,6 +163,9 @@ def _environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator
 
 
 def _value_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+    """Yield the fault of a value that may be a path, where the config came with a load call: `name`
+    is what has the value.
+    """
     if call_roots is not None and _leaves(text) and not _is_inside(text, call_roots):
         yield f"{name} {cut(text)!r} {_OUTSIDE}"
 
@@ -170,6 +179,7 @@ def _leaves(text: str) -> bool:
 
 
 def _is_inside(text: str, roots: Sequence[str]) -> bool:
+    """Return whether a text is an absolute path whose target, links followed, is within `roots`."""
     if not text.startswith("/") or "\0" in text:
         return False
     real = os.path.realpath(text)
@@ -190,6 +200,7 @@ def _strings(message: Message, above: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _values(field: FieldDescriptor, value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the strings of a field with its name, `place`, and those of the messages in it."""
     if field.type == FieldDescriptor.TYPE_STRING:
         texts = [value] if isinstance(value, str) else value
         for text in texts:

@@ -64,12 +64,14 @@ def find_config_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _tag_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield the keys of metric_tags that Triton could not make a label of."""
     for tag in config.metric_tags:
         if _TAG.fullmatch(tag) is None:
             yield f"metric_tags {cut(tag)!r}: a key is letters, digits and, not at its start, _"
 
 
 def _tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
+    """Yield the faults of an input or output, which `kind` says: its name, and its sizes."""
     if not tensor.name:
         yield f"an {kind} has no name"
     name = f"{kind} {cut(tensor.name)!r}"
@@ -103,6 +105,10 @@ def wiring_faults(config: ModelConfig) -> Iterator[str]:
 def _unfilled(
     config: ModelConfig, steps: list[ModelEnsembling.Step], writers: dict[str, int]
 ) -> Iterator[str]:
+    """Yield the tensors of an ensemble that are read but not written, or written or declared and of
+    no use, and steps that wait for each other. `writers` has the number of the step that writes a
+    tensor.
+    """
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     read = {tensor for step in steps for tensor in step.input_map.values()}
@@ -132,4 +138,5 @@ def _unfilled(
 
 
 def _step(number: int, step: ModelEnsembling.Step) -> str:
+    """Return how messages name a step of an ensemble, by its place and its model."""
     return f"step {number + 1}, model {cut(step.model_name)!r},"

@@ -59,6 +59,7 @@ def find_size_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
+    """Yield a fault if all instances together take too many sequences at once."""
     if config.sequence_batching.HasField("oldest"):
         field = "sequence_batching.oldest: max_candidate_sequences"
         slots = config.sequence_batching.oldest.max_candidate_sequences
@@ -71,6 +72,7 @@ def _slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
 
 
 def _state_faults(batching: ModelSequenceBatching) -> Iterator[str]:
+    """Yield the states of a sequence whose sizes are negative, or too large together."""
     state_bytes = 0
     initial_bytes = 0
     for state in batching.state:
@@ -89,6 +91,9 @@ def _state_faults(batching: ModelSequenceBatching) -> Iterator[str]:
 
 
 def _warmup_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield the inputs of warm-up samples whose sizes are negative, and samples that make too many
+    bytes or requests together.
+    """
     requests = 0
     sizes = 0
     for sample in config.model_warmup:

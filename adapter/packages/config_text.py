@@ -236,11 +236,13 @@ def _messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
 
 
 def _unquoted(strings: Tokens) -> str:
+    """Return the text that string literals in a row mean, their escapes undone."""
     parts = (string[0][1:-1].encode("utf-8", "surrogatepass") for string in strings)
     return b"".join(_ESCAPE.sub(_plain, part) for part in parts).decode("utf-8", "replace")
 
 
 def _plain(escape: re.Match[bytes]) -> bytes:
+    """Return the bytes that an escape in a string literal means."""
     code = escape[escape.lastgroup or 0]
     if escape.lastgroup == "octal":
         return bytes([int(code, 8) & 0xFF])
@@ -252,7 +254,12 @@ def _plain(escape: re.Match[bytes]) -> bytes:
 
 
 def _edited(text: str, edits: _Edits) -> str:
+    """Return the text with its edits made: each is a start, an end, and what comes in its place;
+    they are in order and do not overlap.
+    """
+
     def pieces() -> Iterator[str]:
+        """Yield the text between the edits, and what comes in place of each edited part."""
         position = 0
         for start, end, new in edits:
             yield text[position:start]
@@ -270,4 +277,5 @@ def _appended(text: str, lines: str) -> str:
 
 
 def _mark(tokens: Tokens, index: int) -> str:
+    """Return the text of a token; empty behind the last one."""
     return tokens[index][0] if index < len(tokens) else ""

@@ -105,6 +105,9 @@ class Contents:
                 inside[real] = self._entries(entry.path)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """Return the entries of a folder by name, of the root only those that are entered. Raise
+        InvalidModel if the package has too many.
+        """
         with os.scandir(folder) as scanned:
             entries: Iterator[os.DirEntry[str]] = scanned
             if self._only is not None and folder == self._root:

@@ -95,6 +95,7 @@ def names_in_paths(source: str) -> frozenset[str]:
 
 
 def _check_steps(steps: _Graph, where: str) -> None:
+    """Raise InvalidModel if a step is not in the package, or ensembles are steps of each other."""
     for name, needed in steps.items():
         for step in needed:
             if step not in steps:
@@ -111,6 +112,10 @@ def _check_steps(steps: _Graph, where: str) -> None:
 
 
 def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, where: str) -> str:
+    """Return the name of the model that answers the caller: the caller's hint, else the one that
+    declares itself, else the only one that can be meant. Raise InvalidModel if there is none.
+    `references` has the models that each model refers to.
+    """
     if hint is not None and hint not in members:
         fault = f"the entry {cut(hint)!r} is not in the package; it holds {quoted_list(members)}"
         raise invalid_model(where, fault)

@@ -102,6 +102,7 @@ def ownership_of(folder: Path) -> Ownership | None:
 
 
 def _written(ownership: Ownership) -> dict[str, Any]:
+    """Return the content of a note as JSON."""
     note: dict[str, Any] = {
         "owner": ownership.owner,
         "model_id": ownership.model_id,
@@ -254,6 +255,7 @@ def disk_error(folder: Path, error: OSError) -> BackendError:
 
 
 def _make(folder: Path, ownership: Ownership) -> None:
+    """Make a folder that has its note from the first moment on."""
     hidden = _hidden(folder)
     try:
         hidden.mkdir(exist_ok=True)
@@ -265,6 +267,7 @@ def _make(folder: Path, ownership: Ownership) -> None:
 
 
 def _empty(folder: Path, keep: str = "") -> None:
+    """Remove what is in a folder of ours, but for the note and an entry named `keep`."""
     for path in folder.iterdir():
         if path.name in {keep, MARKER}:
             continue
@@ -275,6 +278,7 @@ def _empty(folder: Path, keep: str = "") -> None:
 
 
 def _hidden(folder: Path) -> Path:
+    """Return where a folder is while it is made or removed."""
     return folder.with_name(_HIDDEN + folder.name)
 
 

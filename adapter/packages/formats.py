@@ -97,6 +97,7 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | Non
 
 
 def _visible(tree: Tree) -> Tree:
+    """Return the entries of a folder without hidden ones and those that no model's file is in."""
     return {
         name: below
         for name, below in tree.items()
@@ -105,6 +106,7 @@ def _visible(tree: Tree) -> Tree:
 
 
 def _folders(tree: Tree) -> dict[str, Tree]:
+    """Return the folders in a folder, each with its visible entries."""
     return {name: _visible(below) for name, below in tree.items() if below is not None}
 
 
@@ -128,6 +130,7 @@ def _levels(root: Tree) -> Iterator[list[_Place]]:
 
 
 def _home_and_below(home: _Place) -> Iterator[list[_Place]]:
+    """Yield a folder, and then all folders in it."""
     yield [home]
     yield [
         _Place(home.version, (*home.path, name), below, nested=True)
@@ -136,6 +139,9 @@ def _home_and_below(home: _Place) -> Iterator[list[_Place]]:
 
 
 def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None:
+    """Return the model's file in the first level that has one; None if no level has. Raise
+    InvalidModel if a level has several.
+    """
     for places in _levels(root):
         found = [one for place in places for one in _candidates(place, formats)]
         if len(found) > 1:
@@ -148,6 +154,9 @@ def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None
 
 
 def _candidates(place: _Place, formats: Sequence[Format]) -> list[_Candidate]:
+    """Return the files of a folder that may be the model. A program is the only one: what lies
+    beside it belongs to it.
+    """
     found: list[_Candidate] = []
     for one in formats:
         of_this = [_Candidate(place, one, file) for file in _files(place, one)]
@@ -158,6 +167,7 @@ def _candidates(place: _Place, formats: Sequence[Format]) -> list[_Candidate]:
 
 
 def _files(place: _Place, of: Format) -> list[str]:
+    """Return the names of the files in a folder that are of a format."""
     if of.is_folder:
         return [*of.patterns] if _is_saved_model(place) else []
     files = [name for name, below in sorted(place.entries.items()) if below is None]

@@ -25,7 +25,7 @@ from adapter.core.model import (
 from adapter.errors import InvalidModel
 from adapter.packages import formats
 from adapter.packages.archive_kinds import is_packed
-from adapter.packages.backends import BACKENDS, PYTHON
+from adapter.packages.backends import BACKENDS, PYTHON, WITHOUT_BACKEND
 from adapter.packages.config import (
     MAX_CONFIG_BYTES,
     Checked,
@@ -255,6 +255,9 @@ def _models_beside(path: Path) -> list[str]:
 
 
 def _is_model(folder: Path) -> bool:
+    """Return whether Triton would take a folder of its repository for a model: it has a
+    config.pbtxt or a version folder.
+    """
     if folder.name.startswith(".") or not folder.is_dir():
         return False
     if (folder / CONFIG).is_file():
@@ -292,6 +295,9 @@ def _model_folders(tree: formats.Tree) -> list[str]:
 def _several(
     source: ModelSource, path: Path, tree: formats.Tree, folders: list[str], inside: Inside
 ) -> list[_Model]:
+    """Inspect a package of several models, whose folders are given by name. Return them with their
+    roles, helpers first and the entry last.
+    """
     models: dict[str, _Model] = {}
     for name in folders:
         below = tree[name] or {}
@@ -345,6 +351,7 @@ def _check_step_versions(
 
 
 def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside) -> Member:
+    """Return what decides on the role of a model in a package with models of these names."""
     config = model.config
     if config is None:
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
@@ -510,6 +517,7 @@ def _laid_out(
 
 
 def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
+    """Warn of files whose names are almost config.pbtxt."""
     files = [name for name, below in (tree or {}).items() if below is None]
     for name in get_close_matches(CONFIG, files, cutoff=0.85):
         yield f"{shown(path / name)} is not read; did you mean {CONFIG}?"
@@ -539,7 +547,7 @@ def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
         if name.endswith(_NO_BACKEND):
             return (
                 f"add a model.py that loads {shown(name)}, for the python backend, as Triton has"
-                " none for such a file"
+                f" none for such a file ({WITHOUT_BACKEND})"
             )
     if (folder := _folder_of_config(entries)) is not None:
         return f"give the folder {shown(folder)} itself: its {CONFIG} is too deep"

@@ -41,6 +41,9 @@ def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
 
 
 def _own_library(config: ModelConfig) -> str:
+    """Return the name of the library of the model's backend, as Triton looks for it in the model's
+    folder.
+    """
     return config.runtime or library_of(config.backend)
 
 
@@ -80,6 +83,7 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str,
 
 
 def _check_backend_files(root: Path, config: ModelConfig, served: Sequence[str]) -> None:
+    """Raise InvalidModel if a served version has no file that the config's backend can open."""
     kind = config.platform or config.backend
     # with cc_model_filenames the file depends on the GPU; another runtime opens what it likes, as
     # the one in Python of the backend pytorch
@@ -118,6 +122,9 @@ def _check_named_files(root: Path, config: ModelConfig) -> None:
 
 
 def _versions(root: Path, tree: Tree) -> list[str]:
+    """Return the names of a model's version folders. Raise InvalidModel for a number that Triton
+    cannot hold, which ends it.
+    """
     folders = sorted(name for name, below in tree.items() if below is not None)
     for name in folders:
         if (number := _NUMBERED.match(name)) and int(number[1]) >= 2**63:
@@ -144,6 +151,7 @@ def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[s
 
 
 def _below(tree: Tree | None, path: PurePosixPath) -> Tree | None:
+    """Return the folder at a path in a tree; None if there is none."""
     for part in path.parts:
         tree = (tree or {}).get(part)
     return tree

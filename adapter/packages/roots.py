@@ -53,6 +53,7 @@ class Inside:
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
+        """Open entries within the folders `roots`."""
         self._roots = roots
 
     @property
@@ -144,6 +145,7 @@ class Inside:
         return self._top(stack) if root is None else self._top(stack, root)
 
     def _top(self, stack: ExitStack, folder: str = "/") -> list[tuple[str, int]]:
+        """Open a folder to begin a walk at. Return the stack of the walk: path and descriptor."""
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
         return [(folder, descriptor)]
@@ -203,6 +205,7 @@ def start_models(entries: Sequence[str], root: Path) -> dict[ModelId, ModelSourc
 
 
 def _listed(folder: Path) -> list[Path]:
+    """Return the paths of all models in a folder. Raise SourceMissing if it cannot be listed."""
     try:
         return sorted(each for each in folder.iterdir() if not each.name.startswith(_NO_MODELS))
     except OSError as error:

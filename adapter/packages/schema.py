@@ -45,6 +45,7 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
     """
 
     def fit(tensor: Tensor) -> Tensor:
+        """Return a tensor without its batch dimension. Raise InvalidModel if it has none."""
         name = cut(tensor.name)
         has = f"conflicting model configuration: tensor {name!r} has shape {_shown(tensor.shape)}"
         shape = tensor.shape
@@ -73,6 +74,7 @@ def tensors_text(tensors: Sequence[Tensor]) -> str:
 
 
 def _object(raw: bytes, where: str) -> dict[str, Any]:
+    """Parse a file's bytes. Raise InvalidModel, which names `where`, for no JSON object."""
     try:
         found = json.loads(raw)
     except ValueError as error:
@@ -83,6 +85,9 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
+    """Return the tensors in a field of the schema, `inputs` or `outputs`. Raise InvalidModel if it
+    is no list of them, or a name comes twice.
+    """
     items = found.get(field)
     if items is None:
         return ()
@@ -99,6 +104,7 @@ def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...
 
 
 def _tensor(item: object, where: str) -> Tensor:
+    """Return a tensor from its JSON. Raise InvalidModel, which names `where`, if it is none."""
     if not isinstance(item, dict):
         raise invalid_model(where, "it is not a JSON object")
     name = item.get("name")
@@ -123,4 +129,5 @@ def _is_dimension(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
+    """Return a value as JSON, at a length that fits a message."""
     return cut(json.dumps(value))

@@ -84,6 +84,7 @@ class Packages:
         backends: Callable[[], frozenset[str] | None] = lambda: None,  # Triton's; None: unknown
         cache: Path | None = None,  # the folder of cached packages, and of no others
     ) -> None:
+        """Stage packages that lie below `model_roots` in `repository`, which Triton reads."""
         self._repository = repository
         self._roots = [os.path.realpath(root) for root in model_roots]
         self._staging = staging
@@ -185,6 +186,10 @@ class Packages:
     def _inspected(
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
     ) -> Package:
+        """Inspect a package. Messages name it `known_as` in place of its path. Raise InvalidModel
+        for its faults, also if this Triton lacks a backend of it.
+        """
+
         def for_caller(text: str) -> str:
             """Name the archive, which callers know, in place of where it was unpacked."""
             return text.replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
@@ -223,6 +228,7 @@ class Packages:
         return found.path, self._roots, shown(found.path)
 
     def _is_cached(self, path: str) -> bool:
+        """Return whether a real path is in the cache of packages."""
         return self._cache is not None and is_within(path, self._cache)
 
     async def _unpacked(self, name: TritonName, model_id: ModelId, archive: Path) -> Path:
@@ -241,6 +247,9 @@ class Packages:
     def _unpack(
         self, name: TritonName, model_id: ModelId, archive: Path, unpacking: UnpackingProcess
     ) -> Path:
+        """Unpack an archive into the entry's folder by a process; return the folder with its
+        content.
+        """
         target = self._claimed(name, model_id) / UNPACKED
         with Inside(self._roots).open_entry(str(archive)) as content:
             unpacking.run(archive, target, self._limits, content)
@@ -288,6 +297,7 @@ class Packages:
     def _place(
         self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None
     ) -> Placement:
+        """Claim the folders of a package's models and neighbours, and fill them, in a thread."""
         folder = os.path.realpath(self._repository / name)
         kept = UNPACKED if is_within(package.root, folder) else ""
         with self._notes:  # two packages may want the same name for a helper
@@ -380,6 +390,7 @@ class Packages:
         return names
 
     def _is_free(self, own_name: str) -> bool:
+        """Return whether Triton takes a name and no folder of its repository has it."""
         return is_safe_name(own_name) and not os.path.lexists(self._repository / own_name)
 
     # -- staged packages ---------------------------------------------------------------------
@@ -387,6 +398,7 @@ class Packages:
     def _confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
     ) -> None:
+        """Write the note that Triton serves a model, if its folder is still there and ours."""
         entry = self._repository / name
         with self._notes:
             known = ownership_of(entry)
@@ -419,6 +431,9 @@ class Packages:
             raise BackendError(f"cannot remove model {name!r}: {error.strerror}") from error
 
     def _staged(self) -> list[StagedModel]:
+        """Clear away what a killed run left half made; return the packages that have a note of
+        their own.
+        """
         try:
             sweep(self._repository)
             folders = sorted(self._repository.iterdir())
@@ -435,6 +450,7 @@ class Packages:
 
 
 def _staged_model(known: Ownership, folder: Path) -> StagedModel:
+    """Return a package that an earlier run left, from the note in its folder."""
     name, model_id = TritonName(known.owner), ModelId(known.model_id)
     placement = Placement(
         tuple(map(TritonName, known.load)) or (name,),
@@ -458,4 +474,5 @@ def _staged_model(known: Ownership, folder: Path) -> StagedModel:
 
 
 def _is_text(name: str) -> bool:
+    """Return whether a folder name consists of characters, and not of other bytes."""
     return name.encode("utf-8", "replace").decode() == name

@@ -51,6 +51,7 @@ class UnpackingProcess:
     """Unpacks one archive, once. `run` is called in a thread, `kill` in any."""
 
     def __init__(self) -> None:
+        """Prepare to unpack one archive; no process is started yet."""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
         self._lock = threading.Lock()
@@ -105,6 +106,7 @@ class UnpackingProcess:
                 self._process.kill()
 
     def _started(self, job: str, descriptor: int, out: int) -> subprocess.Popen[bytes]:
+        """Start the process with its job. Raise InterruptedError if `kill` was called before."""
         with self._lock:
             if self._is_killed:
                 raise InterruptedError(0, "the load was given up")
@@ -140,11 +142,13 @@ def _conversation(process: socket.socket, room: Room | None) -> bytes:
 
 
 def _error(said: bytes) -> AdapterError:
+    """Return the error that the process sent."""
     error = json.loads(said)
     return _ERRORS[error["error"]](error["text"])
 
 
 def _ended(code: int, complaint: bytes) -> str:
+    """Return how the process ended: the signal that killed it, or its exit code and last line."""
     if code < 0:
         return f"the process for it was killed by {signal.Signals(-code).name}"
     last = complaint.decode(errors="replace").strip().rpartition("\n")[2]

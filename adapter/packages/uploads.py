@@ -114,6 +114,9 @@ def _config(folder: Path, name: Path) -> str:
 
 
 def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
+    """Raise InvalidModel if files of these sizes are too large for one call to Triton together, or
+    have names that cannot be sent.
+    """
     total = 0
     for file, size in sizes.items():
         try:
