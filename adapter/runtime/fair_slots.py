@@ -49,7 +49,10 @@ class FairSlots:
         callers: Collection[str],  # read anew at each choice
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for a slot, and hold it until `release`. Call `on_wait` first if none is free."""
+        """Wait for a slot as `slot` does, and hold it until `release`.
+
+        Call `on_wait` first if none is free.
+        """
         waiter = _Waiter(name, callers, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._give()

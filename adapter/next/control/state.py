@@ -31,20 +31,10 @@ from adapter.next.core.ledger import Ledger
 from adapter.next.core.lost import LostModels
 from adapter.next.core.record import ModelRecord
 from adapter.next.core.registry import Registry
-from adapter.next.core.sizes import Basis
 from adapter.next.core.states import ModelState
 from adapter.next.core.wanted import WantedModel as CoreWantedModel
 from adapter.next.core.wanted import WantedState
 from adapter.runtime import clock
-
-# The words for each basis in /debug/state.
-_BASES = {
-    Basis.DECLARED: "declared",
-    Basis.MEASURED: "learned",
-    Basis.BOOKED: "booked",
-    Basis.FILES: "disk",
-    Basis.SHORTAGE: "shortage",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +202,7 @@ class State:
             is_learned=size is not None and size.is_measured,
             is_measured=self.memory.is_booked(record),
             is_reported=size is not None and size.is_reported,
-            basis=None if record.basis is None else _BASES[record.basis],
+            basis=None if record.basis is None else record.basis.value,
             declared_bytes=package.declared_bytes if package else None,
             disk_bytes=package.size_bytes if package and is_known else 0,
         )

@@ -31,7 +31,7 @@ from adapter.core.model import ModelId, TritonName
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 from adapter.next.core import times
 from adapter.next.core.ledger import Ledger, Overrun
-from adapter.next.core.sizes import LEAST_NEED_BYTES, Basis, Need, format_size
+from adapter.next.core.sizes import BASIS_TEXTS, LEAST_NEED_BYTES, Basis, Need, format_size
 from adapter.next.core.victims import choose_fewest
 
 _SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
@@ -192,7 +192,7 @@ def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | 
     free = format_size(max(0, figures.free_bytes or 0))
     limit = format_size(figures.limit_bytes or 0)
     text = (
-        f"model {model_id!r} needs {needed} ({decision.need.basis.value});"
+        f"model {model_id!r} needs {needed} ({BASIS_TEXTS[decision.need.basis]});"
         f" {free} of {limit} are free{_name(figures)}: {decision.reason.value}; {_SEE_REFUSED}"
     )
     if decision.answer is Answer.TOO_LARGE:

@@ -42,13 +42,23 @@ _PackageVersion = tuple[str, str]  # content key of the package, version of Trit
 
 
 class Basis(Enum):
-    """Names what a need is based on, for people."""
+    """Names what a need is based on, as /debug/state, the log and a metric show it."""
 
     DECLARED = "declared"
-    MEASURED = "measured"
-    BOOKED = "as it was last booked"
-    FILES = "guessed from its files"
-    SHORTAGE = "twice what was too little the last time"
+    MEASURED = "learned"
+    BOOKED = "booked"
+    FILES = "disk"
+    SHORTAGE = "shortage"
+
+
+# The basis of a need in the texts of refusals.
+BASIS_TEXTS: Mapping[Basis, str] = {
+    Basis.DECLARED: "declared",
+    Basis.MEASURED: "measured",
+    Basis.BOOKED: "as it was last booked",
+    Basis.FILES: "guessed from its files",
+    Basis.SHORTAGE: "twice what was too little the last time",
+}
 
 
 @dataclass(frozen=True, slots=True)

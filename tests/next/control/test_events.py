@@ -7,6 +7,7 @@ from adapter.core.model import ModelSource
 from adapter.errors import AdapterError, InsufficientMemory, LoadFailed
 from adapter.next.control.ports import StoreSettings
 from adapter.next.core.record import Step
+from adapter.next.core.sizes import Basis
 from adapter.telemetry.log import EVENTS
 from tests.next.control.fakes import MIB, Script
 from tests.next.control.stage import A, B, C, Stage, fails, played
@@ -107,6 +108,23 @@ def test_wait_names_the_models_before_it(caplog):
     sequence()
     [line] = find(caplog, "model.load_waits")
     assert (line.model_id, line.waits_for, line.awaits) == ("b", "turn", ["a"])
+
+
+def test_basis_of_a_need_has_one_word(caplog):
+    """The log and the label of the metric have the word of /debug/state."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(300, files=200)}) as stage:
+            record = await stage.load(A)
+            assert record.basis is Basis.FILES
+            page, _ = stage.metrics.page("")
+            assert b'prediction_ratio_count{basis="disk"} 1.0' in page
+
+    sequence()
+    [line] = find(caplog, "model.admitted")
+    assert line.basis == "disk"
 
 
 def test_replaced_version_counts_as_evicted(caplog):
