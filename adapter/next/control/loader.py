@@ -388,7 +388,7 @@ class Loader:
         record.instances = await self._find_instances(record)
         record.unclassified = await self.triton.unclassified(record.name)
         await self._note_loaded(record)
-        if not self.status.is_same_life(record.life):
+        if self.status.life != record.life:
             text = f"Triton exited while it was loading model {record.id!r}"
             raise BackendUnavailable(text, model_id=record.id, delivered=True)
 
@@ -444,7 +444,7 @@ class Loader:
 
     def _has_turn(self, record: ModelRecord) -> bool:
         """Return whether the Triton is up in whose life the model has got its turn."""
-        return self.status.is_up and self.status.is_same_life(record.life)
+        return self.status.is_up and self.status.life == record.life
 
     async def _retry(
         self, record: ModelRecord, terms: LoadTerms, error: OutOfMemory
@@ -501,7 +501,12 @@ class Loader:
         with suppress(BackendUnavailable):  # Triton is exiting, and its answer will say so
             instances = await self.processes.instances(monitor.names)
             lost = monitor.find_lost(instances, clock.monotonic())
-            _refuse_lost(record, lost)
+            if lost is not None:
+                raise LoadFailed(
+                    f"the python process of {lost!r} ended while the model was being loaded",
+                    model_id=record.id,
+                    suspected="python process ended",
+                )
 
     async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
         """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
@@ -512,8 +517,6 @@ class Loader:
         try:
             await self._watch(record, call, None)
             skipped = call.result()
-        except (CapacityError, ModelTooLarge):
-            raise
         except StubDied as error:
             raise LoadFailed(
                 f"a python process of the model ended during its warm-up: {error}",
@@ -522,8 +525,8 @@ class Loader:
             ) from error
         except AdapterError as error:
             judged = await self.memory.judge_load(record, error, started_at)
-            if is_exit(error) or isinstance(judged, CapacityError):
-                raise judged from error
+            if is_exit(error) or isinstance(judged, CapacityError | ModelTooLarge):
+                raise  # the load is judged as a whole
             fields = {"model_id": record.id, "reason": str(error)}
             log.warning("model.warm_up_failed", extra=fields)
             return
@@ -643,16 +646,6 @@ class Loader:
             return ModelEvent.LOST
         is_loading = record.state is ModelState.LOADING
         return ModelEvent.TRITON_EXITED if is_loading else ModelEvent.LOAD_FAILED
-
-
-def _refuse_lost(record: ModelRecord, lost: TritonName | None) -> None:
-    """Raise LoadFailed if a model of the package has lost its process."""
-    if lost is not None:
-        raise LoadFailed(
-            f"the python process of {lost!r} ended while the model was being loaded",
-            model_id=record.id,
-            suspected="python process ended",
-        )
 
 
 def _explain_warm_up(record: ModelRecord) -> LoadFailed:

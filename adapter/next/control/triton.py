@@ -118,9 +118,7 @@ class TritonStatus:
         """Return what becomes of a platform's models when Triton exits."""
         if self.is_restarting:
             return OnExit.RELOAD
-        if self.setting is not None:
-            return self.setting
-        return OnExit.FORGET if self.has_mesh else OnExit.RELOAD
+        return OnExit(self.on_restart[0])
 
     @property
     def on_restart(self) -> tuple[str, str]:
@@ -172,10 +170,6 @@ class TritonStatus:
         if not self.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
 
-    def is_same_life(self, life: int) -> bool:
-        """Return whether Triton has not exited since `life`."""
-        return self.life == life
-
     def confirm(self, life: int) -> None:
         """Record that the registry matches this life of Triton."""
         self._confirmed_life = life
@@ -223,15 +217,15 @@ class LoadTurns:
     status: TritonStatus
     changes: Changes
     _waiting: list[ModelId] = field(default_factory=list)
-    # when each load was allowed to begin
-    _loading: dict[ModelRecord, float] = field(default_factory=dict)
+    # loads that have not ended, and when each was allowed to begin
+    loading: dict[ModelRecord, float] = field(default_factory=dict)
 
     async def wait(self, record: ModelRecord, limit_seconds: float) -> None:
         """Wait until Triton is up and the model has its turn. Raises GivenUp, and
         BackendUnavailable if Triton stays away for `limit_seconds`.
         """
         model_id = record.id
-        self._loading.pop(record, None)
+        self.loading.pop(record, None)
         self._waiting.append(model_id)
         try:
             while True:
@@ -241,22 +235,17 @@ class LoadTurns:
                 if given_up is not None:
                     raise explain_given_up(model_id, given_up)
                 waiting = set(self._waiting)
-                loading = {other.id: began_at for other, began_at in self._loading.items()}
+                loading = {other.id: began_at for other, began_at in self.loading.items()}
                 if model_id in self.blame.select_loads(now, waiting, loading, self.list_loaded()):
                     break
                 await self.changes.wait(times.POLL_SECONDS)
         finally:
             self._waiting.remove(model_id)
-        self._loading[record] = clock.monotonic()
-
-    @property
-    def loading(self) -> list[ModelRecord]:
-        """Return the loads that were allowed to begin, and have not ended."""
-        return list(self._loading)
+        self.loading[record] = clock.monotonic()
 
     def end(self, record: ModelRecord) -> None:
         """Record that the load has ended, well or not. Harmless if it had no turn."""
-        self._loading.pop(record, None)
+        self.loading.pop(record, None)
         self.changes.notify()
 
     def list_loaded(self) -> dict[ModelId, float]:

@@ -12,11 +12,11 @@ that callers use, and by its names in Triton:
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 
-from adapter.core.model import ModelId, Placement, TritonName, is_safe_name, triton_name
+from adapter.core.model import ModelId, Placement, TritonName, triton_name
 from adapter.errors import ModelNotFound, ModelNotReady
 from adapter.next.core.record import ModelRecord, OnExit
 from adapter.next.core.states import ModelEvent, ModelState, advance
@@ -126,14 +126,12 @@ class Registry:
         """Return whether no record has this name in Triton."""
         return name not in self._by_name
 
-    def free_name(
-        self,
-        model_id: ModelId,
-        *,
-        own_name: str = "",  # of the package's folder, which is preferred
-    ) -> TritonName:
-        """Return a name in Triton that no record has: as near to the model's own as possible."""
-        return next(filter(self.is_free, _possible_names(model_id, own_name)))
+    def free_name(self, model_id: ModelId) -> TritonName:
+        """Return a name in Triton that no record has: the model's own, else that of an id ID#1,
+        ID#2, and so on.
+        """
+        others = (ModelId(f"{model_id}#{number}") for number in count(1))
+        return next(filter(self.is_free, map(triton_name, chain([model_id], others))))
 
     def rename(self, record: ModelRecord, name: TritonName) -> None:
         """Give another name in Triton to a model that is PREPARING.
@@ -279,17 +277,6 @@ class Registry:
         for name in {record.name, *record.placement.names}:
             if self._by_name.get(name) is record:
                 del self._by_name[name]
-
-
-def _possible_names(model_id: ModelId, own_name: str) -> Iterator[TritonName]:
-    """Yield the package's own name if Triton can have it, then the model's (see `triton_name`), and
-    without end those of made-up ids: ID#1, ID#2. The last are always escaped.
-    """
-    if is_safe_name(own_name):
-        yield TritonName(own_name)
-    yield triton_name(model_id)
-    for number in count(1):
-        yield triton_name(ModelId(f"{model_id}#{number}"))
 
 
 def _explain_absence(model_id: ModelId, record: ModelRecord | None) -> Exception:

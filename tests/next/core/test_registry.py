@@ -169,15 +169,6 @@ def test_names_are_near_to_the_model(registry):
     assert names == ["m", "ta.u.m_231", "ta.u.m_232"]
 
 
-@pytest.mark.parametrize(
-    ("own_name", "name"),
-    [("densenet", "densenet"), ("", "m"), ("a b", "m"), ("ta.u.x", "m"), ("taken", "m")],
-)
-def test_own_name_of_a_package_comes_first(registry, own_name, name):
-    bring(registry, ModelState.READY, ModelId("taken"))
-    assert registry.free_name(M, own_name=own_name) == name
-
-
 @pytest.mark.parametrize("state", LIVING)
 def test_name_is_taken_until_triton_forgets(registry, state):
     record = bring(registry, state)
