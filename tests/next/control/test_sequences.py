@@ -256,6 +256,22 @@ async def test_guessed_needs_are_loaded_one_at_a_time():
 
 
 @played
+async def test_known_need_passes_one_that_waits_for_its_turn():
+    """The second guess waits for the first load, and not for memory: it holds up nobody."""
+    scripts = {
+        "a": Script(load_seconds=20),
+        "b": Script(),
+        "c": Script(declared=100),
+    }
+    async with Stage(scripts) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(1)
+        async with asyncio.timeout(2):
+            await stage.load(C)
+        await asyncio.gather(*loads)
+
+
+@played
 async def test_load_ends_when_it_passes_a_limit():
     """The device has more than the limit, so nothing but the adapter ends the load."""
     scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}
