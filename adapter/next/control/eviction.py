@@ -41,9 +41,7 @@ _FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
 
 @dataclass(slots=True, eq=False)
 class Eviction:
-    """Frees memory and disk for loads. Whether enough can be freed was asked before
-    (`core/admission.py`).
-    """
+    """Frees memory and disk for loads. `core/admission.py` has decided before that it suffices."""
 
     registry: Registry
     operations: Operations
@@ -103,17 +101,17 @@ class Eviction:
             return False
         asking = ModelId(error.model_id or "")
         now = clock.monotonic()
-        known = self.registry.get(asking)
-        callers = list(known.usage.called_at) if known else []
+        record = self.registry.get(asking)
+        callers = list(record.usage.called_at) if record else []
         idle = {
-            record.name: record
-            for record in self._list_loaded()
-            if record.id != asking and self.find_retention_reason(record) is None
+            model.name: model
+            for model in self._list_loaded()
+            if model.id != asking and self.find_retention_reason(model) is None
         }
-        described = {name: self._describe(record, callers, now) for name, record in idle.items()}
-        own = [candidate for candidate in described.values() if not candidate.is_of_others]
+        candidates = [self._describe(model, callers, now) for model in idle.values()]
+        unshared = [candidate for candidate in candidates if not candidate.is_of_others]
         missing_bytes = max(0, needed_bytes - (figures.free_bytes or 0))
-        chosen = choose_victims(own, {devices[0]: missing_bytes}, self.policy)
+        chosen = choose_victims(unshared, {devices[0]: missing_bytes}, self.policy)
         victims = [idle[candidate.name] for candidate in chosen]
         results = await asyncio.gather(*(self._evict_for(victim, asking) for victim in victims))
         return any(results)
@@ -250,21 +248,22 @@ class OldVersionFirst:
 
     old: ModelRecord
     unloader: Unloader
-    others: Evictor
+    other_models: Evictor
     log_fields: Mapping[str, str]
 
     def candidates(self) -> tuple[LoadCandidate, ...]:
         """Return the old version, then those that may be evicted for any load."""
-        others = [one for one in self.others.candidates() if one.name != self.old.name]
-        own = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
-        return (*own, *others)
+        candidates = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
+        rest = self.other_models.candidates()
+        candidates += [candidate for candidate in rest if candidate.name != self.old.name]
+        return tuple(candidates)
 
     async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
         """Unload the old version if it is among the victims, else evict the others."""
         if self.old.state in LOADED and self.old.name in victims:
             await self.unloader.unload(self.old, self.log_fields)
             return True
-        return await self.others.make_room(victims, record)
+        return await self.other_models.make_room(victims, record)
 
 
 def _list_disk_bytes(record: ModelRecord) -> Mapping[str, int]:

@@ -90,8 +90,7 @@ class AtWork:
             works[record] = Work(now - since, is_load=True)
         by_id: dict[ModelId, Work] = {}
         for record, work in works.items():
-            known = by_id.get(record.id)
-            if known is None or work.is_load:
+            if work.is_load or record.id not in by_id:
                 by_id[record.id] = work
         return by_id
 
@@ -131,8 +130,8 @@ _NEW, _HELD, _ABANDONED, _ENDED = map(int, LeaseState)
 class Lease:
     """Keeps one model loaded between `begin` and `end`, or for a `with` block.
 
-    A caller who leaves does not end the lease, since Triton goes on: after `abandon` the `with`
-    block may be left, and only `end` ends the lease.
+    A caller who leaves does not end the lease, since Triton still computes: after `abandon` the
+    `with` block may be left, and only `end` ends the lease.
     """
 
     __slots__ = ("_leases", "_started_at", "_usage", "is_inference", "record", "state")
@@ -177,8 +176,8 @@ class Lease:
     def arrives(self, refuse: Callable[[], None]) -> None:
         """Mark the lease as waiting for its caller, who sends the request or takes the answer.
 
-        `refuse` is called when the model is unloaded meanwhile, at once if an unload waits already;
-        it must do nothing if the lease no longer waits. A later call replaces `refuse`.
+        An unload of the model meanwhile calls `refuse`, at once if the unload waits already. It
+        must do nothing if the lease no longer waits. A later call replaces `refuse`.
         """
         if self.state != _ENDED:
             self._leases.note_arriving(self, refuse)
@@ -230,7 +229,7 @@ class Lease:
             at_work.end_requests(self.record, now)
 
     def note_failure(self, error: BaseException) -> BaseException:
-        """Report a failure as `end` does, of a request whose stream goes on."""
+        """Report a failure as `end` does, of a request whose stream has not ended."""
         failures = self._leases.failures
         return error if failures is None else failures.note_failure(self.record, error)
 

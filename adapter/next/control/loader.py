@@ -3,8 +3,8 @@
 A load is: files, package, turn, memory, folder, Triton, warm-up, measurement. What it does outside
 of Triton goes onto the stack of its record (`undo`), which a later unload closes as well.
 
-A load ends at its time limit, wherever it is. Triton never answers some loads; so the call itself
-goes on, and the undo ends it, or leaves it to Triton (STUCK).
+A load ends at its time limit, wherever it is. Triton never answers some loads: the undo ends the
+call of such a load, or leaves the model to Triton (STUCK).
 """
 
 import asyncio
@@ -110,7 +110,8 @@ class StoreFiles:
 class LoadSlots:
     """Bounds the loads in progress in Triton, which runs a few at a time.
 
-    A load that has lasted 30 s hangs: it no longer counts, and at most as many again may go on so.
+    A load that has lasted 30 s hangs and no longer counts, so that others may begin. At most as
+    many loads as there are slots hang so.
     Callers have their turns (`FairSlots`); whoever loads without a call counts as one of them.
     """
 
@@ -138,7 +139,7 @@ class LoadSlots:
         self._holders[record] = clock.monotonic()
 
     def release(self, record: ModelRecord) -> None:
-        """Free the slot of a load that has ended. Harmless if it has none."""
+        """Free the slot of a load that has ended. Harmless without a slot."""
         if self._holders.pop(record, None) is not None:
             self._slots.release(record.name)
 
@@ -267,8 +268,7 @@ class Loader:
         log_fields: Mapping[str, str],
         unload_fields: Mapping[str, str],
     ) -> None:
-        """Load another version in the place of `old`, which is unloaded when the new one is
-        admitted.
+        """Load another version in the place of `old`. The admission of the new one unloads `old`.
 
         `old` keeps serving if the files are at fault, or if its memory would not suffice.
         """
@@ -401,8 +401,8 @@ class Loader:
     async def _note_loaded(self, record: ModelRecord) -> None:
         """Note for later runs that Triton serves the model, and what it takes."""
         content_key = record.inspected.content_key
-        held = self.memory.held(record)
-        await self.packages.confirm(record.name, record.source, content_key, held)
+        size = self.memory.held(record)
+        await self.packages.confirm(record.name, record.source, content_key, size)
 
     async def _try(self, record: ModelRecord) -> AdapterError | None:
         """Place and load the package once; return the failure, as readings of memory explain it."""
@@ -436,8 +436,8 @@ class Loader:
         return None
 
     async def _renew_turn(self, record: ModelRecord) -> None:
-        """Wait for another turn if Triton has exited since the last one. The folders of the models
-        that it had are gone then, so that their names can be used again.
+        """Wait for another turn if Triton has exited since the last one. By then the folders of its
+        models are gone, and their names are free.
         """
         while not self._has_turn(record):
             await self._wait_for_turn(record)
@@ -500,17 +500,17 @@ class Loader:
             return
         with suppress(BackendUnavailable):  # Triton is exiting, and its answer will say so
             instances = await self.processes.instances(monitor.names)
-            lost = monitor.find_lost(instances, clock.monotonic())
-            if lost is not None:
+            name = monitor.find_lost(instances, clock.monotonic())
+            if name is not None:
                 raise LoadFailed(
-                    f"the python process of {lost!r} ended while the model was being loaded",
+                    f"the python process of {name!r} ended while the model was being loaded",
                     model_id=record.id,
                     suspected="python process ended",
                 )
 
     async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
-        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
-        is only logged, as zeros may be nothing that the model is made for.
+        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory. Other
+        failures have a line in the log alone, because the model may not be made for zeros.
         """
         started_at = clock.monotonic()
         call = asyncio.ensure_future(self.triton.warm_up(record.name, record.id, limit_seconds))
@@ -603,7 +603,7 @@ class Loader:
         """Return whether an exit of Triton would have to do with the samples of this package: there
         Triton has a race, and nothing else is being loaded.
 
-        What is loaded again after an exit is no suspect: such a load was answered once.
+        A model that comes back after an exit is not suspect: Triton has answered its load once.
         """
         should_return = self.registry.should_return(record)
         if should_return or not record.has_warm_up or self.status.server is None:
@@ -639,7 +639,7 @@ class Loader:
         self.changes.notify()
 
     def _choose_event(self, record: ModelRecord, *, has_exited: bool) -> ModelEvent:
-        """Return what a failure before or amid an exit of Triton means for the model."""
+        """Return the event that follows from a failed load, for the state of the model."""
         is_wanted = self.wanted.get(record.id) is not None
         if has_exited and is_wanted and self.registry.should_return(record):
             log.warning("model.return_broken_off", extra={"model_id": record.id})

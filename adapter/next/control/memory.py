@@ -1,4 +1,4 @@
-"""Reserve memory for loads, book what loaded models take, release it, and judge failures.
+"""Reserve memory for loads, account for what loaded models take, and judge failures.
 
 The decision about a load is `core/admission.py`'s, on figures alone, and is made without an await.
 This module asks for it again whenever something has changed, and does what it says: evict, wait,
@@ -140,7 +140,7 @@ class Memory:
     ) -> None:
         """Reserve more for another try of a load that ran out of memory.
 
-        Raises `error` if there is no more, and ModelTooLarge if no unload can make enough room.
+        Raises `error` if it cannot have more, and ModelTooLarge if unloads cannot change that.
         """
         is_short = self.was_short(error)
         self.ledger.fail_load(record.name, clock.monotonic(), is_memory=is_short)
@@ -202,10 +202,10 @@ class Memory:
 
     def book_late(self) -> list[ModelRecord]:
         """Book the models whose memory readings show only now; return them."""
-        shown = [record for record in self._unbooked if self.ledger.can_settle(record.name)]
-        for record in shown:
+        records = [record for record in self._unbooked if self.ledger.can_settle(record.name)]
+        for record in records:
             self._book_at_once(record)
-        return shown
+        return records
 
     def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
         """Return why the load has to end, if more is used than a limit and it is to blame."""
@@ -238,7 +238,7 @@ class Memory:
             self.ledger.strand(record.name)
 
     def release(self, record: ModelRecord, *, is_memory: bool = False) -> None:
-        """Release whatever is reserved or booked for the model, once Triton has let go of it.
+        """Release whatever is reserved or booked for the model, once Triton has unloaded it.
 
         `is_memory` tells that its load has failed for lack of memory.
         """
@@ -367,11 +367,11 @@ class Memory:
 
     def _find_earlier(self, waiter: _Waiter) -> _Waiter | None:
         """Return a load that came earlier and waits for memory of the same device."""
-        for other in self._queue[: self._queue.index(waiter)]:
-            shares_device = any(device in other.devices for device in waiter.devices)
-            # one that waits for a load of unknown need does not wait for memory
-            if shares_device and other.reason is not Reason.TURN:
-                return other
+        for earlier in self._queue[: self._queue.index(waiter)]:
+            shares_device = any(device in earlier.devices for device in waiter.devices)
+            # a load that waits for another one of unknown need does not wait for memory
+            if shares_device and earlier.reason is not Reason.TURN:
+                return earlier
         return None
 
     def _request(self, waiter: _Waiter, evictor: Evictor) -> LoadRequest:
@@ -398,7 +398,7 @@ class Memory:
                 )
                 for device in gpus
             }
-            former = next((one for one in gpus if self._number(one) == record.gpu), None)
+            former = next((gpu for gpu in gpus if self._number(gpu) == record.gpu), None)
             return decide_place(self.ledger, needs, request, now, former)
         return decide(self.ledger, self.need_of(record, terms), request, now)
 
@@ -461,21 +461,21 @@ class Memory:
         """Book a load that has ended; return what is wrong if it has passed the limit."""
         need = self.ledger.loads[record.name].need
         settlement = self.ledger.settle(record.name, reported)
-        self._compare(record, reported, settlement.seen)
+        self._compare(record, reported, settlement.read)
         if settlement.is_measured and not need.is_known:
             ratio = total(need.bytes) / max(1, total(settlement.booked))
             self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
         self.changes.notify()
         return settlement.overrun
 
-    def _compare(self, record: ModelRecord, reported: Bytes, seen: Bytes) -> None:
+    def _compare(self, record: ModelRecord, reported: Bytes, read: Bytes) -> None:
         """Log once for each package that Triton's report of its memory differs from readings."""
         reported_bytes = total(reported)
-        read_bytes = sum(seen.get(device, 0) for device in reported)
+        read_bytes = sum(read.get(device, 0) for device in reported)
         key = record.inspected.content_key
         difference = abs(reported_bytes - read_bytes)
         is_odd = difference > _ODD_SHARE * max(reported_bytes, read_bytes, _ODD_BYTES)
-        if not is_odd or not seen.keys() >= reported.keys() or key in self._odd_reports:
+        if not is_odd or not read.keys() >= reported.keys() or key in self._odd_reports:
             return
         remember(self._odd_reports, key, None)
         fields = {"reported_bytes": reported_bytes, "read_bytes": read_bytes}

@@ -134,7 +134,7 @@ class Operations:
         operations.remove(operation)
         if not operations:
             del self._of_model[operation.model_id]
-        # the callers may have left, and no failure may go unseen
+        # the callers may have left, and a bug must be seen
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AdapterError):
             fields = {"operation": operation.kind.value, "model_id": operation.model_id}

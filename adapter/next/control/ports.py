@@ -88,7 +88,7 @@ class Processes(Protocol):
 
     @property
     def are_seen(self) -> bool:
-        """Whether Triton is embedded, so that its processes can be seen at all."""
+        """Whether Triton is embedded: only then its processes can be seen."""
 
     # -- list -------------------------------------------------------------------------------
 
@@ -100,8 +100,8 @@ class Processes(Protocol):
     ) -> Mapping[TritonName, Sequence[str | None]]:
         """Return the instances of each model whose python processes live.
 
-        An instance is None while its process completes the configuration. A model that needs no
-        python process is missing; one that has lost its process has no instance.
+        An instance is None while its process completes the configuration. A model without python is
+        missing; a model that has lost its process is listed without an instance.
         """
 
     async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
@@ -111,7 +111,7 @@ class Processes(Protocol):
         """
 
     async def abandoned(self) -> frozenset[ProcessId]:
-        """Return processes started by models that have no python process any more."""
+        """Return processes that models have started whose own python processes have ended."""
 
     # -- kill -------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Processes(Protocol):
     async def free_regions(self, names: Collection[TritonName]) -> int:
         """Free the shared memory of python processes that have died; return the bytes.
 
-        Triton, which keeps it, must have let go of these models.
+        Triton keeps it, so it must have unloaded these models before.
         """
 
     # -- wait -------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Packages(Protocol):
         """Put a prepared package where Triton reads it; return the names of its models."""
 
     async def confirm(
-        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
+        self, name: TritonName, source: ModelSource, content_key: str, size: Bytes
     ) -> None:
         """Note for later runs that Triton serves the model, and what it takes."""
 

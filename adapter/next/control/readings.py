@@ -44,7 +44,7 @@ class Readings:
         reading = await self.reader.read()
         self.last = reading
         self.read_at = asked_at
-        self._open_devices(reading)
+        self._add_devices(reading)
         if reading is None:
             self.ledger.observe({}, asked_at)
             return None
@@ -97,22 +97,22 @@ class Readings:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _open_devices(self, reading: MemoryReading | None) -> None:
-        """Open a book for each device that is new. Without readings the limit stands for all."""
+    def _add_devices(self, reading: MemoryReading | None) -> None:
+        """Add each new device to the ledger. Without readings the limit stands for all devices."""
         devices = self.ledger.devices
         limit_bytes = self.settings.limit_bytes
         if reading is None:
             if not devices and limit_bytes is not None:
-                self._open(UNSEEN, limit_bytes, None)
+                self._add(UNSEEN, limit_bytes, None)
             return
         for device, figures in reading.devices.items():
             if device not in devices:
-                self._open(device, figures.limit_bytes, figures.index)
+                self._add(device, figures.limit_bytes, figures.index)
         is_unseen_empty = UNSEEN in devices and self.ledger.is_empty(UNSEEN)
         if reading.devices and is_unseen_empty:
             del devices[UNSEEN]
 
-    def _open(self, device: Device, size_bytes: int, number: int | None) -> None:
+    def _add(self, device: Device, size_bytes: int, number: int | None) -> None:
         limit_bytes = limit_of(self.settings.limit_bytes, size_bytes)
         process_limits = self.settings.process_limits
         self.ledger.devices[device] = DeviceBook(

@@ -221,7 +221,7 @@ class LoadTurns:
     loading: dict[ModelRecord, float] = field(default_factory=dict)
 
     async def wait(self, record: ModelRecord, limit_seconds: float) -> None:
-        """Wait until Triton is up and the model has its turn. Raises GivenUp, and
+        """Wait until Triton is up and the model may be loaded. Raises GivenUp, and
         BackendUnavailable if Triton stays away for `limit_seconds`.
         """
         model_id = record.id
@@ -235,7 +235,7 @@ class LoadTurns:
                 if given_up is not None:
                     raise explain_given_up(model_id, given_up)
                 waiting = set(self._waiting)
-                loading = {other.id: began_at for other, began_at in self.loading.items()}
+                loading = {load.id: started_at for load, started_at in self.loading.items()}
                 if model_id in self.blame.select_loads(now, waiting, loading, self.list_loaded()):
                     break
                 await self.changes.wait(times.POLL_SECONDS)
@@ -342,9 +342,9 @@ class TritonWatcher:
 
     async def _compare_lives(self, life: int) -> None:
         """Find out whether a Triton that answers again has exited meanwhile."""
-        known = [record for record in self.registry.records() if record.state in LOADED]
+        records = [record for record in self.registry.records() if record.state in LOADED]
         ready = await self.triton.ready()
-        remaining = [record for record in known if record.name in ready]
+        remaining = [record for record in records if record.name in ready]
         if not remaining:
             await self._handle_exit(self.registry.records())
             self._start_life(life)
@@ -493,7 +493,7 @@ class TritonWatcher:
             self.changes.notify()
 
     async def _check_stuck(self, stuck: Sequence[ModelRecord], ready: Collection[str]) -> None:
-        """Release stuck models that Triton has finished with; restart it if nothing else helps."""
+        """Release stuck models that Triton has finished with; restart one without free threads."""
         present = await self.triton.present()
         for record in stuck:
             names = set(record.placement.names)
@@ -534,9 +534,9 @@ class TritonWatcher:
         if not self.processes.are_seen or now - self._leftovers_at < _LEFTOVERS_SECONDS:
             return
         self._leftovers_at = now
-        found = await self.processes.abandoned()
-        again = found & self._abandoned
-        self._abandoned = found
+        abandoned = await self.processes.abandoned()
+        again = abandoned & self._abandoned
+        self._abandoned = abandoned
         note_killed(self.journal, await self.processes.kill(again))
         running = await self.processes.models()
         ownerless = frozenset(name for name in running if self.registry.is_free(name))
@@ -670,23 +670,24 @@ def _log_verdict(verdict: Verdict) -> None:
     log.error("model.given_up", extra=fields)
 
 
-def _describe_lost(lost: Sequence[ModelRecord], given_up: ModelId | None) -> str:
-    """Return which models Triton has lost come back, and how."""
-    returning = [r.id for r in lost if r.state is ModelState.LOST and r.id != given_up]
-    others = [r for r in lost if r.state is not ModelState.LOST and r.id != given_up]
-    by_calls = [r.id for r in others if r.loaded_for is LoadedFor.CALLS]
-    by_platform = [r.id for r in others if r.loaded_for is LoadedFor.PLATFORM]
+def _describe_lost(records: Sequence[ModelRecord], given_up: ModelId | None) -> str:
+    """Return which of the models that Triton has lost come back, and how."""
+    healthy = [r for r in records if r.id != given_up]
+    returning = [r.id for r in healthy if r.state is ModelState.LOST]
+    absent = [r for r in healthy if r.state is not ModelState.LOST]
+    by_calls = [r.id for r in absent if r.loaded_for is LoadedFor.CALLS]
+    by_platform = [r.id for r in absent if r.loaded_for is LoadedFor.PLATFORM]
     parts = {
-        "given up, because it may crash Triton": [r.id for r in lost if r.id == given_up],
+        "given up, because it may crash Triton": [r.id for r in records if r.id == given_up],
         "loaded again by the adapter": returning,
         "loaded again by the next call": by_calls,
         "not found (404) until loaded again": by_platform,
     }
-    told = "; ".join(f"{what}: {_list_names(ids)}" for what, ids in parts.items() if ids)
-    plural = "" if len(lost) == 1 else "s"
-    return f"Triton has lost {len(lost)} model{plural}. {told}."
+    text = "; ".join(f"{fate}: {_list_names(ids)}" for fate, ids in parts.items() if ids)
+    plural = "" if len(records) == 1 else "s"
+    return f"Triton has lost {len(records)} model{plural}. {text}."
 
 
 def _list_names(ids: Sequence[ModelId]) -> str:
-    more = len(ids) - _MOST_NAMED
-    return ", ".join(ids[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    unnamed = len(ids) - _MOST_NAMED
+    return ", ".join(ids[:_MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # How long Triton takes at most to unload a model whose process has ended normally.
 _NORMAL_SECONDS = 1.0
-# A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
+# Within this time a load may end by itself. Triton never answers one that is killed as it ends.
 _GRACE_SECONDS = 1.5
 _KILLED = "its python processes were killed, so that Triton ends its load"
 
@@ -65,7 +65,7 @@ class Unloader:
             outcome.size_bytes = await self._wait_and_take_down(record, is_dead=is_dead)
 
     async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> int:
-        """Return the bytes that were booked for the model, once it is gone."""
+        """Wait until the model is gone; return the bytes that were booked for it."""
         note_step(record, Step.REQUESTS)
         if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
             log.warning("model.drain_timed_out", extra={"model_id": record.id})
@@ -215,8 +215,8 @@ class Unloader:
 
     async def kill_loading(self, names: Collection[str]) -> bool:
         """Kill the processes in which Triton initializes these models, so that their load fails;
-        return whether there were any. A model that is loaded, or being unloaded, is left alone: its
-        unload would never end.
+        return whether there were any. Processes of loaded models stay, and of those that are being
+        unloaded: such an unload would never end.
         """
         if not self.processes.are_seen:
             return False
@@ -238,7 +238,7 @@ class Unloader:
         log.warning("model.unload_stalled", extra=fields)
         if await self._kill(record, processes):
             remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
-        # also where no process was seen to be gone: those of another container cannot be seen
+        # also where every process seems to live: those of another container cannot be seen
         for name in remaining:
             await self._load_and_unload(record, TritonName(name))
         return remaining
@@ -257,7 +257,7 @@ class Unloader:
         except AdapterError as error:
             if is_exit(error):
                 raise
-            # its files are gone, or its load was ended: Triton has a line in its index at most
+            # without its files Triton has a line of the model in its index at most
             fields = {"model_id": record.id, "reason": str(error)}
             log.warning("model.abandoned", extra=fields)
         finally:

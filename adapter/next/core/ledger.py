@@ -127,7 +127,7 @@ class Settlement:
     is_measured: bool
     overrun: Overrun | None  # set if the model is to be unloaded again
     # by readings, beside other models on a device: the first model there makes a CUDA context
-    seen: Bytes = field(default_factory=dict)
+    read: Bytes = field(default_factory=dict)
 
 
 def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
@@ -201,8 +201,8 @@ class Ledger:
         return max(0, book.settled_bytes - self.booked(device) - (book.empty_bytes or 0))
 
     def evictable(self) -> dict[TritonName, Bytes]:
-        """Return the bytes of each model that Triton has loaded: what it is booked with, or what is
-        reserved for it while no reading shows it.
+        """Return the bytes of each model that Triton has loaded: the booked ones, or the reserved
+        ones until a reading shows the model.
         """
         sizes = dict(self.models)
         for name, load in self.loads.items():
@@ -353,9 +353,7 @@ class Ledger:
 
     def rename_load(self, old_name: TritonName, name: TritonName) -> None:
         """Give a load in progress another name in Triton; it keeps its place in the order."""
-        self.loads = {
-            name if other == old_name else other: load for other, load in self.loads.items()
-        }
+        self.loads = {name if key == old_name else key: load for key, load in self.loads.items()}
 
     def end_load(self, name: TritonName, now: float) -> None:
         """Record that Triton has loaded the model. It is booked once `can_settle`."""
@@ -381,7 +379,7 @@ class Ledger:
         if load.ended_at is not None:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
-        seen = {} if load.is_only else self._find_taken(load)
+        read = {} if load.is_only else self._find_taken(load)
         booked: dict[Device, int] = {}
         is_measured = True
         for device in {**load.reserved, **reported}:
@@ -402,7 +400,7 @@ class Ledger:
             self.tried.pop(key, None)
         elif overrun.is_permanent:
             remember(self.tried, key, had)
-        return Settlement(booked, is_measured, overrun, seen)
+        return Settlement(booked, is_measured, overrun, read)
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.

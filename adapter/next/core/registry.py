@@ -130,8 +130,8 @@ class Registry:
         """Return a name in Triton that no record has: the model's own, else that of an id ID#1,
         ID#2, and so on.
         """
-        others = (ModelId(f"{model_id}#{number}") for number in count(1))
-        return next(filter(self.is_free, map(triton_name, chain([model_id], others))))
+        numbered = (ModelId(f"{model_id}#{number}") for number in count(1))
+        return next(filter(self.is_free, map(triton_name, chain([model_id], numbered))))
 
     def rename(self, record: ModelRecord, name: TritonName) -> None:
         """Give another name in Triton to a model that is PREPARING.

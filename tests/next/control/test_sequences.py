@@ -422,6 +422,18 @@ async def test_model_is_evicted_before_readings_show_it():
 
 
 @played
+async def test_model_that_is_called_meanwhile_is_not_evicted():
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        record = stage.control.registry.serving(A)
+        eviction = asyncio.create_task(stage.control.eviction.evict(record, {"evicted": "room"}))
+        await asyncio.sleep(0)
+        with stage.models.lease(A):
+            assert not await eviction
+        stage.check(A)
+
+
+@played
 async def test_deadline_makes_no_eviction_futile():
     """The eviction was too small only because a model stayed in use: the next call fits."""
     scripts = {
