@@ -254,8 +254,9 @@ class OldVersionFirst:
     def candidates(self) -> tuple[LoadCandidate, ...]:
         """Return the old version, then those that may be evicted for any load."""
         candidates = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
-        rest = self.other_models.candidates()
-        candidates += [candidate for candidate in rest if candidate.name != self.old.name]
+        old_name = self.old.name
+        evictable = self.other_models.candidates()
+        candidates += [candidate for candidate in evictable if candidate.name != old_name]
         return tuple(candidates)
 
     async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:

@@ -461,21 +461,21 @@ class Memory:
         """Book a load that has ended; return what is wrong if it has passed the limit."""
         need = self.ledger.loads[record.name].need
         settlement = self.ledger.settle(record.name, reported)
-        self._compare(record, reported, settlement.read)
+        self._compare(record, reported, settlement.rise)
         if settlement.is_measured and not need.is_known:
             ratio = total(need.bytes) / max(1, total(settlement.booked))
             self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
         self.changes.notify()
         return settlement.overrun
 
-    def _compare(self, record: ModelRecord, reported: Bytes, read: Bytes) -> None:
+    def _compare(self, record: ModelRecord, reported: Bytes, measured: Bytes) -> None:
         """Log once for each package that Triton's report of its memory differs from readings."""
         reported_bytes = total(reported)
-        read_bytes = sum(read.get(device, 0) for device in reported)
+        read_bytes = sum(measured.get(device, 0) for device in reported)
         key = record.inspected.content_key
         difference = abs(reported_bytes - read_bytes)
         is_odd = difference > _ODD_SHARE * max(reported_bytes, read_bytes, _ODD_BYTES)
-        if not is_odd or not read.keys() >= reported.keys() or key in self._odd_reports:
+        if not is_odd or not measured.keys() >= reported.keys() or key in self._odd_reports:
             return
         remember(self._odd_reports, key, None)
         fields = {"reported_bytes": reported_bytes, "read_bytes": read_bytes}

@@ -68,6 +68,11 @@ class Operation(Generic[T]):
         """Return why the operation was ended; None if it was not."""
         return self._reason.result() if self._reason.done() else None
 
+    @property
+    def is_load(self) -> bool:
+        """Return whether this is a load or an update that was not ended."""
+        return self.kind is not Kind.UNLOAD and self.reason is None
+
     def end(self, reason: AdapterError) -> None:
         """End the operation and undo it; its callers get `reason` at once."""
         if not self._reason.done():
@@ -143,12 +148,13 @@ class Operations:
     def load_of(self, model_id: ModelId) -> Operation[Any] | None:
         """Return the newest load or update of this model, queued or in progress."""
         operations = self._of_model.get(model_id, [])
-        loads = [one for one in operations if one.kind is not Kind.UNLOAD and one.reason is None]
+        loads = [operation for operation in operations if operation.is_load]
         return loads[-1] if loads else None
 
     def is_unloading(self, model_id: ModelId) -> bool:
         """Return whether an unload of this model is queued or in progress."""
-        return any(one.kind is Kind.UNLOAD for one in self._of_model.get(model_id, []))
+        operations = self._of_model.get(model_id, [])
+        return any(operation.kind is Kind.UNLOAD for operation in operations)
 
     def is_busy(self, model_id: ModelId) -> bool:
         """Return whether any operation of this model is queued or in progress."""
@@ -157,7 +163,7 @@ class Operations:
     def end_loads(self, model_id: ModelId, reason: AdapterError) -> list[Operation[Any]]:
         """End all loads and updates of this model, queued or in progress; return them."""
         operations = self._of_model.get(model_id, [])
-        loads = [one for one in operations if one.kind is not Kind.UNLOAD]
+        loads = [operation for operation in operations if operation.kind is not Kind.UNLOAD]
         for operation in loads:
             operation.end(reason)
         return loads

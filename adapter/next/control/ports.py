@@ -100,8 +100,8 @@ class Processes(Protocol):
     ) -> Mapping[TritonName, Sequence[str | None]]:
         """Return the instances of each model whose python processes live.
 
-        An instance is None while its process completes the configuration. A model without python is
-        missing; a model that has lost its process is listed without an instance.
+        None stands for a process that completes the configuration. A model without python
+        is missing; a model that has lost its process is listed without an instance.
         """
 
     async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
@@ -219,8 +219,8 @@ class Packages(Protocol):
         ModelSource.kept is then, empty where all files are the caller's.
         """
 
-    async def discard(self, kept: str) -> None:
-        """Remove what `keep` has kept, if anything."""
+    async def discard(self, path: str) -> None:
+        """Remove what `keep` has put aside, if anything."""
 
     async def staged(self) -> Sequence[StagedModel]:
         """Return what an earlier run has left in Triton's repository."""
@@ -265,7 +265,7 @@ class Artifacts(Protocol):
         progress: FetchProgress,
         *,
         models: DiskEvictor | None = None,  # unloads models when nothing else may leave the disk
-        callers: Collection[str] = (),  # the callers who wait, at any time; each has its turn
+        callers: Collection[str] = (),  # of the model, at any time: fetches alternate among them
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact from disk (DISK) or from the store (MISS), in the version that the
         store has now. The artifact stays on disk until `release`, one for each fetch.
@@ -287,7 +287,7 @@ class Artifacts(Protocol):
 
     async def find(self, key: ArtifactKey) -> ArtifactKey | None:
         """Return the key that the store has: `key` itself, or with the suffix of an archive behind
-        it; None where it has none. Raises as `fetch` does.
+        it; None without either. Raises as `fetch` does.
         """
 
 

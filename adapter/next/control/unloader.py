@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # How long Triton takes at most to unload a model whose process has ended normally.
 _NORMAL_SECONDS = 1.0
-# Within this time a load may end by itself. Triton never answers one that is killed as it ends.
+# A load may end alone for this time: Triton never answers one that is killed as it ends.
 _GRACE_SECONDS = 1.5
 _KILLED = "its python processes were killed, so that Triton ends its load"
 
@@ -247,7 +247,7 @@ class Unloader:
         """Free a model whose python process has died: Triton's unload of it never ends.
 
         Loading the same name again gives Triton a live process, and the unload of that one
-        completes. Of the first process Triton then says nothing any more (docs/design/triton.md).
+        completes. Triton is silent about the first process from then on (docs/design/triton.md).
         """
         load = asyncio.ensure_future(self.triton.load(name, record.id))
         try:

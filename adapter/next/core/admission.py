@@ -1,15 +1,15 @@
 """Decide about a load: admit it, try it, let it wait, evict others for it, or refuse it.
 
 A refusal makes a platform unload other models. So 507 is for a need that does not fit while other
-models are loaded. Where nothing can be unloaded, the load is tried, and Triton's answer counts. The
+models are loaded. Where no unload can help, the load is tried, and Triton's answer counts. The
 rules, in this order:
 
-1. The package declares more than a device can ever have, or it ran out of memory with nothing else
-   loaded and an emptied device would have no more: 400 ModelTooLarge. Nothing is evicted for it.
-   The refusal ends with its reason.
-2. Guessed needs are loaded one at a time where memory is read. So each of them is measured, and no
-   two of them run out of memory together. The next one waits for the end of the load before it, or
-   for 5 s.
+1. The package declares more than a device can ever have: 400 ModelTooLarge. The same if it ran out
+   of memory with nothing else loaded, and an emptied device would have as little. Nothing is
+   evicted for it. The refusal ends with its reason.
+2. With readings, one guessed need is loaded at a time. So each of them is measured, and no two of
+   them run out of memory together. The next one waits for the end of the load before it, or for
+   5 s.
 3. A need that is free is admitted.
 4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
    memory is an exception: if the machine itself has less than is surely needed, the kernel would
@@ -108,8 +108,8 @@ class Decision:
 
 
 def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Decision:
-    """Return whether a load may begin on the devices of its need, should be tried though it seems
-    not to fit, needs evictions, has to wait, or is refused. Changes nothing.
+    """Return whether a load may begin on the devices of its need: at once, as a try, or after
+    evictions or a wait. Or refuse it. Changes nothing.
     """
     refusal = _find_permanent_refusal(ledger, need)
     if refusal is not None:
@@ -157,8 +157,7 @@ def decide_place(
 ) -> Decision:
     """Choose one of several devices and decide about the load there.
 
-    Each device is asked before a model is evicted, and before the load waits for something that may
-    take long.
+    All devices come into question before an eviction, and before a wait that may take long.
     """
     decisions = [
         replace(decide(ledger, needs[device], request, now), device=device)
@@ -227,9 +226,9 @@ def _name(figures: MemoryFigures) -> str:
 def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
     """Return the refusal of a package that no unload can make room for, None for others.
 
-    It declares more than a device can ever have or than MPS allows its processes, or it ran out of
-    memory with nothing else loaded and would get no more now. A measured or guessed need alone is
-    no reason.
+    It declares more than a device can ever have or than MPS allows its processes. Or it ran out of
+    memory with nothing else loaded, and would get as little now. A measured or guessed need alone
+    refuses nothing.
     """
     declared = replace(need, basis=Basis.DECLARED)
     for device, count in need.declared.items():
@@ -265,12 +264,12 @@ def _decide_on_empty_devices(
 ) -> Decision:
     """Try a load, because nothing could be unloaded for it.
 
-    It is refused only if the machine itself has less host memory free than the load surely needs,
-    as the kernel would then end more than this load.
+    It is refused only if the machine itself has less host memory free than the load surely needs.
+    The kernel would then end more than this load.
     """
     if HOST in lacking:
         book = ledger.devices[HOST]
-        known_bytes = need.known.get(HOST, 0)
+        known_bytes = need.known_bytes.get(HOST, 0)
         if book.available_bytes is not None and known_bytes > book.available_bytes:
             figures = MemoryFigures(known_bytes, book.available_bytes, book.limit_bytes, HOST)
             return Decision(Answer.INSUFFICIENT, Reason.KERNEL, need, figures)
@@ -334,7 +333,7 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
     if not lacking:
         return Decision(Answer.WAIT, Reason.LEAVING, need)
     evictable = ledger.evictable()
-    candidates = [one for one in request.candidates if one.name in evictable]
+    candidates = [model for model in request.candidates if model.name in evictable]
     sizes = [evictable[candidate.name] for candidate in candidates]
     has_candidates = all(any(device in size for size in sizes) for device in lacking)
     if not has_candidates or not _can_evict_enough(ledger, need, request):
@@ -360,10 +359,10 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
 def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
     """Return whether the need would fit if all candidates were evicted, busy ones included.
 
-    What stays then is known in two ways, of which the lesser counts: what an empty device and the
-    other models have, since memory that belongs to no model may be growth of the candidates, and
-    would leave with them; or what `settled` has beyond the candidates, since models may be booked
-    with more than they have.
+    Two figures say what stays then, and the lesser counts. The first is what an empty device and
+    the other models have: all other memory may be growth of the candidates, and would leave with
+    them. The second is what `settled` has beyond the candidates, since models may be booked with
+    more than they have.
     """
     names = {candidate.name for candidate in request.candidates}
     staying = [booked for name, booked in ledger.models.items() if name not in names]

@@ -33,8 +33,8 @@ turn, only models with a charge are suspects.
 
 **A model with a charge is loaded after everything else**, after a pause of 5 s, then 10 s, then
 20 s. If Triton broke its load off, the pause is at least twice as long as that load had taken: then
-the next load takes less than half of that life of Triton, and can be charged. This also holds for a
-suspect that was at work in its turn, but too late for a first charge.
+the next load takes less than half of that life of Triton, and can be charged. A suspect that was at
+work in its turn, but too late for a first charge, pauses as long.
 
 **After three charges a model is given up for ten minutes.** It takes four if the model has passed a
 turn since its first charge: it may kill with some of its requests only, but a healthy model had one
@@ -158,9 +158,9 @@ class Blame:
     ) -> set[ModelId]:
         """Give a turn to the next suspect if one is due, and return the loads that may begin now.
 
-        Models that are given up are left out. Loads of other models come before those of suspects,
-        but wait before a turn that is due and in its first ten seconds. The rules are at the top of
-        this module. Call this at least each 0.2 s while a load waits.
+        Loads of models that are given up may not begin. Loads of other models come before those of
+        suspects, but wait before a turn that is due and in its first ten seconds. The rules are at
+        the top of this module. Call this at least each 0.2 s while a load waits.
         """
         self._update_turn(now, loaded)
         if self.turn is not None and self.turn not in {*waiting, *loading, *loaded}:
@@ -171,15 +171,15 @@ class Blame:
             self._release_uncharged()
         allowed = {model_id for model_id in waiting if self.find_given_up(model_id, now) is None}
         suspects = [model_id for model_id in self.suspects if model_id in allowed]
-        others = allowed.difference(suspects)
+        unsuspected = allowed.difference(suspects)
         if self.turn is not None or not suspects:
-            return others
+            return unsuspected
         is_loading = any(began_at > now - times.PATIENCE_SECONDS for began_at in loading.values())
         uncharged = [model_id for model_id in suspects if model_id not in self.charges]
         if uncharged:
-            return self._select_uncharged(now, uncharged, others, is_loading=is_loading)
-        if others or is_loading:
-            return others
+            return self._select_uncharged(now, uncharged, unsuspected, is_loading=is_loading)
+        if unsuspected or is_loading:
+            return unsuspected
         return self._select_charged(now, suspects)
 
     def _select_uncharged(

@@ -1,8 +1,8 @@
 """Judge failures of Triton: was it a lack of memory?
 
-Triton has no status for it, so its texts are read (`adapter.core.oom`). A strong text says that an
-allocator has failed. A weak one may mean something else, and counts if an observation agrees: less
-than 5 % of a device was free meanwhile, the kernel killed a process, or /dev/shm was full.
+Triton's statuses do not tell, so its texts are read (`adapter.core.oom`). A strong text says that
+an allocator has failed. A weak one may mean something else, and counts if an observation agrees:
+less than 5 % of a device was free meanwhile, the kernel killed a process, or /dev/shm was full.
 
 The text of a failed load is believed. A failed inference is different: its model may repeat in its
 error what a caller wrote, and each 507 makes a platform unload other models. So the strong text of
@@ -206,9 +206,8 @@ def _judge_weak(verdict: Verdict, text: str, scene: Scene) -> Judgement:
 def _devices_of(text: str, scene: Scene) -> list[Device]:
     """Return the measured devices that a failure may be about.
 
-    If the text names a kind of device, these are the model's devices of that kind, or all of that
-    kind if the model has none. If the text names none, these are the model's devices. /dev/shm is
-    on no device.
+    If the text names a kind of device, these are the model's devices of that kind, or else all of
+    that kind. Otherwise these are the model's devices. A text about /dev/shm is about no device.
     """
     place = name_place(text)
     if place is Place.SHM:
@@ -223,8 +222,8 @@ def _devices_of(text: str, scene: Scene) -> list[Device]:
 
 
 def _list_free(place: Place | None, devices: Collection[Device], scene: Scene) -> list[int]:
-    """Return what the last reading leaves of the limit of each of these devices, at least 0, or
-    what is free of /dev/shm. Devices that it does not show are left out; without readings the list
+    """Return the limit of each of these devices less the last reading, at least 0, or the free
+    bytes of /dev/shm. Devices that it does not show are left out; without readings the list
     is empty.
     """
     if not scene.readings:

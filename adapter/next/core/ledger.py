@@ -1,4 +1,4 @@
-"""Keep the books of memory for each device, by one formula.
+"""Account for the memory of each device, by one formula.
 
     free = limit - headroom - max(used, settled + reserved)
 
@@ -6,34 +6,34 @@
     reserved  the needs of loads in progress, and what Triton is stuck with
     settled   what everything else takes: loaded models, Triton itself, growth, neighbours, memory
               that allocators keep
-    leaving   what models that are being unloaded are booked with, and loads that are being undone
+    leaving   the booked bytes of unloads in progress, and the reserved ones of undone loads
     booked    what a loaded model took, as far as readings or Triton's report tell
     empty     the least reading with nothing loaded, in this life of Triton; 0 until there was one
 
-Nobody measures `settled`. It follows from two things. The books move it: a load that ends adds what
-it is booked with, an unload that begins subtracts that. And each reading corrects it:
+Nobody measures `settled`. It follows from two things. Loads and unloads move it: a load that ends
+adds what it is booked with, an unload that begins subtracts that. And each reading corrects it:
 
     used - reserved - leaving <= settled <= used
 
 This is the whole theory. A reading is the sum of three figures: `settled`; what loads in progress
 have taken so far, between 0 and `reserved`; and what unloads have not given back yet, between 0 and
 `leaving`. So each reading gives bounds to `settled`. With nothing in progress both bounds are
-equal, and `settled` is the reading: this mends whatever was wrong in the books, and nobody has to
-find out which model it belongs to. Under steady traffic, where something is always in progress, the
-books carry `settled` from one reading to the next.
+equal, and `settled` is the reading: this mends whatever was wrong, and nobody has to find out which
+model it belongs to. Under steady traffic, where something is always in progress, `settled` is
+carried from one reading to the next.
 
 A load or an unload is in progress until a reading is newer than its end: the time that the reading
 shows is that of the reading less the lag of its source. If none comes within 5 s of the end, the
-books alone count.
+ledger counts without readings.
 
 What a loaded model is booked with follows from the same figures. What was reserved for it counts as
 far as the reading allows:
 
-    used - before - reserved of other loads - leaving <= booked <= used - before + kept
+    used - before - reserved of other loads - leaving <= booked <= used - before + reusable
 
 `before` is the reading when the load began, if nothing else was in progress since; then the package
-is measured. Otherwise `before` is `settled`. `kept` is memory that belongs to no model, and may be
-the load's: what allocators have kept of earlier models, which the load may have used again; and
+is measured. Otherwise `before` is `settled`. `reusable` is memory that belongs to no model, and may
+be the load's: what allocators have kept of earlier models, which the load may have used again; and
 what readings have shown since beyond all that was reserved, which `settled` has by now.
 
 The formula relies on unloads being faster than loads: what is leaving should have left before the
@@ -89,7 +89,7 @@ class LoadEntry:
     need: Need
     reserved: dict[Device, int]
     before: Bytes  # the readings when it began, of devices that had one
-    kept: dict[Device, int]  # `not_attributed` when it began, and what has come to it since
+    reusable: dict[Device, int]  # `not_attributed` when it began, and what has come to it since
     is_alone: bool  # nothing else is or was in progress on its devices since its begin
     is_only: bool  # nothing else was loaded on its devices
     ended_at: float | None = None  # when Triton had loaded it; None until then
@@ -127,7 +127,7 @@ class Settlement:
     is_measured: bool
     overrun: Overrun | None  # set if the model is to be unloaded again
     # by readings, beside other models on a device: the first model there makes a CUDA context
-    read: Bytes = field(default_factory=dict)
+    rise: Bytes = field(default_factory=dict)
 
 
 def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
@@ -252,9 +252,9 @@ class Ledger:
         lag_seconds: float = 0.0,
         available: Bytes = NO_BYTES,  # free in the machine and cgroup; host memory only
     ) -> None:
-        """Correct the books by a reading. A device that it lacks has no reading from now on.
+        """Correct the ledger by a reading. A device that it lacks counts as unread from now on.
 
-        A reading from before an end that is booked already is ignored: the books know more.
+        A reading from before an end that is booked already changes nothing: the ledger knows more.
         """
         if now - lag_seconds <= self.booked_until:
             return
@@ -275,7 +275,7 @@ class Ledger:
                 book.empty_bytes = book.used_bytes
 
     def advance(self, now: float) -> None:
-        """Use the books alone if a load or an unload has waited 5 s for a newer reading.
+        """Count without readings if a load or an unload has waited 5 s for a newer one.
 
         A caller that polls memory calls this each time, whether a reading has come or not.
         """
@@ -299,7 +299,7 @@ class Ledger:
     def _forget_returned(self, now: float) -> None:
         """Drop the unloads and undone loads whose end the newest reading shows, or all without one.
 
-        Readings from before these ends are ignored from now on, and the books are corrected.
+        Ignore readings from before these ends from now on, and correct `settled`.
         """
         ends = [leaving.ended_at for leaving in self.returning if self._is_shown(leaving.ended_at)]
         if not ends:
@@ -313,7 +313,7 @@ class Ledger:
             self._correct(device)
 
     def _grow_reservation(self, device: Device) -> None:
-        """Raise the only guessed reservation by what a reading shows above the books.
+        """Raise the only guessed reservation by what a reading shows above all that is promised.
 
         With several guesses nothing tells whose load takes more, so all stay.
         """
@@ -332,8 +332,8 @@ class Ledger:
             before_bytes = book.settled_bytes
             book.settled_bytes = _clamp(before_bytes, lower, book.used_bytes)
             for load in self.loads.values():
-                if device in load.kept:
-                    load.kept[device] += max(0, book.settled_bytes - before_bytes)
+                if device in load.reusable:
+                    load.reusable[device] += max(0, book.settled_bytes - before_bytes)
 
     # -- loads ----------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Ledger:
             need,
             reserved=dict(need.bytes),
             before=self._readings(need.bytes),
-            kept={device: self.not_attributed(device) for device in need.bytes},
+            reusable={device: self.not_attributed(device) for device in need.bytes},
             is_alone=is_alone,
             is_only=is_only,
         )
@@ -368,8 +368,8 @@ class Ledger:
         """Book a load that has ended well, and learn the size of its package. `reported` is what
         Triton says that the model takes.
 
-        Before `can_settle`, as for a model that is unloaded at once, the books alone count: the
-        newest reading is from before the end of the load.
+        Before `can_settle`, as for a model that is unloaded at once, readings do not count: the
+        newest one is from before the end of the load.
         """
         overrun = self.overrun_of(name)
         is_shown = self.can_settle(name)
@@ -379,7 +379,7 @@ class Ledger:
         if load.ended_at is not None:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
-        read = {} if load.is_only else self._find_taken(load)
+        rise = {} if load.is_only else self._find_rise(load)
         booked: dict[Device, int] = {}
         is_measured = True
         for device in {**load.reserved, **reported}:
@@ -400,14 +400,14 @@ class Ledger:
             self.tried.pop(key, None)
         elif overrun.is_permanent:
             remember(self.tried, key, had)
-        return Settlement(booked, is_measured, overrun, read)
+        return Settlement(booked, is_measured, overrun, rise)
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.
 
         If it lacked memory, its package needs more the next time. If also nothing else was loaded
-        or in progress, `tried` remembers what readings have shown free for it, and a load is
-        refused that cannot get more.
+        or in progress, `tried` remembers what readings have shown free for it: a load that cannot
+        get more is refused from then on.
         """
         load = self.loads.pop(name)
         self._return(load.reserved, now)
@@ -460,13 +460,13 @@ class Ledger:
         if before is None:
             before = book.settled_bytes
         lower = book.used_bytes - before - self._reserved_for_loads(device) - self.leaving(device)
-        upper = book.used_bytes - before + load.kept[device]
+        upper = book.used_bytes - before + load.reusable[device]
         return _clamp(believed, max(0, lower), max(0, upper))
 
     def _is_measured(self, load: LoadEntry, device: Device) -> bool:
-        return device in self._find_taken(load)
+        return device in self._find_rise(load)
 
-    def _find_taken(self, load: LoadEntry) -> Bytes:
+    def _find_rise(self, load: LoadEntry) -> Bytes:
         """Return what readings have risen by during a load, of devices where it was alone."""
         if not load.is_alone:
             return NO_BYTES
@@ -486,7 +486,7 @@ class Ledger:
     # -- unloads --------------------------------------------------------------------------------
 
     def begin_unload(self, name: TritonName) -> Leaving:
-        """Take a loaded model out of the books, and expect its memory back.
+        """Count a loaded model no longer, and expect its memory back.
 
         Expected is what the model is booked with, but at most what `settled` has beyond an empty
         device: a dead process has given its memory back already. Loads on its devices are not alone
@@ -521,15 +521,17 @@ class Ledger:
             self._return(leaving.booked, now)
 
     def strand(self, name: TritonName) -> None:
-        """Keep the bytes of a load or an unload that Triton does not finish as taken, until Triton
-        has finished it after all (`free_stuck`) or has exited.
+        """Keep the bytes of a load or an unload that Triton does not finish.
+
+        They stay taken until Triton has finished it after all (`free_stuck`) or has exited.
         """
         load = self.loads.pop(name, None)
         self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
 
     def record_futile_eviction(self, package_key: str, now: float) -> None:
-        """Record that others were evicted for a load of this package, and that the load was refused
-        all the same. For `times.RECENT_SECONDS` nobody is evicted for the package again.
+        """Record that a load of this package was refused though others had left for it.
+
+        For `times.RECENT_SECONDS` nobody is evicted for the package again.
         """
         remember(self.futile_evictions, package_key, now)
 
@@ -607,8 +609,9 @@ class Ledger:
 def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
     """Return whether to answer an unload, `seconds` after Triton has ended it.
 
-    On each device with readings where 16 MiB or more are expected, the bytes in use have fallen by
-    3/4 of that since the unload began, or 5 s have passed. Without readings it is answered at once.
+    Readings show the bytes in use fallen by 3/4 of what is expected since the unload began. This is
+    so on each device where 16 MiB or more are expected. Or 5 s have passed. Without readings the
+    answer follows at once.
     """
     if seconds >= times.MEMORY_SECONDS:
         return True

@@ -1,7 +1,7 @@
 """List the models that went with Triton and do not come back by themselves, for operators.
 
-A platform, or whoever loaded them, has to load them again. A model leaves the list when it is
-loaded, or its unload is asked for. No decision depends on the list.
+A platform, or whoever loaded them, has to load them again. A load of the model, or a call for its
+unload, takes it off the list. No decision depends on the list.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,5 @@ class LostModels:
             del self._models[next(iter(self._models))]
 
     def remove(self, model_id: ModelId) -> None:
-        """Remove a model that is loaded, or whose unload was asked for. Harmless if it is not
-        listed.
-        """
+        """Remove a model after its load, or a call for its unload. Harmless if it is not listed."""
         self._models.pop(model_id, None)

@@ -1,4 +1,4 @@
-"""Keep ModelMesh's books of the loads that it has planned.
+"""Count the loads that ModelMesh has planned, as ModelMesh itself does.
 
 ModelMesh fills its capacity to the last unit, and evicts only by its own figures: a predicted size
 from the moment that it queues a load, and the real size after the load. It counts a prediction at

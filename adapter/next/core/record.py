@@ -170,8 +170,7 @@ def describe_staged(model: StagedModel) -> Package:
     """Return the package of a model that an earlier run has loaded: its content key and content
     types.
 
-    The adapter does not read its files again, so every other field is empty or a default, and says
-    nothing about the package.
+    The adapter does not read its files again, so every other field is empty or a default.
     """
     return Package(
         root="",

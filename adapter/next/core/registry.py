@@ -68,9 +68,9 @@ class Registry:
         return len(self._records)
 
     def get(self, model_id: ModelId) -> ModelRecord | None:
-        """Return the record that callers of this id get, in whatever state; None if there is none.
+        """Return the record that callers of this id get, in whatever state; None without one.
 
-        A second version that is being loaded beside it is not meant.
+        A second version, in its load beside the first, is found only after `switch`.
         """
         return self._by_id.get(model_id)
 
@@ -198,9 +198,9 @@ class Registry:
     def apply(self, record: ModelRecord, event: ModelEvent) -> None:
         """Move the record as the table says, and tell the listeners.
 
-        Raises IllegalTransition for an event that the table lacks in this state, and ValueError for
-        one that begins a record, or that makes a version LOST which should not return: nothing
-        changes then.
+        Raises IllegalTransition for an event that the table lacks in this state. Raises ValueError
+        for an event that begins a record, or that makes a version LOST which should not return.
+        Nothing changes then.
         """
         before = record.state
         after = advance(before, event)

@@ -5,11 +5,11 @@
            else max(files x size_factor, the setting default_size, 64 MiB)
 
 After an out-of-memory a package needs at least twice what its load had reserved, until a load of it
-succeeds. A known need is raised only after the second one in a row. No need is larger than what an
-empty device has, so that no load is refused for a figure that was never tried.
+succeeds. A known need is raised only after the second one in a row. The most that any load needs is
+what an empty device has: a figure that was never tried refuses nothing.
 
-A need is known if it is declared or measured. A measurement is replaced by the next one; a guess is
-replaced by whatever a load of the package was booked with, and by any measurement. The same files
+Declared and measured needs are known. Each measurement replaces the one before. Whatever a load of
+the package was booked with replaces a guess, and so does any measurement. The same files
 may take another size in another version of Triton, so sizes are kept by package and version.
 """
 
@@ -70,7 +70,7 @@ class Need:
     basis: Basis = Basis.DECLARED
     is_known: bool = True  # declared or measured, not guessed
     declared: Bytes = field(default_factory=dict)
-    known: Bytes = field(default_factory=dict)  # declared or measured, also if no device has it
+    known_bytes: Bytes = field(default_factory=dict)  # also of what no device has
     processes: int | None = 1  # among which its memory is divided; None if nobody can tell
 
 
@@ -120,9 +120,9 @@ class Sizes:
         size = self.find(package.content_key)
         last_bytes = NO_BYTES if size is None else _move(size.bytes, rooms, places, device)
         measured = last_bytes if size is not None and size.is_measured else NO_BYTES
-        known = most_of(declared, measured)
-        if known:
-            needed = known
+        known_bytes = most_of(declared, measured)
+        if known_bytes:
+            needed = known_bytes
             basis = Basis.MEASURED if total(measured) > total(declared) else Basis.DECLARED
         elif last_bytes:
             needed = _limit_guess(last_bytes, guess_limit_bytes)
@@ -138,9 +138,9 @@ class Sizes:
             package.content_key,
             {place: _limit_to_room(count, rooms.get(place)) for place, count in raised.items()},
             Basis.SHORTAGE if raised != needed else basis,
-            is_known=bool(known),
+            is_known=bool(known_bytes),
             declared=declared,
-            known=known,
+            known_bytes=known_bytes,
             processes=package.processes,
         )
 
@@ -332,7 +332,7 @@ def _parse_size(entry: object) -> tuple[_PackageVersion, Size] | None:
 def _parse_keys(names: object, keys: Collection[str]) -> list[tuple[str, str]]:
     """Return pairs of a place or model name and its package key, read from the sizes file.
 
-    Packages whose sizes are not remembered, and entries of another form, are left out.
+    The pairs leave out entries of another form, and packages without a remembered size.
     """
     if not isinstance(names, dict):
         return []

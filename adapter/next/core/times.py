@@ -31,10 +31,10 @@ RECENT_SECONDS = 30.0
 
 # -- waits for others ---------------------------------------------------------------------------
 
-# For what comes before a load: a restart of Triton (it took 1 to 16 s), models in use that can be
-# evicted once they are idle, loads of models that are no suspects, and then the turns of all
-# suspects together. By default a call waits 55 s for its model, and most of that should remain for
-# the load itself. The situations of blame.py were played with this figure.
+# For what comes before a load. That is a restart of Triton (it took 1 to 16 s), or models in use
+# that can be evicted once they are idle. Or it is the loads of all other models, and then the turns
+# of all suspects together. By default a call waits 55 s for its model, and most of that should
+# remain for the load itself. The situations of blame.py were played with this figure.
 PATIENCE_SECONDS = 10.0
 
 # For memory to come back: kernel and driver free what an unloaded model or an exited Triton had
@@ -56,7 +56,7 @@ HANG_SECONDS = 30.0
 # more on a busy machine.
 KILLED_SECONDS = 25.0
 
-# For processes that a model started to end by themselves, once Triton has unloaded it, and for a
+# For processes that a model started to end by themselves, once Triton has unloaded it. Also for a
 # load that is about to end to do so: Triton never answers one that is killed as it ends.
 LINGER_SECONDS = 3.0
 

@@ -84,7 +84,7 @@ class Candidate:
 
     name: TritonName
     used_at: float
-    held: Bytes  # its bytes in the ledger; none if nothing is known of them
+    size: Bytes  # its bytes in the ledger; none if nothing is known of them
     is_of_others: bool = False  # callers other than those who need the room have just used it
     is_spared: bool = False  # just loaded, or another version of it is being loaded
     calls: int = 1  # since its load
@@ -93,7 +93,7 @@ class Candidate:
 
 def make_candidate(
     record: ModelRecord,
-    held: Bytes,
+    size: Bytes,
     *,
     now: float,
     callers: Collection[str],  # of the model that needs the room; "" is unknown
@@ -102,8 +102,8 @@ def make_candidate(
 ) -> Candidate:
     """Describe a model that may be evicted, for a policy to judge.
 
-    The model is spared, which means evicted later, if it became READY less than
-    `min_residency_seconds` ago or is being updated. A dead model is never spared and counts no
+    A model that became READY less than `min_residency_seconds` ago is spared, which means evicted
+    later. So is one with an update in progress. A dead model is never spared and counts no
     calls.
     """
     is_ready = record.state is ModelState.READY  # a dead one serves nobody
@@ -111,7 +111,7 @@ def make_candidate(
     return Candidate(
         record.name,
         record.usage.used_at,
-        held,
+        size,
         is_of_others=is_used_by_others(record.usage.called_at, callers, now),
         is_spared=is_ready and (is_updated or is_new),
         calls=max(1, record.usage.served) if is_ready else 0,
@@ -160,8 +160,8 @@ class LeastRecentlyUsed(Policy):
 class Cost(Policy):
     """Values a model by the seconds that its calls would have waited for it, per GiB that it takes.
 
-    This is GreedyDual-Size-Frequency: a model's worth counts from the level at its last call, and
-    each eviction raises the level to the worth of the model that was evicted. So models that are no
+    This is GreedyDual-Size-Frequency: a model's worth counts from the level at its last call. Each
+    eviction raises the level to the worth of the model that was evicted. So models that are no
     longer called fall behind those that are.
     """
 
@@ -203,7 +203,7 @@ def _return_seconds(model: Candidate) -> float:
 
 
 def _size_bytes(model: Candidate) -> int:
-    return total(model.held) or _UNKNOWN_BYTES
+    return total(model.size) or _UNKNOWN_BYTES
 
 
 # By the setting `eviction`.
@@ -228,7 +228,7 @@ def sort_candidates(candidates: Iterable[Candidate], policy: Policy) -> list[Can
 
 def choose_victims(
     candidates: Iterable[Candidate],
-    missing: Bytes,  # by device, 0 where nobody knows: one model is evicted, and the load is tried
+    missing: Bytes,  # by device, 0 where nobody knows: then one model leaves, and the load is tried
     policy: Policy,
 ) -> list[Candidate]:
     """Return whom to evict together for the missing bytes, in the order of their eviction.
@@ -238,10 +238,10 @@ def choose_victims(
     device stands for all devices together.
     """
     ordered = sort_candidates(candidates, policy)
-    sizes = [(model, _bytes_on(missing, model.held)) for model in ordered]
-    useful = [(model, size) for model, size in sizes if total(size) or not model.held]
-    # a model that was measured to take nothing may have been measured beside others
-    empty = [(model, size) for model, size in sizes if not total(model.held)]
+    sizes = [(model, _bytes_on(missing, model.size)) for model in ordered]
+    useful = [(model, size) for model, size in sizes if total(size) or not model.size]
+    # a measurement beside other loads may have shown nothing of a model
+    empty = [(model, size) for model, size in sizes if not total(model.size)]
     return choose_fewest(useful or empty, missing)
 
 
@@ -283,9 +283,9 @@ def _drop_needless(
     return needed
 
 
-def _bytes_on(devices: Iterable[Device], held: Bytes) -> Bytes:
+def _bytes_on(devices: Iterable[Device], size: Bytes) -> Bytes:
     """Return the bytes that a model holds of each of these devices, 0 where it holds none.
 
     UNSEEN stands for all devices together, so it gets the sum.
     """
-    return {device: total(held) if device == UNSEEN else held.get(device, 0) for device in devices}
+    return {device: total(size) if device == UNSEEN else size.get(device, 0) for device in devices}

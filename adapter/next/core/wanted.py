@@ -2,8 +2,8 @@
 
 A model is MISSING until it is loaded, or is REFUSED after a failure that another try would meet as
 well. Other failures are followed by another try, after a pause that doubles each time. An exit of
-Triton makes all of them MISSING again. A model whose unload somebody asks for is wanted no more; of
-those that settings name, operators still see that (UNLOADED), and a load makes them wanted again.
+Triton makes all of them MISSING again. Whoever asks for the unload of a model ends that; of models
+that settings name, operators still see it (UNLOADED), and a load makes them wanted again.
 """
 
 from collections.abc import Mapping
@@ -97,18 +97,18 @@ class Wanted:
     ) -> WantedModel:
         """Have a model loaded from this source from now on.
 
-        A model that a setting wants is the setting's even after Triton exited with it, but it comes
+        A model that a setting wants is the setting's even after Triton exited with it. But it comes
         back from the source that callers had last.
         """
-        known = self._models.get(model_id)
-        if known is not None and reason is WantedReason.LOST:
-            reason = known.reason
+        former = self._models.get(model_id)
+        if former is not None and reason is WantedReason.LOST:
+            reason = former.reason
         model = WantedModel(model_id, source, reason)
         self._models[model_id] = model
         return model
 
     def remove(self, model_id: ModelId) -> bool:
-        """Want a model no more, as its unload was asked for; return whether it was wanted."""
+        """Stop to want a model, as its unload was asked for; return whether it was wanted."""
         model = self.get(model_id)
         if model is None:
             return False

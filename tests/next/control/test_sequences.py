@@ -895,6 +895,21 @@ async def test_triton_exits_during_a_load():
 
 
 @played
+async def test_load_that_waits_for_a_slot_survives_an_exit():
+    scripts = {
+        "a": Script(declared=100, load_seconds=9),
+        "b": Script(declared=100),
+    }
+    async with Stage(scripts, load_threads=1) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(loads[0], BackendUnavailable)
+        await loads[1]
+        stage.check(B)
+
+
+@played
 async def test_triton_exits_between_a_load_and_its_note():
     async with Stage({"a": Script()}) as stage:
         stage.packages.confirm_seconds = 5
@@ -1044,6 +1059,24 @@ async def test_stuck_load_is_freed_by_an_exit():
         await asyncio.sleep(10)
         stage.check(A)
         assert len(stage.control.registry.records()) == 1
+
+
+@played
+async def test_stuck_load_keeps_its_memory():
+    """A load beside it would run out of what Triton may still give to the first."""
+    scripts = {
+        "a": Script(600, declared=600, hangs=True, takes_early=True),
+        "b": Script(600, declared=600),
+    }
+    async with Stage(scripts, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await asyncio.sleep(200)
+        assert stage.control.ledger.stuck
+        assert stage.control.ledger.reserved(GPU) == 600 * MIB
+        await fails(stage.load(B), InsufficientMemory)
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        await stage.load(B)
 
 
 @played

@@ -51,7 +51,7 @@ def known(count=None, *, key="n", declared=None, **figures):
     """Return a need that was measured, or is declared."""
     size = to_bytes({GPU: count} if count is not None else figures)
     declared_size = to_bytes({GPU: declared} if declared is not None else {})
-    return Need(key, size, Basis.DECLARED, declared=declared_size, known=size)
+    return Need(key, size, Basis.DECLARED, declared=declared_size, known_bytes=size)
 
 
 def guess(count=None, *, key="n", **figures):

@@ -213,7 +213,7 @@ class AnyBooks(RuleBasedStateMachine):
         known = count if is_known else {}
         basis = Basis.MEASURED if is_known else Basis.FILES
         declared = count if is_known and is_declared else {}
-        return Need(key, count, basis, is_known=is_known, declared=declared, known=known)
+        return Need(key, count, basis, is_known=is_known, declared=declared, known_bytes=known)
 
     @rule(name=NAMES)
     def end_load(self, name):
