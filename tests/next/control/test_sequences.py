@@ -910,6 +910,22 @@ async def test_load_that_waits_for_a_slot_survives_an_exit():
 
 
 @played
+async def test_exit_gives_a_refused_model_another_chance():
+    scripts = {"a@1": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        stage.control.desired.preload({A: ArtifactKey("", "a")})
+        await asyncio.sleep(60)
+        [refused] = stage.control.desired.list_refused()
+        assert "no model file" in refused
+        scripts["a@1"].fault = ""
+        await asyncio.sleep(60)
+        stage.check()
+        stage.triton.exit()
+        await asyncio.sleep(10)
+        stage.check(A)
+
+
+@played
 async def test_triton_exits_between_a_load_and_its_note():
     async with Stage({"a": Script()}) as stage:
         stage.packages.confirm_seconds = 5
