@@ -210,7 +210,6 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         reader=world.memory,
         ledger=ledger,
         settings=settings.memory,
-        changes=changes,
         metrics=metrics,
     )
     memory = Memory(

@@ -10,7 +10,6 @@ from adapter.next.control.ports import MemoryReader, MemorySettings
 from adapter.next.core import times
 from adapter.next.core.ledger import DeviceBook, Leaving, Ledger, is_unload_done, limit_of
 from adapter.runtime import clock
-from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics
 
 _SAMPLES = 512
@@ -28,7 +27,6 @@ class Readings:
     reader: MemoryReader
     ledger: Ledger
     settings: MemorySettings
-    changes: Changes
     metrics: Metrics
     last: MemoryReading | None = None
     read_at: float = -math.inf
@@ -58,14 +56,12 @@ class Readings:
         return reading
 
     async def poll(self) -> None:
-        """Read memory if that is due, and wake those who wait for it."""
+        """Read memory if that is due."""
         now = clock.monotonic()
         self.ledger.advance(now)
         is_busy = self.ledger.is_in_progress(self.ledger.devices)
         if is_busy or now - self.read_at >= _QUIET_SECONDS:
             await self.read()
-        if is_busy:
-            self.changes.notify()
 
     @property
     def lag_seconds(self) -> float:

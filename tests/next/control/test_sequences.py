@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -100,6 +101,32 @@ async def test_unload_waits_for_requests():
         assert not unload.done()
         assert await call == "a"
         await unload
+
+
+@played
+async def test_unload_refuses_what_has_not_arrived():
+    """Slow callers hold up no unload: their requests are refused, also those that come later."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        slow, slower, other = (stage.models.lease(A) for _ in range(3))
+        refused = []
+
+        def refuse(lease) -> None:
+            refused.append(lease)
+            lease.end(ModelNotReady("unloaded"))
+
+        for lease in (slow, slower, other):
+            lease.begin()
+        slow.arrives(partial(refuse, slow))
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        assert refused == [slow]
+        slower.arrives(partial(refuse, slower))
+        assert refused == [slow, slower]
+        assert record.usage.in_flight == 1
+        other.end()
+        async with asyncio.timeout(5):
+            await unload
 
 
 @played
@@ -395,6 +422,18 @@ async def test_lost_model_returns_to_its_gpu():
         stage.triton.exit()
         assert await stage.wait_and_invoke(A) == "a"
         assert stage.control.registry.serving(A).gpu == 1
+
+
+@played
+async def test_retry_takes_the_gpu_with_more():
+    """A neighbour has come to the GPU on which the load ran out of memory."""
+    script = Script(3600, files=100, load_seconds=5, gpus=None, leaves_gpu_open=True)
+    async with Stage({"a": script}, device_mib=4000, devices=2, places_gpus=True) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.growth[GPU] = 500 * MIB
+        record = await load
+        assert record.gpu == 1
 
 
 @played
@@ -715,6 +754,8 @@ async def test_failed_update_changes_nothing():
         error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
         assert str(error).endswith("the model that was there was loaded again")
         assert await stage.wait_and_invoke(A) == "1"
+        # whether its files have changed is asked from then on
+        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
         assert set(stage.served) == {"1"}
         stage.check(A)
 
