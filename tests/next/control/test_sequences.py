@@ -68,6 +68,20 @@ async def test_unload_ends_a_load():
 
 
 @played
+async def test_load_follows_one_that_was_ended():
+    """A platform that changes its mind need not wait until the first load is undone."""
+    async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
+        first = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(first, UnloadedMeanwhile)
+        assert not unload.done()
+        await stage.load(A, "b")
+        await unload
+        assert await stage.invoke(A) == "b"
+
+
+@played
 async def test_load_outlives_its_caller():
     async with Stage({"a": Script()}) as stage:
         load = asyncio.create_task(stage.load(A))
@@ -427,8 +441,14 @@ async def test_lost_model_returns_to_its_gpu():
 @played
 async def test_retry_takes_the_gpu_with_more():
     """A neighbour has come to the GPU on which the load ran out of memory."""
-    script = Script(3600, files=100, load_seconds=5, gpus=None, leaves_gpu_open=True)
-    async with Stage({"a": script}, device_mib=4000, devices=2, places_gpus=True) as stage:
+    scripts = {
+        "a": Script(3600, files=100, load_seconds=5, gpus=None, leaves_gpu_open=True),
+        "b": Script(50, declared=50),
+        "c": Script({OTHER_GPU: 100}, declared=100, gpus=frozenset({1})),
+    }
+    async with Stage(scripts, device_mib=4000, devices=2, places_gpus=True) as stage:
+        await stage.load(B)
+        await stage.load(C)
         load = asyncio.create_task(stage.load(A))
         await asyncio.sleep(3)
         stage.triton.growth[GPU] = 500 * MIB
