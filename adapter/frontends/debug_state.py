@@ -113,6 +113,9 @@ class DebugState:
             for device, count in held.items():
                 holder = (count, record.id, _state_value(record))
                 look.held.setdefault(device, []).append(holder)
+            if self._registry.get(record.id) is not record:
+                continue  # a name alone: another version, or what Triton is stuck with
+            look.models += 1
             is_meant = query.model_id in {None, record.id}
             if is_meant and query.text in record.id.casefold():
                 look.found.append((order(record, total(held), now), at, record))
@@ -131,7 +134,7 @@ class DebugState:
         requests = self._state.requests
         counts = {state.value: n for state, n in self._registry.counts().items() if n}
         totals = {
-            "models": len(self._registry),
+            "models": look.models,
             "states": counts,
             "matching": len(look.found),
             "shown": len(shown),
@@ -230,6 +233,7 @@ class _Look:
     of each device.
     """
 
+    models: int = 0  # in all
     found: list[tuple[float | str, int, ModelRecord]] = field(default_factory=list)
     held: dict[Device, list[tuple[int, ModelId, str]]] = field(default_factory=dict)
 

@@ -357,6 +357,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
             leases=leases,
             eviction=eviction,
             operations=operations,
+            journal=journal,
             artifacts=world.artifacts,
         )
     state = State(

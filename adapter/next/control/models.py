@@ -270,14 +270,9 @@ class Models:
             self.registry.apply(record, ModelEvent.FORGOTTEN)
         elif record is not None and record.state in LOADED:
             await self.unloader.unload(record, log_fields)
-        is_stuck = bool(self.registry.records_of(model_id))
-        if is_stuck and record is None:
-            raise BackendTimeout(
-                f"model {model_id!r} cannot be unloaded yet: Triton is still at its load, and"
-                " nothing else can end that; the unload follows it, and until then its memory stays"
-                " reserved; see docs/operations.md#a-load-hangs",
-                model_id=model_id,
-            )
+        stuck = self.registry.records_of(model_id)
+        if stuck and record is None:
+            raise _explain_stuck(stuck[0])
 
     def _forget_wanted(self, model_id: ModelId) -> bool:
         """Have the model loaded no more by the adapter itself; return whether it was wanted."""
@@ -497,6 +492,20 @@ def _explain_nothing_to_unload(model_id: ModelId, *, was_wanted: bool) -> ModelN
     if was_wanted:
         text = f"{text}; its unload ends the adapter's own attempts to load it"
     return ModelNotFound(text, model_id=model_id)
+
+
+def _explain_stuck(record: ModelRecord) -> BackendTimeout:
+    """Return the error for an unload of a model whose load Triton does not finish."""
+    started_at = record.load_started_at
+    since = (
+        "since an earlier run" if started_at is None else f"for {clock.wall() - started_at:.0f} s"
+    )
+    return BackendTimeout(
+        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {since}, and"
+        " nothing else can end the load; the unload follows it, and until then the memory stays"
+        " reserved; see docs/operations.md#a-load-hangs",
+        model_id=record.id,
+    )
 
 
 def _make_version(old: ModelRecord, source: ModelSource, key: ArtifactKey | None) -> ModelRecord:

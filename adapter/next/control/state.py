@@ -23,7 +23,7 @@ from adapter.next.control.eviction import Eviction
 from adapter.next.control.leases import Leases
 from adapter.next.control.loader import LoadSlots
 from adapter.next.control.memory import Memory
-from adapter.next.control.operations import Kind, Operations
+from adapter.next.control.operations import Journal, Kind, Operations
 from adapter.next.control.ports import Artifacts
 from adapter.next.control.readings import Readings
 from adapter.next.control.triton import TritonStatus, TritonWatcher
@@ -45,6 +45,7 @@ class StoreState:
     leases: Leases
     eviction: Eviction
     operations: Operations
+    journal: Journal
     artifacts: Artifacts
 
     @property
@@ -55,7 +56,7 @@ class StoreState:
     @property
     def evictions(self) -> Mapping[str, int]:
         """Count the models that were evicted, by reason."""
-        return self.eviction.unloader.journal.evictions
+        return self.journal.evictions
 
     def waiting_for(self, model_id: ModelId) -> int:
         """Return how many callers wait for the model."""
