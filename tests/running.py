@@ -304,7 +304,7 @@ def _unload(adapter: RunningAdapter, model_id: str) -> None:
 def _is_gone(client: Client, path: str) -> bool:
     """False while Triton comes back after a test that ended it: 503 until its models are known."""
     status = client.delete(path).status
-    assert status in {200, 404, 503}
+    assert status in {200, 404, 503}, status
     return status != 503
 
 

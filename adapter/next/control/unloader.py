@@ -263,7 +263,8 @@ class Unloader:
         finally:
             load.cancel()
         await self.triton.unload(name, record.id)
-        await self.triton.wait_gone({name}, self.limits.stall)
+        # an unload like any other: the setting is about those without progress
+        await self.triton.wait_gone({name}, times.HANG_SECONDS)
 
     # -- processes --------------------------------------------------------------------------
 
