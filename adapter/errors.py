@@ -64,10 +64,12 @@ from dataclasses import dataclass
 
 class AdapterError(Exception):
     """`is_logged`: the line of the load or unload that failed with it has said so at its level.
+    `is_of_fetch`: the files of the model could not be fetched, of which the history knows.
     `own_code`: the gRPC code that the model chose; callers over gRPC get it as it is.
     """
 
     is_logged = False
+    is_of_fetch = False
     own_code: str | None = None
 
     def __init__(self, message: str, *, model_id: str | None = None) -> None:

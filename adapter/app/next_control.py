@@ -16,6 +16,7 @@ from adapter.next.parts import build_control as build
 from adapter.settings import Settings
 from adapter.telemetry.metrics import Metrics
 
+_LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 _ON_EXIT = {"auto": None, "forget": OnExit.FORGET, "reload": OnExit.RELOAD}
 
 
@@ -62,6 +63,7 @@ def _read_settings(settings: Settings, outside: Outside) -> ControlSettings:
             min_residency_seconds=settings.min_residency_seconds,
             idle_unload_seconds=settings.idle_unload_seconds,
             revalidate_seconds=settings.revalidate_seconds,
+            load_concurrency=settings.load_concurrency or _LOADS,
         ),
         on_exit=_ON_EXIT[settings.on_triton_restart],
         load_threads=outside.load_threads,

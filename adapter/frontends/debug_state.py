@@ -113,8 +113,8 @@ class DebugState:
             for device, count in held.items():
                 holder = (count, record.id, _state_value(record))
                 look.held.setdefault(device, []).append(holder)
-            if self._registry.get(record.id) is not record:
-                continue  # a name alone: another version, or what Triton is stuck with
+            if record.state is ModelState.STUCK:
+                continue  # its id may be another model's by now
             look.models += 1
             is_meant = query.model_id in {None, record.id}
             if is_meant and query.text in record.id.casefold():

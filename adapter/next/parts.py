@@ -33,7 +33,7 @@ from adapter.next.core.blame import Blame
 from adapter.next.core.ledger import Ledger
 from adapter.next.core.lost import LostModels
 from adapter.next.core.mesh_books import MeshBooks
-from adapter.next.core.record import ModelRecord
+from adapter.next.core.record import ModelRecord, Step
 from adapter.next.core.registry import Registry
 from adapter.next.core.sizes import Sizes
 from adapter.next.core.victims import POLICIES
@@ -203,6 +203,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         changes=changes,
     )
     slots = LoadSlots(settings.load_threads, leases)
+    call_slots = LoadSlots(settings.stores.load_concurrency, leases, Step.TURN)
     files = StoreFiles(world.artifacts)
 
     # memory
@@ -252,6 +253,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         unloader=unloader,
         turns=turns,
         slots=slots,
+        call_slots=call_slots,
         at_work=at_work,
         leases=leases,
         status=status,

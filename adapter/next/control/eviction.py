@@ -97,7 +97,9 @@ class Eviction:
         figures = error.figures
         devices = [device for device in self.memory.ledger.devices if device == figures.device]
         needed_bytes = figures.needed_bytes or 0
-        if not devices or needed_bytes > (figures.limit_bytes or needed_bytes):
+        is_unseen = figures.device is None  # what it lacks shows at its next try
+        is_known = is_unseen or bool(devices)
+        if not is_known or needed_bytes > (figures.limit_bytes or needed_bytes):
             return False
         asking = ModelId(error.model_id or "")
         now = clock.monotonic()
@@ -111,7 +113,9 @@ class Eviction:
         candidates = [self._describe(model, callers, now) for model in idle.values()]
         unshared = [candidate for candidate in candidates if not candidate.is_of_others]
         missing_bytes = max(0, needed_bytes - (figures.free_bytes or 0))
-        chosen = choose_victims(unshared, {devices[0]: missing_bytes}, self.policy)
+        chosen = sort_candidates(unshared, self.policy)[:1]
+        if not is_unseen:
+            chosen = choose_victims(unshared, {devices[0]: missing_bytes}, self.policy)
         victims = [idle[candidate.name] for candidate in chosen]
         results = await asyncio.gather(*(self._evict_for(victim, asking) for victim in victims))
         return any(results)

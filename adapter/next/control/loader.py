@@ -21,6 +21,7 @@ from adapter.core.memory import total
 from adapter.core.model import ModelSource, Package, TritonName, fresh_name
 from adapter.errors import (
     AdapterError,
+    AlreadyLoaded,
     ArtifactNotFound,
     BackendTimeout,
     BackendUnavailable,
@@ -50,6 +51,7 @@ from adapter.next.control.ports import (
 from adapter.next.control.triton import LoadTurns, TritonStatus, remove_folder
 from adapter.next.control.unloader import Unloader
 from adapter.next.core import times
+from adapter.next.core.admission import Purpose
 from adapter.next.core.record import LoadedFor, ModelRecord, Step
 from adapter.next.core.registry import Registry
 from adapter.next.core.states import LOADED, ModelEvent, ModelState
@@ -83,7 +85,7 @@ class StoreFiles:
         self,
         key: ArtifactKey,
         progress: FetchProgress,
-        models: DiskEvictor,
+        models: DiskEvictor | None,
         callers: Collection[str],
     ) -> tuple[Artifact, CacheUse]:
         """Return the files in the store's version, and where they were; kept until `release`."""
@@ -108,15 +110,21 @@ class StoreFiles:
 
 
 class LoadSlots:
-    """Bounds the loads in progress in Triton, which runs a few at a time.
+    """Bounds loads: those in Triton, which runs a few at a time, and those that calls wait for.
 
     A load that has lasted 30 s hangs and no longer counts, so that others may begin. At most as
     many loads as there are slots hang so.
     Callers have their turns (`FairSlots`); whoever loads without a call counts as one of them.
     """
 
-    def __init__(self, count: int, leases: Leases) -> None:
+    def __init__(
+        self,
+        count: int,
+        leases: Leases,
+        step: Step = Step.THREAD,  # shown of a load that waits for a slot
+    ) -> None:
         self.count = count
+        self._step = step
         self._leases = leases
         self._slots = FairSlots(count, self._is_left_out)
         self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
@@ -132,7 +140,7 @@ class LoadSlots:
             return
 
         def show_wait() -> None:
-            note_step(record, Step.THREAD, tuple(holder.id for holder in self._holders))
+            note_step(record, self._step, tuple(holder.id for holder in self._holders))
 
         callers = self._leases.callers_of(record.id) or _NO_CALLER
         await self._slots.acquire(record.name, callers, show_wait)
@@ -211,6 +219,7 @@ class Loader:
     unloader: Unloader
     turns: LoadTurns
     slots: LoadSlots
+    call_slots: LoadSlots  # of loads that calls wait for
     at_work: AtWork
     leases: Leases
     status: TritonStatus
@@ -257,6 +266,9 @@ class Loader:
             if not self.registry.is_serving(old):
                 text = f"Triton exited while model {record.id!r} was updated"
                 raise BackendUnavailable(text, model_id=record.id, delivered=True)
+            if old.loaded_for is LoadedFor.PLATFORM and record.loaded_for is LoadedFor.CALLS:
+                text = f"a platform has asked for model {record.id!r} amid its update, and keeps it"
+                raise AlreadyLoaded(text, model_id=record.id)
             self._serve(record)
             self.registry.switch(old, record)
 
@@ -340,12 +352,17 @@ class Loader:
         progress = FetchProgress()
         record.progress = progress
         callers = self.leases.callers_of(record.id)
+        serving = self.registry.get(record.id)
+        is_update = serving is not None and serving is not record
+        # no model is unloaded for another version of one that serves
+        evictor = None if is_update else self.eviction
         try:
-            artifact, use = await self.files.fetch(key, progress, self.eviction, callers)
+            artifact, use = await self.files.fetch(key, progress, evictor, callers)
         except AdapterError as error:
+            error.is_of_fetch = True
             if isinstance(error, StoreDenied | StoreUnavailable):
                 metrics.endpoint_store_failures.labels(type(error).__name__).inc()
-            elif isinstance(error, NoRoom):
+            elif isinstance(error, NoRoom) and not is_update:
                 metrics.endpoint_no_room.inc()
             seconds = clock.monotonic() - started_at
             metrics.history.failed("fetch", record.id, error, seconds)
@@ -370,6 +387,9 @@ class Loader:
         """Wait for Triton, for the model's turn, and for memory."""
         record.undo.callback(self.turns.end, record)
         await self._wait_for_turn(record)
+        if terms.purpose is Purpose.ON_DEMAND:
+            record.undo.callback(self.call_slots.release, record)
+            await self.call_slots.acquire(record)
         await self.memory.reserve(record, terms, evictor)
         record.undo.callback(self.memory.release, record)
 
@@ -568,6 +588,7 @@ class Loader:
         if record.loaded_for is LoadedFor.CALLS:
             self.journal.metrics.endpoint_loading_seconds.observe(record.load_seconds)
         self.turns.end(record)
+        self.call_slots.release(record)
         self.wanted.note_loaded(record.id)
         self.changes.notify()
 

@@ -263,11 +263,12 @@ class Journal:
         started_at: float,
         fields: dict[str, object],
     ) -> None:
-        error.is_logged = True
         is_refused = was_refused(error)
         outcome = type(error).__name__
         seconds = self._count(operation, outcome, started_at)
-        self.metrics.history.failed(operation, model_id, error, seconds)
+        if not error.is_of_fetch:  # each caller's own line says what is wrong with the files
+            error.is_logged = True
+            self.metrics.history.failed(operation, model_id, error, seconds)
         if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
             phase = "refused" if is_refused else "load"
             self.metrics.count_out_of_memory(phase, error.pattern)

@@ -351,6 +351,7 @@ class StoreSettings:
     min_residency_seconds: float = 1.0
     idle_unload_seconds: float = 0.0  # 0 disables it
     revalidate_seconds: float = 0.0  # 0 disables it
+    load_concurrency: int = 2  # loads that calls wait for, at a time
     max_waiting: int = 256  # callers without a lease, of all models
     max_waiting_for_one: int = 32
 

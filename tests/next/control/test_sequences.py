@@ -808,6 +808,49 @@ async def test_new_version_of_the_store_is_found():
 
 
 @played
+async def test_model_that_a_platform_keeps_is_not_updated():
+    """Its load says that it is there; another version amid that would be a surprise."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {"a@1": Script(100), "a@2": Script(100, load_seconds=5)}
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(4)
+        assert len(stage.control.registry.records_of(A)) == 2
+        await fails(stage.load(A), AlreadyLoaded)
+        await asyncio.sleep(10)
+        assert await stage.call(A) == "a@1"
+
+
+@played
+async def test_disk_room_for_an_update_unloads_nothing():
+    """The version that serves is as good as another model's."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {"a@1": Script(100), "a@2": Script(100), "b@1": Script(100)}
+    async with Stage(scripts, stores=settings) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(10)
+        assert await stage.call(A) == "a@1"
+        stage.check(A, B)
+
+
+@played
+async def test_calls_load_a_few_models_at_a_time():
+    """A caller waits for no more than the loads in progress, whatever others ask for."""
+    names = [ModelId(f"m{number}") for number in range(6)]
+    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=5) for name in (*names, "a")}
+    async with Stage(scripts, stores=StoreSettings(load_concurrency=1)) as stage:
+        calls = [asyncio.create_task(stage.call(name, caller="x")) for name in names]
+        await asyncio.sleep(2)
+        await stage.call(A, caller="y")
+        assert sum(call.done() for call in calls) == 1
+        await asyncio.gather(*calls)
+
+
+@played
 async def test_replace_loads_what_differs():
     async with Stage({"1": Script(), "2": Script()}) as stage:
         await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
