@@ -97,7 +97,7 @@ class Eviction:
         figures = error.figures
         devices = [device for device in self.memory.ledger.devices if device == figures.device]
         needed_bytes = figures.needed_bytes or 0
-        is_unseen = figures.device is None  # what it lacks shows at its next try
+        is_unseen = figures.device is None  # the next try shows how much is missing
         is_known = is_unseen or bool(devices)
         if not is_known or needed_bytes > (figures.limit_bytes or needed_bytes):
             return False
