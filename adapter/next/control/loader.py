@@ -336,7 +336,7 @@ class Loader:
         await self.packages.remove(old_name)
         record.name = self.registry.free_name(record.id)
         self.memory.ledger.rename_load(old_name, record.name)
-        await self._inspect(record)
+        record.package = await self._inspect(record)  # its files are in another folder now
 
     def _rename(self, record: ModelRecord, name: TritonName) -> None:
         if record.state is None:  # a version in place of another, which is not in the table yet

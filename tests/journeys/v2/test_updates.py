@@ -105,7 +105,7 @@ def test_files_of_a_request_that_fail_leave_those_before(repository, code, adapt
     before = read_state(adapter)
     for broken in (b"raise ValueError('no such luck')", code(initialize=BROKEN)):
         reply = repository.load_files("m", {"1/model.py": broken})
-        assert refusal(reply) == (400, "InvalidModel", "m")
+        assert refusal(reply) == (400, "InvalidModel", "m"), reply.body
         assert "no such luck" in reply.json()["error"]
     assert repository.infer("m", 1.5) == [3.0]
     assert read_state(adapter) == before
@@ -186,7 +186,7 @@ def test_model_updated_in_place_comes_back_after_a_failure(repository, code, ada
     before = read_state(adapter)
     for broken in ({"1/model.py": code(initialize=BROKEN)}, {"1/other.py": b""}):
         reply = repository.load_files("m", broken, SEQUENCES)
-        assert refusal(reply) == (400, "InvalidModel", "m")
+        assert refusal(reply) == (400, "InvalidModel", "m"), reply.body
         assert infer_in_sequence(client, "m", 1.5) == [3.0]
     assert read_state(adapter) == before
     assert repository.load_files("m", files, SEQUENCES).status == 200  # which changes nothing
