@@ -417,7 +417,7 @@ class Memory:
         if decision.device is not None:
             record.gpu = self._number(decision.device)
             log.info("model.placed", extra={"model_id": record.id, "gpu": record.gpu} | figures)
-        basis = BASIS_LABELS[decision.need.basis]
+        basis = decision.need.basis.value
         log.debug("model.admitted", extra={"model_id": record.id, "basis": basis} | figures)
 
     def _note_wait(self, waiter: _Waiter, decision: Decision) -> None:
