@@ -7,11 +7,10 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.control import PresentControl
 from tests.simulation.plan import drawn
 from tests.simulation.shadow import Comparisons, ShadowedDay, shadowed
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import Outcome, played
+from tests.simulation.world import CHOSEN_CONTROL, Outcome, played
 
 
 def main() -> int:
@@ -95,7 +94,7 @@ def _figures(outcomes: list[Outcome], seconds: float) -> None:
         differences.update(outcome.differences)
     for rule, count in sorted(differences.items()):
         days = sum(rule in outcome.differences for outcome in outcomes)
-        print(f"expected of {rule}: {count} times, in {days} runs: {PresentControl.unkept[rule]}")
+        print(f"expected of {rule}: {count} times, in {days} runs: {CHOSEN_CONTROL.unkept[rule]}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Truth:
         self.sizes = (device_bytes, *more)
         self.gpu_of: dict[str, int] = {}  # of each holder; the first for all others
         self.held: dict[str, int] = {"baseline": baseline}
+        self.changed_at: dict[str, float] = {}  # last, by holder
         self.watch: Callable[[], None] = lambda: None
         self._history: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=4096)
         self.changed()
@@ -49,6 +50,7 @@ class Truth:
             self.held[holder] = count
         else:
             self.held.pop(holder, None)
+        self.changed_at[holder] = _now()
         self.changed()
 
     def add(self, holder: str, count: int) -> None:

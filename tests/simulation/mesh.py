@@ -21,8 +21,8 @@ from tests.simulation.control import Control
 from tests.simulation.mesh_books import MeshOracle
 from tests.simulation.models import SIZE_FACTOR, Call, Spec, Violated
 from tests.simulation.plan import Entry
+from tests.simulation.platforms import DEFAULT_BYTES
 
-_DEFAULT_BYTES = 1_000_000
 _TOLD_SECONDS = 30.0
 _POLL_SECONDS, _START_SECONDS = 2.0, 180.0
 _PREDICT_SECONDS, _SIZE_SECONDS = 0.5, 30.0
@@ -56,7 +56,7 @@ class MeshCallers(Callers):
             control.models,
             state,
             control.mesh_books,
-            default_bytes=_DEFAULT_BYTES,
+            default_bytes=DEFAULT_BYTES,
             size_factor=SIZE_FACTOR,
             memory_bytes=None if reads else world.plan.device_bytes,
             buffer_bytes=0,
@@ -168,7 +168,7 @@ class MeshCallers(Callers):
 
     @_judged
     async def predict(self, model_id: str) -> int:
-        asked, size = self._asked(pb.PredictModelSizeRequest, model_id), _DEFAULT_BYTES
+        asked, size = self._asked(pb.PredictModelSizeRequest, model_id), DEFAULT_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(_PREDICT_SECONDS):
                 found = await self._await_adapter(self._runtime.predict_size(asked))

@@ -59,6 +59,7 @@ class Oracle(Rest):
         self._measured: set[str] = set()  # urls
         # what others took whose loads ran beside one that readings do not tell apart, by url
         self._shared: dict[str, int] = {}
+        self.loaded_alone: set[str] = set()  # models beside whose load nothing else changed memory
         self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
@@ -106,6 +107,26 @@ class Oracle(Rest):
         self._hangs.clear()
         self._exits_at_work.clear()
         self._shift_begun = self._now()
+
+    def note_loaded(self, model_id: str) -> None:
+        """Find out whether a load that has just ended well was the only thing that took memory."""
+        known = self._world.known_models()
+        names = {name for model in known if model.id == model_id for name in model.names}
+        begun = self._at.get(("admitted", model_id), -1.0) - _STILL_SECONDS
+        others = {
+            holder
+            for holder, at in self._world.truth.changed_at.items()
+            if at >= begun and holder.partition("#")[0] not in names
+        }
+        is_beside = any(held.spec.model_id != model_id for held in self._world.arriving())
+        is_beside |= any(
+            what == "admitted" and other not in {"", model_id} and at >= begun
+            for (what, other), at in self._at.items()
+        )
+        if others or is_beside:
+            self.loaded_alone.discard(model_id)
+        else:
+            self.loaded_alone.add(model_id)
 
     # -- rule 1, 2: answers -----------------------------------------------------------------
 
@@ -576,4 +597,5 @@ class Oracle(Rest):
         upset = ("unread", "stub ended", "hang", "caller left")
         if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
             said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
-            raise Violated("3 admission", said)
+            are_known = all(self.is_known(held.spec.package) for held in others)
+            self._world.expect("3 beside known" if are_known else "3 admission", said)

@@ -6,6 +6,7 @@ from random import Random
 from tests.simulation.memory import MIB
 
 Operation = tuple[str, tuple[object, ...]]
+DEFAULT_BYTES = 1_000_000  # predicted of a model that nothing is known of
 _GPU_BYTES = 2000 * MIB  # on smaller ones ModelMesh does not start
 
 

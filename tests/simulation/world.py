@@ -10,6 +10,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
+from adapter.control.door import IS_NEXT
 from adapter.errors import AdapterError
 from adapter.runtime import background
 from tests.simulation.callers import Callers
@@ -22,6 +23,7 @@ from tests.simulation.loop import Draws, Standstill, ignore_unawaited, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
+from tests.simulation.next_control import NextControl
 from tests.simulation.oracle import Oracle
 from tests.simulation.outages import Outages
 from tests.simulation.plan import Plan, Settings
@@ -34,6 +36,9 @@ from tests.simulation.v2_callers import V2Callers
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
+# The control that is played where no other is asked for: see adapter/control/door.py.
+CHOSEN_CONTROL: type[NextControl] | type[PresentControl]
+CHOSEN_CONTROL = NextControl if IS_NEXT else PresentControl
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -93,6 +98,8 @@ class World(Outages):
         """An adapter that lives has written this line."""
         if (what := _LOGGED.get(event)) is not None:
             self.oracle.happened(what, str(fields["model_id"]))
+        if event == "model.loaded":
+            self.oracle.note_loaded(str(fields["model_id"]))
         # a return is given up for other reasons, too
         has_ended = "Triton has ended again" in str(fields.get("reason"))
         if event == "model.given_up" or has_ended:
@@ -366,9 +373,8 @@ class World(Outages):
     def _is_at_rest(self, control: Control, callers: list[Callers]) -> bool:
         if self.endpoint is not None and not self.endpoint.oracle.is_at_rest():
             return False
-        devices = control.state.devices().values()
-        is_reserved = any(device.reserved_bytes for device in devices)
         is_called = any(each.count for each in callers)
+        is_reserved = self.has_reservations(control)
         if is_called or is_reserved or control.state.pending_operations:
             return False
         if not all(held.never_ends for held in self.arriving()):
@@ -378,6 +384,15 @@ class World(Outages):
             return False
         states = {model.state for model in self.known_models()}
         return states <= {"READY", "DEAD", "STUCK"} and self.truth.held.get("strangers", 0) == 0
+
+    def has_reservations(self, control: Control) -> bool:
+        """Return whether more is reserved than for loads that are stuck, which some count so."""
+        stuck = [model.record for model in self.known_models("STUCK")]
+        return any(
+            shown.reserved_bytes
+            > sum(control.state.held(record).get(device, 0) for record in stuck)
+            for device, shown in control.state.devices().items()
+        )
 
     async def _stop(self, adapter: Adapter, control: Control, settings: Settings) -> None:
         self._carry()
@@ -435,7 +450,7 @@ class World(Outages):
             await asyncio.sleep(self.draws.of("night").choice((1.0, 3600.0)))
 
 
-def played(plan: Plan, build: Build = PresentControl) -> Outcome:
+def played(plan: Plan, build: Build = CHOSEN_CONTROL) -> Outcome:
     """Play the run in virtual time."""
     worlds: list[World] = []
     log = logging.getLogger("adapter")

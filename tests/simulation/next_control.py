@@ -1,0 +1,149 @@
+"""Builds adapter/next for a simulated day.
+
+Beside control.py this is the only module of the simulation that knows what is behind the door.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from adapter.next.control.ports import (
+    MemorySettings,
+    NoProcesses,
+    StoreSettings,
+    TimeLimits,
+    World,
+)
+from adapter.next.control.ports import Settings as ControlSettings
+from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.next.core.sizes import Sizes
+from adapter.next.core.states import ModelState
+from adapter.next.parts import Control, build_control
+from adapter.runtime import background
+from adapter.telemetry.metrics import Metrics
+from tests.simulation.catalog import Terms
+from tests.simulation.control import KnownModel, Machine
+from tests.simulation.models import SIZE_FACTOR
+from tests.simulation.plan import Settings
+from tests.simulation.platforms import DEFAULT_BYTES, Mesh
+from tests.simulation.triton import LOAD_THREADS
+
+_DRAIN_SECONDS = 5.0
+_WARM_UP_SECONDS = 60.0
+_STATES = {ModelState.PREPARING: "COMING"}
+_ON_EXIT = {
+    None: None,
+    False: OnExit.FORGET,
+    True: OnExit.RELOAD,
+}
+
+
+class NextControl:
+    """Plays adapter/next."""
+
+    unkept: ClassVar[Mapping[str, str]] = {
+        "3 beside known": "a load of unknown size waits only for others of unknown size",
+        "5 shared sizes": "what a model takes is a guess if others load or unload beside it",
+    }
+
+    def __init__(self, machine: Machine, settings: Settings, terms: Terms | None) -> None:
+        sizes = Sizes(SIZE_FACTOR)
+        sizes.restore(machine.disk.sizes)
+        world = World(
+            machine.triton,
+            machine.disk,
+            machine.memory,
+            server=machine.server,
+            processes=machine.processes or NoProcesses(),
+            sizes=machine.disk,
+            artifacts=machine.artifacts,
+        )
+        self._control = build_control(world, Metrics(), _read_settings(settings, terms), sizes)
+        self.models = self._control.models
+        self.state = self._control.state
+        self.stores = self._control.stores
+        self.mesh_books = self._control.mesh
+
+    async def open(self) -> None:
+        """Take over what an earlier run has left in Triton, and begin the housekeeping."""
+        await self._control.open()
+
+    def start(self) -> None:
+        """Do nothing: the housekeeping begins with `open`."""
+
+    def end(self) -> None:
+        """End the housekeeping: the adapter is gone."""
+        for task in self._control._tasks:
+            background.end(task)
+
+    async def triton_restarted(self) -> None:
+        """Note that Triton has exited, and is there again."""
+        await self._control.note_triton_back()
+
+    async def stop(self) -> None:
+        """End all operations, as at the exit of the adapter."""
+        await self._control.drain(_DRAIN_SECONDS)
+        await self._control.end_work()
+        await self._control.stop()
+
+    def known_models(self) -> list[KnownModel]:
+        """Return all models: also those that come from a store, and those that are stuck."""
+        return [_show(self._control, record) for record in self._control.registry.records()]
+
+
+def _read_settings(settings: Settings, terms: Terms | None) -> ControlSettings:
+    """Return the settings of control, in its own words."""
+    is_mesh = isinstance(settings.platform, Mesh)
+    limits = TimeLimits(
+        load=settings.load_seconds,
+        unload=settings.unload_seconds,
+        warm_up=_WARM_UP_SECONDS if settings.warms_up else None,
+    )
+    stores = StoreSettings()
+    if terms is not None:
+        limits = TimeLimits(
+            limits.load,
+            limits.unload,
+            warm_up=limits.warm_up,
+            model_wait=terms.model_wait_seconds,
+        )
+        stores = StoreSettings(
+            pin=terms.pin,
+            policy=terms.eviction,
+            idle_unload_seconds=terms.idle_unload_seconds,
+            revalidate_seconds=terms.revalidate_seconds,
+            max_waiting=terms.most_waiting[0],
+            max_waiting_for_one=terms.most_waiting[1],
+        )
+    memory = MemorySettings(
+        limit_bytes=settings.memory_limit,
+        headroom_of=lambda _: settings.reserve,
+        places_gpus=True,
+        mesh_default_bytes=DEFAULT_BYTES if is_mesh else None,
+    )
+    return ControlSettings(
+        limits,
+        memory,
+        stores,
+        _ON_EXIT[settings.loads_again],
+        LOAD_THREADS,
+    )
+
+
+def _show(control: Control, record: ModelRecord) -> KnownModel:
+    is_stuck = record.state is ModelState.STUCK
+    is_other = not is_stuck and control.registry.get(record.id) is not record
+    operation = control.operations.load_of(record.id)
+    is_due = operation is not None and operation.record is not record
+    return KnownModel(
+        id=f"{record.id}#{record.name}" if is_other else str(record.id),
+        name=str(record.name),
+        names=tuple(map(str, record.placement.names)),
+        state=_STATES.get(record.state, record.state.value),
+        requests=record.usage.in_flight,
+        source=record.source,
+        is_for_calls=record.loaded_for is LoadedFor.CALLS,
+        is_update=is_other or is_due,
+        folder=Path(record.files.folder) if record.files else None,
+        record=record,
+    )
