@@ -86,6 +86,8 @@ class Oracle(Rest):
             self._hangs.update({held.spec.model_id for held in self._world.arriving()})
         elif what == "caller left":
             self._measured |= {spec.url for spec in self._world.specs.values()}
+        elif what == "infer done":
+            self._believed -= {held.spec.package.url for held in self._world.held_of(model_id)}
         elif what in {"stub ended", "unload asked"}:
             self.serving.pop(model_id, None)
             self._lost.pop(model_id, None)
@@ -486,7 +488,8 @@ class Oracle(Rest):
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, OOM):
             return True
-        if call.verb == "infer":  # a text that means it is believed once of each package
+        # a text that means it is believed of each package until an inference of it goes well
+        if call.verb == "infer":
             reading = self._world.reader.last
             packages = {h.spec.package.url for h in self._world.held_of(call.model_id)}
             was_believed = packages <= self._believed

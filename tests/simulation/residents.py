@@ -384,7 +384,8 @@ class Residents:
             raise Violated("5 left over", f"no call has loaded {sorted(extra)}")
         for key in filter(self._is_kept, self.kept):
             self._stays_a_platforms(key, known.get(key))
-        self._cache_is_right(len({model.folder for model in models}))
+        folders = {model.folder for model in self._world.known_models()}
+        self._cache_is_right(len(folders - {None}))
 
     def _stays_a_platforms(self, key: str, model: KnownModel | None) -> None:
         if model is None:
