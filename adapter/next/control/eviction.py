@@ -199,9 +199,14 @@ class Eviction:
     async def unload_one(self, missing_bytes: int) -> bool:
         """Unload a model so that its files may leave the disk, the least recently used first of
         those that `missing_bytes` need; return False when none may be unloaded now.
+
+        A model that is being updated stays: its update may be the very fetch that needs the room,
+        which would wait for itself.
         """
         idle = [
-            record for record in self._list_loaded() if self.find_retention_reason(record) is None
+            record
+            for record in self._list_loaded()
+            if self.find_retention_reason(record) is None and not self.operations.is_busy(record.id)
         ]
         oldest_first = sorted(idle, key=lambda record: record.usage.used_at)
         sizes = [(record, _list_disk_bytes(record)) for record in oldest_first]

@@ -85,7 +85,7 @@ class StoreFiles:
         self,
         key: ArtifactKey,
         progress: FetchProgress,
-        models: DiskEvictor | None,
+        models: DiskEvictor | None,  # None unloads no model for the room on disk
         callers: Collection[str],
     ) -> tuple[Artifact, CacheUse]:
         """Return the files in the store's version, and where they were; kept until `release`."""
@@ -239,7 +239,7 @@ class Loader:
         """Load a model; return when it is READY. Raises the failure once it is undone."""
         async with self._recorded(record, log_fields):
             self.registry.add(record)
-            await self._prepare(record)
+            await self._prepare(record, self.eviction)
             await self._reserve(record, terms, self.eviction)
             await self._run(record, terms)
             self._serve(record)
@@ -254,7 +254,7 @@ class Loader:
         terms = LoadTerms()
         async with self._recorded(record, log_fields):
             self.registry.add_beside(record)
-            await self._prepare(record)
+            await self._prepare(record, None)
             record.undo.callback(self.turns.end, record)
             await self._wait_for_turn(record)
             note_step(record, Step.MEMORY)
@@ -286,7 +286,7 @@ class Loader:
         """
         room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
         async with self._recorded(record, log_fields):
-            await self._prepare(record)
+            await self._prepare(record, None)
             await self._reserve(record, terms, room)
             if old.state in LOADED:
                 await self.unloader.unload(old, unload_fields)
@@ -298,13 +298,17 @@ class Loader:
 
     # -- before Triton ----------------------------------------------------------------------
 
-    async def _prepare(self, record: ModelRecord) -> None:
-        """Fetch and inspect the files. Nothing that serves is touched."""
+    async def _prepare(self, record: ModelRecord, evictor: DiskEvictor | None) -> None:
+        """Fetch and inspect the files. Of what serves, only `evictor` unloads anything.
+
+        An update has none: nobody waits for the new version. Its own model could be the victim,
+        and the fetch would wait for itself.
+        """
         if record.files is not None:  # an older version comes back, from its own files
             self.files.retain(record.files)
             record.undo.callback(self.files.release, record.files)
         elif record.key is not None:
-            await self._fetch(record, record.key)
+            await self._fetch(record, record.key, evictor)
         note_step(record, Step.PACKAGE)
         package = await self._inspect(record)
         if package.asks_for_cache:
@@ -344,7 +348,9 @@ class Loader:
         else:
             self.registry.rename(record, name)
 
-    async def _fetch(self, record: ModelRecord, key: ArtifactKey) -> None:
+    async def _fetch(
+        self, record: ModelRecord, key: ArtifactKey, evictor: DiskEvictor | None
+    ) -> None:
         """Fetch the files of a model of a store, and keep them on disk until the undo."""
         note_step(record, Step.FETCH)
         started_at = clock.monotonic()

@@ -37,6 +37,7 @@ from adapter.errors import (
 )
 from adapter.next.control.ports import DiskEvictor, GpuBytes
 from adapter.next.core.record import ModelRecord
+from adapter.runtime.clock import run_to_end
 
 MIB = 2**20
 GPU = Device("GPU-0")
@@ -522,7 +523,8 @@ class FakeStore:
         use = CacheUse.DISK if folder in self._on_disk else CacheUse.MISS
         if use is CacheUse.MISS:
             if self.disk_limit is not None:
-                await self._make_room(self.disk_limit, models)
+                # the real cache does this in a thread, which nobody can cancel
+                await run_to_end(self._make_room(self.disk_limit, models))
             self.fetches += 1
             await asyncio.sleep(self.fetch_seconds)
             self._on_disk.add(folder)

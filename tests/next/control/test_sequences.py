@@ -934,6 +934,21 @@ async def test_disk_room_is_made_by_an_unload():
 
 
 @played
+async def test_update_evicts_nothing_for_disk():
+    """An eviction of the model itself would wait for the update, and the update for it."""
+    settings = StoreSettings(revalidate_seconds=30)
+    scripts = {name: Script() for name in ("a@1", "a@2", "b@1")}
+    async with Stage(scripts, stores=settings) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(60)
+        stage.check(A, B)
+        assert await stage.invoke(A) == "a@1"
+
+
+@played
 async def test_too_many_callers_are_refused():
     settings = StoreSettings(max_waiting=10, max_waiting_for_one=3)
     scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
