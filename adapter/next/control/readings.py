@@ -111,7 +111,7 @@ class Readings:
     def _add(self, device: Device, size_bytes: int, number: int | None) -> None:
         limit_bytes = limit_of(self.settings.limit_bytes, size_bytes)
         process_limits = self.settings.process_limits
-        self.ledger.devices[device] = DeviceBook(
+        book = DeviceBook(
             limit_bytes,
             headroom_bytes=self.settings.headroom_of(limit_bytes),
             process_limit_bytes=None if number is None else process_limits.get(number),
@@ -119,6 +119,7 @@ class Readings:
             # models of an earlier run were adopted before the first reading
             settled_bytes=self.ledger.booked(device),
         )
+        self.ledger.open_device(device, book)
         if limit_bytes < size_bytes:
             self._limited.add(device)
 

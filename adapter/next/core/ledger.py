@@ -47,7 +47,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from adapter.core.memory import NO_BYTES, Bytes, Device
+from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device
 from adapter.core.model import Package, TritonName
 from adapter.errors import MemoryFigures
 from adapter.next.core import times
@@ -244,6 +244,17 @@ class Ledger:
         )
 
     # -- readings -------------------------------------------------------------------------------
+
+    def open_device(self, device: Device, book: DeviceBook) -> None:
+        """Begin to account for a device that a reading shows for the first time.
+
+        A model that was loaded before any reading may be on each device. It gets 0 bytes of this
+        one: so the device is not empty, and the model can be evicted for others.
+        """
+        self.devices[device] = book
+        for name, booked in self.models.items():
+            if booked.keys() <= {UNSEEN}:
+                self.models[name] = {**booked, device: 0}
 
     def observe(
         self,

@@ -1276,6 +1276,32 @@ async def test_models_of_an_earlier_run_are_adopted():
 
 
 @played
+async def test_model_counts_as_loaded_before_first_reading():
+    """Otherwise a load beside it would be refused for good, as if it had been alone."""
+    stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600), "b": Script(600)})
+    stage.triton.has_readings = False
+    async with stage:
+        await stage.load(B)
+        stage.triton.has_readings = True
+        await asyncio.sleep(5)
+        await fails(stage.call(A), NoRoom)
+        await stage.models.unload(B)
+        await stage.call(A)
+
+
+@played
+async def test_model_is_evicted_after_first_reading():
+    stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600)})
+    stage.triton.has_readings = False
+    async with stage:
+        await stage.call(B)
+        stage.triton.has_readings = True
+        await asyncio.sleep(5)
+        await stage.call(A)
+        stage.check(A)
+
+
+@played
 async def test_adopted_models_take_memory_where_nothing_is_read():
     """The limit of all memory is known only after they were adopted."""
     stage = Stage({"a": Script()}, limit_mib=300)
