@@ -60,6 +60,7 @@ class Oracle(Rest):
         # what others took whose loads ran beside one that readings do not tell apart, by url
         self._shared: dict[str, int] = {}
         self.loaded_alone: set[str] = set()  # models beside whose load nothing else changed memory
+        self.kept: dict[str, int] = {}  # bytes of no model when a model was loaded, by model
         self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
@@ -125,6 +126,8 @@ class Oracle(Rest):
             what == "admitted" and other not in {"", model_id} and at >= begun
             for (what, other), at in self._at.items()
         )
+        owned = sum(min(self._world.bytes_of(e), e.spec.takes) for e in self._world.all_held())
+        self.kept[model_id] = self._world.truth.used - self._world.plan.baseline - owned
         if others or is_beside:
             self.loaded_alone.discard(model_id)
         else:
@@ -292,7 +295,13 @@ class Oracle(Rest):
         return not (self.surely_fits(call, spec) or self._is_room_to_come(call))
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
-        return self.since(call.begun, "prepare", model_id=call.model_id)
+        return self.since(self._load_begun(call), "prepare", model_id=call.model_id)
+
+    def _load_begun(self, call: Call) -> float:
+        """Return when the call began, or the load in progress that it waited for."""
+        if call.verb != "load":
+            return call.begun
+        return min(call.begun, self._at.get(("load begun", call.model_id), call.begun))
 
     def _has_died(self, call: Call, _: Spec) -> bool:
         self.happened("death told", call.model_id)
@@ -314,7 +323,7 @@ class Oracle(Rest):
 
     def _was_refused_by_disk(self, call: Call, _: Spec) -> bool:
         disk = ("prepare", "place", "confirm", "remove")
-        return self.since(call.begun, *disk) or self.since(
+        return self.since(self._load_begun(call), *disk) or self.since(
             call.begun - RECENT_SECONDS, "hang", "end"
         )
 

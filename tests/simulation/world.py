@@ -489,6 +489,7 @@ async def _played(plan: Plan, worlds: list[World], build: Build) -> None:
 
 # What the oracle hears of the log: also of what is done for a caller who has left.
 _LOGGED = {
+    "model.loading": "load begun",
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
     "model.load_ended": "load cut",
