@@ -659,7 +659,10 @@ class Loader:
         if record.state is ModelState.LOADING:
             self.at_work.break_off_load(record, clock.monotonic())
             # only the connection may have been lost: then Triton still has it
-            await self.unloader.remove_from_triton(record)
+            if not await self.unloader.remove_from_triton(record):
+                self.registry.apply(record, ModelEvent.LOAD_FAILED)
+                await self.unloader.give_up(record)
+                return
         await record.undo.aclose()
         if record.state is not None:
             self.registry.apply(record, self._choose_event(record, has_exited=has_exited))

@@ -73,7 +73,7 @@ class Unloader:
         await self.readings.read()
         leaving = self.memory.begin_unload(record)
         if not await self.remove_from_triton(record, is_dead=is_dead):
-            await self._give_up(record)
+            await self.give_up(record)
             raise _explain_stuck(record)
         await record.undo.aclose()
         self.at_work.forget(record)
@@ -91,13 +91,13 @@ class Unloader:
         self.registry.apply(record, ModelEvent.LOAD_FAILED)
         note_step(record, Step.UNDOING)
         if not await self.remove_from_triton(record, call=call):
-            await self._give_up(record)
+            await self.give_up(record)
             return
         self.memory.release(record, is_memory=is_memory)
         await record.undo.aclose()
         self.registry.apply(record, ModelEvent.UNLOADED)
 
-    async def _give_up(self, record: ModelRecord) -> None:
+    async def give_up(self, record: ModelRecord) -> None:
         """Leave a model to Triton, which does not finish with it: it is STUCK until that changes.
 
         A stuck load keeps one of Triton's few load threads, mostly until Triton is restarted.

@@ -121,7 +121,8 @@ class FakeTriton:
         self.exits = 0
         self.unload_seconds = 0.2
         self._pids = count(101)
-        self._exited = asyncio.Event()
+        self._exited = asyncio.Event()  # of this life
+        self._cut = asyncio.Event()  # of this connection
         self._tasks: set[asyncio.Task[None]] = set()
         self._readings: list[tuple[float, dict[Device, int]]] = []
 
@@ -136,11 +137,14 @@ class FakeTriton:
         model = Loaded(staged.package.root, script, script.bytes_on(staged.gpu), process)
         self.unloading.pop(name, None)
         self.loading[name] = model
-        # Triton goes on with a load whose caller has left
+        # Triton goes on with a load whose caller has left, or whose connection was cut
         task = asyncio.create_task(self._load(name, model))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        await asyncio.shield(task)
+        done = asyncio.Event()
+        task.add_done_callback(lambda _: done.set())
+        await self._work(math.inf, done)
+        await task
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -150,7 +154,10 @@ class FakeTriton:
     async def _load(self, name: TritonName, model: Loaded) -> None:
         script = model.script
         try:
-            await self._work(math.inf if script.hangs else script.load_seconds, model.killed)
+            seconds = math.inf if script.hangs else script.load_seconds
+            await _wait_for_any([self._exited, model.killed], seconds)
+            if self.loading.get(name) is not model:
+                raise BackendUnavailable("connection closed", delivered=True)
             if model.killed.is_set():
                 raise LoadFailed(f"{name}: its process was killed", suspected="process ended")
             if script.load_ends_triton:
@@ -384,6 +391,7 @@ class FakeTriton:
         self.loaded.clear()
         self.unloading.clear()
         self.growth.clear()
+        self._cut_connections()
         exited = self._exited
         self._exited = asyncio.Event()
         exited.set()
@@ -400,29 +408,38 @@ class FakeTriton:
     async def disconnect(self, seconds: float) -> None:
         """Be unreachable for a moment, with all models kept."""
         self.live = False
-        exited = self._exited
-        self._exited = asyncio.Event()
-        exited.set()
+        self._cut_connections()
         await asyncio.sleep(seconds)
         self.lives += 1
         self.live = True
 
-    async def _work(self, seconds: float, killed: asyncio.Event | None = None) -> None:
-        """Take some seconds. Raises BackendUnavailable if Triton exits, or is away."""
+    def _cut_connections(self) -> None:
+        cut = self._cut
+        self._cut = asyncio.Event()
+        cut.set()
+
+    async def _work(self, seconds: float, done: asyncio.Event | None = None) -> None:
+        """Take some seconds, or until `done`. Raises BackendUnavailable if Triton exits, or is
+        away.
+        """
         if not self.live:
             raise BackendUnavailable("connection refused", delivered=False)
-        exited = self._exited
-        events = [exited] if killed is None else [exited, killed]
-        waits = [asyncio.create_task(event.wait()) for event in events]
-        try:
-            limit_seconds = None if seconds == math.inf else seconds
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait(waits, timeout=limit_seconds, return_when=first)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if exited.is_set():
+        cut = self._cut
+        await _wait_for_any([cut] if done is None else [cut, done], seconds)
+        if cut.is_set():
             raise BackendUnavailable("connection closed", delivered=True)
+
+
+async def _wait_for_any(events: list[asyncio.Event], seconds: float) -> None:
+    """Wait for the first of these events, for so many seconds at most."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        limit_seconds = None if seconds == math.inf else seconds
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait(waits, timeout=limit_seconds, return_when=first)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 class ExternalTriton(FakeTriton):

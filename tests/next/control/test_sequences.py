@@ -1155,6 +1155,21 @@ async def test_unload_survives_a_broken_connection():
 
 
 @played
+async def test_load_without_connection_is_stuck():
+    """Triton goes on with it: without a record the model would stay there for good."""
+    async with Stage({"a": Script(load_seconds=250)}, load_seconds=300, is_embedded=False) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        await stage.triton.disconnect(3)
+        await fails(load, BackendUnavailable)
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        await asyncio.sleep(100)
+        stage.check()
+        assert not stage.triton.loaded
+
+
+@played
 async def test_external_triton_is_away_for_a_moment():
     async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
         await stage.load(A)
