@@ -441,10 +441,10 @@ class Oracle(Rest):
         needed = max(max(each.declared or 0, each.takes) for each in versions)
         needed += self.settings.reserve + SLACK_BYTES
         was_upset = self.since(self._shift_begun, "strangers", "echo")
-        if needed + self._world.truth.held["baseline"] <= self.limit and not was_upset:
+        others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
+        if needed + others <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"
             self._world.expect("2 too large", text)
-        others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
