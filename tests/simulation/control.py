@@ -106,6 +106,7 @@ class PresentControl:
         "3 freed late": "memory that is freed late, at the start, counts as that of Triton itself",
         "4 kept": "a model that a platform loads amid an eviction that fails goes with it",
         "2 freeing load": "a load that is to free a dead model, and whose process dies too, hangs",
+        "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
         "2 too large": "growth, and what was measured beside others, count as the need of a load",
     }
 

@@ -42,6 +42,7 @@ class NextControl:
     """Plays adapter/next."""
 
     unkept: ClassVar[Mapping[str, str]] = {
+        "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
         "3 beside known": "a load of unknown size waits only for others of unknown size",
         "5 kept": "memory that belongs to no model may count as that of the model loaded next",
         "5 shared sizes": "what a model takes is a guess if others load or unload beside it",

@@ -37,6 +37,7 @@ _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
 _DEATH_SECONDS = 65.0  # within which the death of a process that loads is noticed
+_EARLY_SECONDS = 8.0  # after the start, for which a late reading may show what was left before
 _CHARGES = 3  # exits of Triton with a model at work, after which it may be given up
 _ALONE_SECONDS = 5.0  # for which a load of unknown size waits for another
 _STILL_SECONDS = 1.4  # after which one that takes nothing more is not waited for
@@ -444,7 +445,8 @@ class Oracle(Rest):
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         if needed + others <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"
-            self._world.expect("2 too large", text)
+            is_early = self.since(self._now() - _EARLY_SECONDS, "opened")
+            self._world.expect("2 early empty" if is_early else "2 too large", text)
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")

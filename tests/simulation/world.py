@@ -301,6 +301,7 @@ class World(Outages):
         if self.endpoint is not None:
             await self.begin_call(self.endpoint.cache.open())
         await self._opened(control)
+        self.oracle.happened("opened")
         self.control = control
         if self.triton.life is self._served_by:
             self.oracle.serving.update(self._carried)
