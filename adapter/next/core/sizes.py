@@ -11,6 +11,8 @@ what an empty device has: a figure that was never tried refuses nothing.
 Declared and measured needs are known. Each measurement replaces the one before. Whatever a load of
 the package was booked with replaces a guess, and so does any measurement. The same files
 may take another size in another version of Triton, so sizes are kept by package and version.
+
+Unless the operator sets size_factor, it depends on the backend (`HOST_FACTORS`).
 """
 
 from collections.abc import Collection, Mapping
@@ -25,9 +27,13 @@ MIB = 2**20
 # The smallest guess: a model with little more than code takes about this. Readings also vary by
 # about this from one moment to the next.
 LEAST_NEED_BYTES = 64 * MIB
-# Bytes in memory for each byte on disk, of packages of which nothing else is known. 4.1 was seen of
-# ONNX on a CPU; TorchScript and TensorRT take about what their files do.
+# Bytes in memory for each byte on disk, of packages of which nothing else is known. TorchScript and
+# TensorRT take about what their files do.
 SIZE_FACTOR = 1.25
+# The same in host memory, by backend. Of an ONNX model Triton makes two instances on a CPU unless
+# its config says otherwise, and each has the file's bytes more than once while it starts: 4.1 was
+# seen.
+HOST_FACTORS = {"onnxruntime": 4.1}
 # A load that ran out of memory takes more than was reserved. Doubling finds any size in a few
 # tries.
 SHORTAGE_FACTOR = 2
@@ -87,7 +93,7 @@ class Size:
 class Sizes:
     """Remembers what packages took, and says what their next load needs."""
 
-    size_factor: float = SIZE_FACTOR
+    size_factor: float | None = None  # the operator's; None: by backend and device
     default_bytes: int = 0  # the setting default_size
     triton_version: str = ""  # empty while it is unknown
     _sizes: dict[_PackageVersion, Size] = field(default_factory=dict)
@@ -128,8 +134,8 @@ class Sizes:
             needed = _limit_guess(last_bytes, guess_limit_bytes)
             basis = Basis.BOOKED
         else:
-            files_bytes = max(int(package.size_bytes * self.size_factor), self.default_bytes)
-            needed = _limit_guess(dict.fromkeys(places, files_bytes), guess_limit_bytes)
+            guesses = {place: self._guess_from_files(package, place) for place in places}
+            needed = _limit_guess(guesses, guess_limit_bytes)
             basis = Basis.FILES
         shortage = self._shortages.get(self._add_version(package.content_key), NO_BYTES)
         guess = _limit_guess(_move(shortage, rooms, places, device), guess_limit_bytes)
@@ -248,6 +254,19 @@ class Sizes:
         for name, key in _parse_keys(data.get("models"), keys):
             remember(self._key_by_model, name, key)
         return len(self._sizes)
+
+    def _guess_from_files(self, package: Package, device: Device) -> int:
+        """Return the bytes that a package of these files may take of the device, at least the
+        setting default_size.
+
+        If its models have several backends, the largest factor counts.
+        """
+        factor = self.size_factor
+        if factor is None:
+            host_factors = HOST_FACTORS if device == HOST else {}
+            factors = [host_factors.get(name, SIZE_FACTOR) for name in package.backends]
+            factor = max(factors, default=SIZE_FACTOR)
+        return max(int(package.size_bytes * factor), self.default_bytes)
 
     def _add_version(self, package_key: str) -> _PackageVersion:
         """Return the key that sizes are kept by: the package's, with the version of Triton."""

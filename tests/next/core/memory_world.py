@@ -25,7 +25,7 @@ from adapter.next.core.admission import (
 )
 from adapter.next.core.ledger import DeviceBook, Ledger
 from adapter.next.core.mesh_books import MeshBooks
-from adapter.next.core.sizes import Need
+from adapter.next.core.sizes import SIZE_FACTOR, Need
 
 MIB = 2**20
 GPU = Device("gpu")
@@ -238,7 +238,7 @@ class Books:
     def _inspect(self, number: int) -> Package:
         world = self.world
         declared = world.sizes[number] * MIB if world.variant.is_declared else None
-        files = int(world.guesses[number] * MIB / self.ledger.sizes.size_factor)
+        files = int(world.guesses[number] * MIB / SIZE_FACTOR)
         return Package("/models/m", (), files, declared, str(number))
 
     def decide(self, request: Request) -> Decision:

@@ -1,6 +1,7 @@
 """Says what packages need: declared, measured or guessed. Figures are MiB."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,24 @@ def test_guess_is_made_from_the_files():
     assert need_of(sizes, files=10) == ({"0": 64}, Basis.FILES, False)
     sizes.default_bytes = 200 * MIB
     assert need_of(sizes, files=100) == ({"0": 200}, Basis.FILES, False)
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "size_factor", "expected"),
+    [
+        (["onnxruntime"], HOST, None, 410),
+        (["onnxruntime", "python"], HOST, None, 410),
+        (["python"], HOST, None, 125),
+        ([], HOST, None, 125),
+        (["onnxruntime"], "0", None, 125),  # a GPU
+        (["onnxruntime"], HOST, 2.0, 200),  # the operator has set it
+    ],
+)
+def test_guess_depends_on_the_backend(backends, device, size_factor, expected):
+    sizes = Sizes(size_factor=size_factor)
+    inspected = replace(package("a", files=100), backends=frozenset(backends))
+    need = sizes.need_of(inspected, to_bytes({device: 1000}), [Device(device)])
+    assert to_mib(need.bytes)[device] == pytest.approx(expected, abs=1)
 
 
 def test_guess_is_replaced_by_what_was_booked():
