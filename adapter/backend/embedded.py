@@ -16,7 +16,13 @@ from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.processes import ModelProcesses
 from adapter.backend.triton_processes import TritonProcesses
-from adapter.backend.tritonserver import RunFolder, accepted, prepare, take_port
+from adapter.backend.tritonserver import (
+    RunFolder,
+    accepted,
+    allocator_variables,
+    prepare,
+    take_port,
+)
 from adapter.errors import BackendUnavailable
 from adapter.runtime import background, clock
 from adapter.runtime.threads import PROCESSES, REPOSITORY
@@ -162,7 +168,7 @@ class EmbeddedTriton:
             arguments += [f"--{name}-address={host}", f"--{name}-port={taken}"]
             setattr(self, f"{name}_address", f"{host}:{taken}")
         kept = {name: text for name, text in os.environ.items() if name not in self._withheld}
-        self._environment = {**kept, **launch.environment}
+        self._environment = {**kept, **allocator_variables(kept), **launch.environment}
         newer = (launch.binary, self._environment, self._newer_args)
         self._command = (
             str(launch.binary),

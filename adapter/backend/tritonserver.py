@@ -31,6 +31,15 @@ _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _HELP_SECONDS = 10.0
 _WHEEL_BACKENDS = frozenset({"python"})
 LIBPYTHON = f"libpython{_VERSION}.so.1.0"
+_ALLOCATOR_CHOICE = re.compile("MALLOC_.+|LD_PRELOAD")  # jemalloc reads MALLOC_CONF
+_MIB = 2**20
+# glibc raises its own threshold to the size of each freed block, up to 32 MiB, and from then on
+# takes such blocks from heaps, where small ones between them keep the rest. Below 2 MiB the
+# threshold makes tensors of one MiB slower as well; with 4 MiB two to three times as much stays.
+# A fixed threshold also fixes how much stays at the top of a heap, at 128 KiB: each request with a
+# tensor would have its pages made anew.
+_MMAP_THRESHOLD_BYTES = 2 * _MIB
+_TRIM_THRESHOLD_BYTES = 8 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,18 @@ def accepted(
         return ()
     known = re.findall(rb"--[\w-]+", done.stdout + done.stderr)
     return tuple(f"{name}={value}" for name, value in options.items() if name.encode() in known)
+
+
+def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that have glibc give large freed blocks back to the system; none if the
+    environment chooses or tunes an allocator itself.
+    """
+    if any(_ALLOCATOR_CHOICE.fullmatch(name) for name in environment):
+        return {}
+    return {
+        "MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD_BYTES),
+        "MALLOC_TRIM_THRESHOLD_": str(_TRIM_THRESHOLD_BYTES),
+    }
 
 
 def unfit(python: tuple[int, int], numpy: str | None) -> str | None:

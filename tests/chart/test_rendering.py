@@ -10,6 +10,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from adapter.backend.tritonserver import allocator_variables
 from tests.cases import rows
 from tests.chart.chart import (
     CASES,
@@ -21,6 +22,7 @@ from tests.chart.chart import (
     objects,
     only,
     pod_spec,
+    runtime_spec,
     values_of,
     variables,
 )
@@ -206,8 +208,33 @@ def test_a_home_of_the_values_is_the_only_one():
     values = {"triton": {"extraEnv": [{"name": "HOME", "value": "/srv"}], "tmpSize": "4Gi"}}
     spec = pod_spec(values)
 
-    assert containers(spec)["triton"]["env"] == [{"name": "HOME", "value": "/srv"}]
+    env = containers(spec)["triton"]["env"]
+    assert [each for each in env if each["name"] == "HOME"] == [{"name": "HOME", "value": "/srv"}]
     assert {"name": "triton-tmp", "emptyDir": {"sizeLimit": "4Gi"}} in spec["volumes"]
+
+
+def environment(spec, container):
+    return {entry["name"]: entry["value"] for entry in containers(spec)[container]["env"]}
+
+
+def test_triton_gets_the_adapters_allocator_variables():
+    runtime = runtime_spec(values_of("serving-runtime"))
+
+    for spec in (pod_spec({}), runtime):
+        assert allocator_variables({}).items() <= environment(spec, "triton").items()
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "LD_PRELOAD"])
+def test_allocator_of_the_values_is_the_only_one(name):
+    values = {"triton": {"extraEnv": [{"name": name, "value": "2"}]}}
+
+    assert environment(pod_spec(values), "triton") == {"HOME": "/tmp", name: "2"}
+
+
+def test_embedded_triton_gets_its_variables_from_the_adapter():
+    made = environment(pod_spec({"mode": "single"}), "adapter")
+
+    assert not allocator_variables({}).keys() & made.keys()
 
 
 def test_a_changed_setting_replaces_the_pods():

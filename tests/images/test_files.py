@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from adapter.backend.tritonserver import allocator_variables
 from adapter.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,11 @@ def test_the_images_and_compose_have_the_same_defaults():
     assert default(SERVICES["triton"]["image"]) == argument("TRITON_IMAGE")
 
 
+@pytest.mark.parametrize("service", ["triton", "triton-cpu"])
+def test_compose_gives_triton_the_adapters_allocator_variables(service):
+    assert SERVICES[service]["environment"] == allocator_variables({})
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_image_can_be_another(service):
     assert VARIABLE.fullmatch(SERVICES[service]["image"])
@@ -174,7 +180,7 @@ def test_a_store_and_its_credentials_are_the_adapter_s_alone_and_only_where_they
     assert of_stores >= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"}
     for name in {*of_stores, "ADAPTER_MODEL_STORE", "ADAPTER_CACHE_LIMIT"}:
         assert environment[name] is None
-    assert "environment" not in SERVICES["triton"]
+    assert not of_stores & SERVICES["triton"]["environment"].keys()
 
 
 def test_the_envoy_of_a_fleet_looks_for_the_machines_by_the_name_that_they_have():

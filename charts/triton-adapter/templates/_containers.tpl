@@ -53,7 +53,20 @@
 {{- if not (has "HOME" $given) -}}
 - {name: HOME, value: /tmp}
 {{- end }}
+{{ include "triton-adapter.allocatorEnv" . }}
 {{ include "triton-adapter.extraEnv" (list . .Values.triton) }}
+{{- end -}}
+
+{{/* Has glibc return what models free, unless extraEnv chooses an allocator. With mode=single the adapter does it */}}
+{{- define "triton-adapter.allocatorEnv" -}}
+{{- $isChosen := false -}}
+{{- range .Values.triton.extraEnv -}}
+{{- $isChosen = or $isChosen (hasPrefix "MALLOC_" .name) (eq "LD_PRELOAD" .name) -}}
+{{- end -}}
+{{- if not (or $isChosen (include "triton-adapter.isSingle" .)) -}}
+- {name: MALLOC_MMAP_THRESHOLD_, value: "2097152"}
+- {name: MALLOC_TRIM_THRESHOLD_, value: "8388608"}
+{{- end -}}
 {{- end -}}
 
 {{- define "triton-adapter.mounts" -}}
