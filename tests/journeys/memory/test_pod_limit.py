@@ -1,0 +1,83 @@
+"""A container whose memory the kernel limits: a load is ended before the kernel ends the rest."""
+
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.journeys.memory.models import MIB, check_agreement, write_eater
+from tests.processes import is_alive, tritonserver
+from tests.running import COMPLETE, EMBEDDED, RunningAdapter
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_POD_BYTES = 640 * MIB
+_V1 = Path("/sys/fs/cgroup/memory")
+# 2 GiB in all
+_GROWS = """
+import time
+self.held = []
+for _ in range(200):
+    self.held.append(numpy.ones(10 * 2**20, numpy.uint8))
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory cgroup of v1 below our own, with the pod's limit."""
+    rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text().splitlines()]
+    [own] = [row[2] for row in rows if "memory" in row[1].split(",")] or [""]
+    group = _V1 / own.lstrip("/") / f"pod-{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroups of v1 here: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(_POD_BYTES))
+    yield group
+    group.rmdir()
+
+
+@pytest.fixture
+def pod(group: Path, tmp_path: Path) -> Iterator[RunningAdapter]:
+    """An adapter in the cgroup, with its Triton."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    flags = (*EMBEDDED, COMPLETE, f"--model-roots={tmp_path / 'models'}")
+    adapter = RunningAdapter(*flags, python=str(python))
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        assert adapter.stop() == 0, adapter.errors
+
+
+def oom_kills(group: Path) -> str:
+    rows = (group / "memory.oom_control").read_text().splitlines()
+    return dict(row.split() for row in rows)["oom_kill"]
+
+
+def test_growing_load_is_ended_before_the_kernel_acts(
+    pod: RunningAdapter, group: Path, tmp_path: Path
+) -> None:
+    """The limit is what the cgroup has, less what the adapter needs: nobody has set one."""
+    root = tmp_path / "models"
+    server = tritonserver(pod)
+    with closing(pod.client()) as client:
+        assert client.load("small", write_eater(root / "small", 18)).status == 200
+
+        reply = client.load("greedy", write_eater(root / "greedy", 1, initialize=_GROWS))
+
+        body = reply.json()
+        assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
+        assert "its load was ended" in body["error"]
+        assert body["limit_bytes"] == _POD_BYTES - 128 * MIB
+        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+    assert oom_kills(group) == "0"
+    assert is_alive(server)
+    check_agreement(pod)
