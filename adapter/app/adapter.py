@@ -28,6 +28,7 @@ from adapter.frontends.grpc.policy import FRONTEND
 from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import Repository
+from adapter.frontends.unready import UnreadyConnections
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
@@ -120,6 +121,7 @@ class Adapter:
         self._drain = Drain(self._models, self._state, traffic, min_seconds)
         self._needs_wanted = settings.ready_when == "models"
         self._readiness = Readiness(self._find_reasons)
+        self._unready = UnreadyConnections(self._readiness.is_ready)
         self._budget, self._turns = (budget := self._build_budget()), Turns()
         self._unread = Unread(
             budget, min(budget.share, _UNREAD_BYTES), self._metrics.streams_cut.inc
@@ -210,6 +212,7 @@ class Adapter:
             stores=self._control.stores,
             mesh_books=self._control.mesh,
             drain=self._drain,
+            unready=self._unready,
             budget=self._budget,
             turns=self._turns,
             rpc=self._rpc,
@@ -317,6 +320,8 @@ class Adapter:
         measuring = background.measure_lag(self._metrics.loop_lag.observe)
         self._background.append(background.begin("loop-lag", measuring))
         await self._open_listeners()
+        polling = background.forever(self._unready.poll, seconds=1)
+        self._background.append(background.begin("unready-connections", polling))
         if self._stores is not None:
             await self._stores.open()
         if found := self._listeners.open_to_others:

@@ -41,6 +41,7 @@ from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
+from adapter.frontends.unready import UnreadyConnections
 from adapter.http2.listener import RelayListener, connect_to
 from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
@@ -66,6 +67,7 @@ class Shared:
     stores: StoreModels | None  # None without a store
     mesh_books: MeshBooks
     drain: Drain
+    unready: UnreadyConnections
     budget: ByteBudget  # of callers' bytes
     turns: Turns  # of all that takes long on the event loop
     rpc: GrpcDataPlane  # for calls that the proxy does not send to Triton itself
@@ -251,6 +253,7 @@ class Rpc:
         )
         proxy = RelayListener(context, max_connections=shared.max_connections)
         shared.drain.then_refuse(proxy.start_drain_deadline)
+        shared.unready.add(proxy.renew_connections)
         metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy
 

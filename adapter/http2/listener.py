@@ -73,6 +73,14 @@ class RelayListener:
             for session in list(self._sessions):
                 _guarded(session.check_connection)
 
+    def renew_connections(self) -> None:
+        """Shut the present connections down gracefully, so that their clients connect anew, and go
+        on accepting new ones. A unix socket leads to no other server: its connections stay.
+        """
+        if self._path is None:
+            for session in self._sessions:
+                session.shut_down()
+
     def start_drain_deadline(self) -> None:
         """Refuse incomplete requests, also later ones, and reset streams whose responses are not
         read: the adapter stops.
