@@ -265,8 +265,8 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.SlowBody: (
         (
-            "the body arrives at less than 64 KiB/s for more than 10 s, or would take over a "
-            "minute more while others wait; HTTP connections close"
+            "the body arrives at less than 64 KiB/s for more than 10 s, or for 2 s while others "
+            "wait; HTTP connections close"
         ),
         "send faster, or less: compress, or use raw tensors",
     ),

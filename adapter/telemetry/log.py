@@ -31,8 +31,8 @@ EVENTS: Mapping[str, str] = {
     "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
     "adapter.wanted_no_more": "a caller unloaded a model of load_at_start or preload: it is not "
     "loaded again, and readiness does not wait for it",
-    "body.cut": "a body was refused because the byte budget is full, with the reason and the "
-    "bytes buffered",
+    "body.cut": "bodies were refused because the byte budget is full, with the reason, their "
+    "number and the bytes buffered",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
     "adapter.open_to_others": "other machines reach these listeners, which do not "
     "authenticate callers",

@@ -170,10 +170,10 @@ class Metrics:
     bodies_waiting = _metric(Gauge, "Callers whose bodies are not read until bytes are free.")
     bodies_cut = _metric(
         Counter,
-        "Bodies refused for lack of memory: slow, while others waited; long, which would have"
-        " taken longer than the waiting ones; waited, for ten seconds.",
+        "Bodies refused for lack of memory: slow, below 64 KiB/s while others waited; waited, for"
+        " ten seconds.",
         "reason",
-        expected=[["slow"], ["long"], ["waited"]],
+        expected=[["slow"], ["waited"]],
     )
     streams_cut = _metric(Counter, "Streams ended because their callers did not read the answers.")
     _out_of_memory = _metric(
