@@ -80,7 +80,7 @@ _left_behind: set[str] = set()
 def pytest_runtest_teardown() -> Iterator[None]:
     """Fail the test that leaves a background task behind, which ends with its event loop."""
     yield
-    if (why := background.why_ended()) is not None and why not in _left_behind:
+    if (why := background.find_ended_task()) is not None and why not in _left_behind:
         _left_behind.add(why)
         pytest.fail(f"a test has left a background task behind: {why}")
 

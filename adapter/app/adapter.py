@@ -184,7 +184,7 @@ class Adapter:
     def _find_reasons(self) -> list[str]:
         """Return why a started adapter is not ready."""
         found = [self._why_triton(), "draining" if self._drain.is_on else None]
-        found.append(background.why_ended())
+        found.append(background.find_ended_task())
         found += self._state.reasons(needs_wanted=self._needs_wanted)
         if self._stores is not None:
             found.append(self._stores.why_not_ready())
@@ -262,7 +262,7 @@ class Adapter:
         return Probes(
             self._state,
             self._metrics,
-            why_not_live=background.why_ended,
+            why_not_live=background.find_ended_task,
             why_not_started=self._readiness.why_not_started,
             why_not_ready=self._readiness.why_not_ready,
             notes=self._notes,

@@ -1,7 +1,7 @@
 """Runs background tasks that must not end by themselves: supervision, probes, housekeeping.
 
 A step that fails is logged, and the next one follows. A task that ends all the same is a bug from
-which this process cannot recover: `why_ended` makes the liveness probe fail.
+which this process cannot recover: `find_ended_task` makes the liveness probe fail.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def forever(
         await asyncio.sleep(seconds)
 
 
-def why_ended() -> str | None:
+def find_ended_task() -> str | None:
     """Return why a task has ended without `end`; None while all run."""
     return next((_reason(task) for task in _begun if task.done()), None)
 

@@ -19,13 +19,17 @@ class _Waiter:
 
 
 class FairSlots:
-    """`count` slots, without those of work that `hangs`. Work is known by its name.
+    """Shares slots fairly among callers.
 
     A free slot goes to the caller whose last one is longest ago; of that caller's work, to what
     came first. Work that no caller waits for any more comes last.
     """
 
-    def __init__(self, count: int, hangs: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        count: int,
+        hangs: Callable[[str], bool] = lambda _: False,  # the work of this name takes no slot
+    ) -> None:
         self._count = count
         self._hangs = hangs
         self._held: Counter[str] = Counter()

@@ -54,7 +54,7 @@ class Turns:
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
         self._begin_turn()  # whose own call comes after this one
-        self.has_time()  # what it takes counts
+        self.has_time()  # begin to count the time of `go_on`
         go_on()
 
 

@@ -15,7 +15,7 @@ from adapter.runtime.byte_budget import ByteBudget
 
 log = logging.getLogger(__name__)
 
-# What keeping an answer takes beyond its bytes.
+# Keeping an answer takes so many bytes beyond its own.
 _EACH_BYTES = 64
 # So long after one line of the log no other says that a stream is cut.
 _LINE_SECONDS = 1.0
@@ -40,6 +40,7 @@ class Unread:
         return Answers(self, on_cut)
 
     def count(self, answers: "Answers", size: int) -> None:
+        """Count `size` more bytes of one stream; cut a stream if all of them are over the limit."""
         self.held += size
         self._budget.count(size)
         answers.size += size
@@ -102,6 +103,7 @@ class Answers:
         return answer
 
     def cut(self, error: NotTaken) -> None:
+        """Drop all answers because of `error`, and end the write to the caller."""
         self.error = error
         self.drop()
         self._on_cut()

@@ -62,17 +62,17 @@ async def test_what_is_expected_to_fail_is_not_logged(caplog):
 
 async def test_a_task_that_ends_all_the_same_is_told_with_the_reason(caplog):
     task = background.begin("looks", background.forever(Steps(), seconds=9))
-    assert background.why_ended() is None
+    assert background.find_ended_task() is None
     task.cancel()
     await asyncio.wait([task])
     try:
-        assert background.why_ended() == "the task looks has ended: cancelled"
+        assert background.find_ended_task() == "the task looks has ended: cancelled"
         assert [(r.message, r.levelno) for r in caplog.records] == [
             ("task.ended", logging.CRITICAL)
         ]
     finally:
         background.end(task)
-    assert background.why_ended() is None
+    assert background.find_ended_task() is None
 
 
 async def test_a_task_that_was_told_to_end_is_no_fault(caplog):
@@ -80,4 +80,4 @@ async def test_a_task_that_was_told_to_end_is_no_fault(caplog):
     background.end(task)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (background.why_ended(), caplog.records) == (None, [])
+    assert (background.find_ended_task(), caplog.records) == (None, [])
