@@ -44,12 +44,10 @@ class Shutdown(Enum):
     """The progress of the graceful shutdown of RFC 9113 section 6.8."""
 
     NOT_BEGUN = auto()
-    WANTED = auto()  # it begins when the connection is made
     ANNOUNCED = auto()  # streams that cross the first GOAWAY are accepted
     LAST_ACCEPTED = auto()  # no more streams; the connection closes with the last one
 
 
-_BEFORE_SHUTDOWN = (Shutdown.NOT_BEGUN, Shutdown.WANTED)
 _LAST_ACCEPTED = Shutdown.LAST_ACCEPTED  # looking up a member is slow in Python 3.11
 
 
@@ -82,19 +80,16 @@ class Downstream(Endpoint[Exchange]):
 
     # -- the connection ---------------------------------------------------------------------
 
-    def connected(self) -> None:
-        if self._shutdown is Shutdown.WANTED:
-            self.shut_down()
-        self.flush()
-
     def lost(self) -> None:
+        """Forget all streams: the client cannot be answered any more."""
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
         for exchange in list(self.streams.values()):
             self.forget(exchange)
-            self.client_cancelled(exchange)
+            self.handle_cancel(exchange)
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        """Send GOAWAY with `code`, and close. Report a flood of frames as shed."""
         if code == Code.ENHANCE_YOUR_CALM:
             self.context.on_shed("flood")
         super().close(code, why)
@@ -105,10 +100,9 @@ class Downstream(Endpoint[Exchange]):
         """Shut down gracefully (RFC 9113 section 6.8): streams opened before the client received
         GOAWAY are accepted. The connection closes when its last stream has ended.
         """
-        if self._shutdown not in _BEFORE_SHUTDOWN:
-            return
-        self._shutdown = Shutdown.WANTED
-        if self.state is State.OPEN:
+        if self.state is State.CONNECTING:
+            self.close()
+        elif self.state is State.OPEN and self._shutdown is Shutdown.NOT_BEGUN:
             self._shutdown = Shutdown.ANNOUNCED
             loop = asyncio.get_running_loop()
             self._shutdown_timer = loop.call_later(_SHUTDOWN_PING_SECONDS, self._refuse_new_streams)
@@ -116,7 +110,8 @@ class Downstream(Endpoint[Exchange]):
             self.out += (goaway, frames.ping(_SHUTDOWN_PING))
             self.flush()
 
-    def ping_acknowledged(self, payload: bytes) -> None:
+    def handle_ping_ack(self, payload: bytes) -> None:
+        """Refuse new streams once the client has answered the PING behind the first GOAWAY."""
         if payload == _SHUTDOWN_PING:
             self._refuse_new_streams()
 
@@ -133,16 +128,17 @@ class Downstream(Endpoint[Exchange]):
 
     # -- requests ---------------------------------------------------------------------------
 
-    def block(self, flags: int, stream_id: int, block: bytes) -> None:
+    def handle_headers(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Begin with a request, or handle the trailers of one."""
         if stream_id % 2 == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream of the caller's")
         end = flags & _END_STREAM == _END_STREAM
         if stream_id <= self._last_id:
-            self._take_later_block(stream_id, block, end=end)
+            self._handle_later_headers(stream_id, block, end=end)
             return
         self._last_id = stream_id
         try:
-            call = self.reader.kept(block) or self._call_of(block)
+            call = self.reader.cached(block) or self._read_call(block)
             if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
                 self._refuse_stream()
         except StreamFault as fault:
@@ -155,32 +151,32 @@ class Downstream(Endpoint[Exchange]):
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
         """Begin with a request."""
 
-    def _call_of(self, block: bytes) -> Call:
+    def _read_call(self, block: bytes) -> Call:
         try:
             call: Call = self.reader.read(block)
         except HeadersTooLarge as fault:
             call = too_large_call(fault.headers, str(fault))
         finally:
-            self.glitch(self.reader.work)
+            self.count_glitch(self.reader.work)
         return call
 
-    def _take_later_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
+    def _handle_later_headers(self, stream_id: int, block: bytes, *, end: bool) -> None:
         """Handle HEADERS behind the first ones of a stream. Trailers end a call that is not gRPC
         (RFC 9113 section 8.1); anything else resets the stream, as gRPC requests have no trailers.
         """
         may_be_trailers = False
         try:
-            self._call_of(block)
+            self._read_call(block)
         except StreamFault:
             may_be_trailers = end
         exchange = self.streams.get(stream_id)
         if exchange is None:
-            self.frame_without_stream(stream_id, frames.HEADERS)
+            self.handle_closed_stream(stream_id, frames.HEADERS)
         elif exchange.is_ended:
             self.reset_faulty(stream_id, Code.STREAM_CLOSED)
         elif may_be_trailers and exchange.call.http_status is not None:
             exchange.is_ended = True
-            self.data(exchange, b"", end=True)
+            self.handle_data(exchange, b"", end=True)
         else:
             self.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
 
@@ -190,21 +186,26 @@ class Downstream(Endpoint[Exchange]):
             self.context.on_shed("streams")
         raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
-    def small_frame(self, glitches: int = 1) -> None:
-        self.glitch(glitches)
+    def count_small_frame(self, glitches: int = 1) -> None:
+        """Count a frame that costs much for its few bytes, and so many `glitches`. Raise
+        ConnectionFault for a flood of such frames.
+        """
+        self.count_glitch(glitches)
         self.small_frames += 1
         if self.small_frames > _MAX_SMALL_FRAMES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames of few bytes")
 
-    def take_off(self, count: int) -> None:
+    def forgive_small_frames(self, count: int) -> None:
+        """Take `count` small frames off the budget, for useful bytes that were sent or received."""
         if self.small_frames:
             self.small_frames = max(0, self.small_frames - count)
 
-    def a_second_passed(self) -> None:
-        super().a_second_passed()
-        self.take_off(_SMALL_FRAMES_A_SECOND)
+    def start_second(self) -> None:
+        """Begin a new second of the budgets of glitches and small frames."""
+        super().start_second()
+        self.forgive_small_frames(_SMALL_FRAMES_A_SECOND)
 
-    def frame_without_stream(self, stream_id: int, kind: int) -> None:
+    def handle_closed_stream(self, stream_id: int, kind: int) -> None:
         """Answer a frame of a closed stream with one RST_STREAM, or only count it as a glitch.
 
         The peer may have sent it before it learned of the end, and grpc-java sends DATA behind its
@@ -214,21 +215,23 @@ class Downstream(Endpoint[Exchange]):
         if stream_id % 2 == 0 or stream_id > self._last_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame {kind} of a stream that is idle")
         if kind in _UNANSWERED or stream_id in self._reset:
-            self.glitch()
+            self.count_glitch()
         else:
             self.reset_faulty(stream_id, Code.STREAM_CLOSED)
 
-    def _note_reset(self, stream_id: int) -> None:
+    def _remember_reset(self, stream_id: int) -> None:
         """Remember that frames of this stream need no RST_STREAM any more."""
         if len(self._reset) >= _KEPT_RESETS:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
 
-    def was_reset(self, stream: Exchange, _: int) -> None:
-        self.client_cancelled(stream)
+    def handle_reset(self, stream: Exchange, _: int) -> None:
+        """Handle the client's RST_STREAM as a cancel."""
+        self.handle_cancel(stream)
         self._close_if_done()
 
-    def stream_fault(self, stream: Exchange, code: Code) -> None:
+    def handle_stream_error(self, stream: Exchange, code: Code) -> None:
+        """Reset a stream whose client broke the protocol."""
         self.reset_faulty(stream.id, code)
 
     def reset_faulty(self, stream_id: int, code: int) -> None:
@@ -236,59 +239,62 @@ class Downstream(Endpoint[Exchange]):
         exchange = self.streams.get(stream_id)
         if exchange is None:
             self.out.append(frames.reset(stream_id, code))
-            self._note_reset(stream_id)
+            self._remember_reset(stream_id)
         else:
             self.reset(exchange, code)
-            self.client_cancelled(exchange)
-        self.glitch(_GLITCHES_OF_A_FAULT)
+            self.handle_cancel(exchange)
+        self.count_glitch(_GLITCHES_OF_A_FAULT)
 
     # -- frames to the client ---------------------------------------------------------------
 
-    def sent(self, stream: Exchange, size: int) -> None:
-        stream.taken_bytes += size
+    def on_sent(self, stream: Exchange, size: int) -> None:
+        """Credit the upstream for `size` bytes of a response that were written, and forgive small
+        frames for them.
+        """
+        stream.sent_bytes += size
         self.glitches -= 1
         if self.small_frames:
-            self.take_off(size >> 10)
+            self.forgive_small_frames(size >> 10)
         if (outbound := stream.outbound) is not None:
             outbound.upstream.credit(outbound, size)
 
-    def finished(self, stream: Exchange) -> None:
+    def on_finished(self, stream: Exchange) -> None:
         """End a request that was answered; its rest is not needed (RFC 9113 section 8.1)."""
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
-            self._note_reset(stream.id)
+            self._remember_reset(stream.id)
         if stream.call.refusal is None:
             self.glitches -= _GLITCHES_OF_AN_ANSWER
-            self.take_off(_SMALL_FRAMES_OF_A_PIECE)
+            self.forgive_small_frames(_SMALL_FRAMES_OF_A_PIECE)
         self.forget(stream)
         if self._shutdown is _LAST_ACCEPTED:
             self._close_if_done()
 
     def reset(self, stream: Exchange, code: int) -> None:
+        """Send RST_STREAM, and forget the stream."""
         self.out.append(frames.reset(stream.id, code))
-        self._note_reset(stream.id)
+        self._remember_reset(stream.id)
         self.forget(stream)
         self._close_if_done()
 
     def count_queued(self, stream: Exchange, size: int) -> None:
+        """Count queued bytes of a response at the upstream that they came from."""
         if stream.upstream is not None:
             stream.upstream.add_buffered(size)
 
     # -- from the upstream ------------------------------------------------------------------
 
     def forward_headers(self, exchange: Exchange, answer: Answer, *, end: bool) -> None:
+        """Send the headers or the trailers of the upstream's response to the client."""
         if exchange.is_answered:
-            self._abandoned_ended(exchange)
+            self._release_abandoned(exchange)
         elif answer.is_first == exchange.has_headers:
-            self.answer_failed(exchange, Reason.ODD_ANSWER, f"{ODD}: a head out of place")
+            self.end_unanswered(exchange, Reason.ODD_ANSWER, f"{ODD}: a head out of place")
         elif end:
             self._forward_end(exchange, answer)
         else:
             exchange.has_headers = True
-            if answer.head_start:
-                self.out += (answer.head_start, exchange.number, answer.block)
-            else:
-                self.out.append(frames.header_block(exchange.id, answer.block, end=False))
+            self.out.append(frames.header_block(exchange.id, answer.block, end=False))
 
     def _forward_end(self, exchange: Exchange, answer: Answer) -> None:
         direct_call = exchange.direct_call
@@ -296,23 +302,20 @@ class Downstream(Endpoint[Exchange]):
             status = _UNKNOWN if answer.status is None else answer.status
             self._fail_direct(exchange, direct_call, direct_call.fault(status, answer.text))
             return
-        exchange.to(_OVER)
+        exchange.enter(_OVER)
         if direct_call is not None:
             direct_call.answered()
-        if answer.end_start and not exchange.queue:
-            self.out += (answer.end_start, exchange.number, answer.block)
-            self.finished(exchange)
-        else:
-            self.end(exchange, frames.header_block(exchange.id, answer.block, end=True))
+        self.end(exchange, frames.header_block(exchange.id, answer.block, end=True))
 
     def forward_data(self, exchange: Exchange, piece: Piece) -> None:
-        if not exchange.has_data and not self._takes_first(exchange, piece):
+        """Send DATA of the upstream's response to the client."""
+        if not exchange.has_data and not self._check_first_data(exchange, piece):
             return
         if self.small_frames:
-            self.take_off(_SMALL_FRAMES_OF_A_PIECE)
+            self.forgive_small_frames(_SMALL_FRAMES_OF_A_PIECE)
         self.send(exchange, piece)
 
-    def _takes_first(self, exchange: Exchange, piece: Piece) -> bool:
+    def _check_first_data(self, exchange: Exchange, piece: Piece) -> bool:
         """Look at the first DATA of an answer, which may be refused."""
         direct_call = exchange.direct_call
         if not exchange.has_headers:
@@ -336,27 +339,28 @@ class Downstream(Endpoint[Exchange]):
         if (outbound := exchange.outbound) is not None:
             outbound.upstream.credit(outbound, len(piece))
 
-    def answer_failed(self, exchange: Exchange, reason: Reason, why: str) -> None:
+    def end_unanswered(self, exchange: Exchange, reason: Reason, why: str) -> None:
         """End a request of which no answer, or no more of it, will come from the upstream."""
         if exchange.is_answered:
-            self._abandoned_ended(exchange)
+            self._release_abandoned(exchange)
         else:
             self.fail(exchange, RelayError(reason, why))
 
-    def upstream_reset(self, exchange: Exchange, code: int) -> None:
+    def handle_upstream_reset(self, exchange: Exchange, code: int) -> None:
+        """End the request of an upstream stream that was reset."""
         if exchange.direct_call is None and not exchange.is_answered:
             self._detach(exchange)
             self.reset(exchange, code)
         elif code == Code.REFUSED_STREAM:
-            self.answer_failed(exchange, Reason.UNREACHABLE, "Triton refused the stream")
+            self.end_unanswered(exchange, Reason.UNREACHABLE, "Triton refused the stream")
         else:
             why = f"Triton gave the request up (HTTP/2: {code})"
-            self.answer_failed(exchange, Reason.ODD_ANSWER, why)
+            self.end_unanswered(exchange, Reason.ODD_ANSWER, why)
 
-    def _abandoned_ended(self, exchange: Exchange) -> None:
+    def _release_abandoned(self, exchange: Exchange) -> None:
         """Release the model once the upstream stream of an abandoned request has closed."""
         if exchange.stage is Stage.ABANDONED and exchange.outbound is None:
-            exchange.to(Stage.OVER)
+            exchange.enter(Stage.OVER)
             if exchange.direct_call is not None:
                 exchange.direct_call.ended()
 
@@ -385,11 +389,12 @@ class Downstream(Endpoint[Exchange]):
 
     def _end_with(self, exchange: Exchange, status: int, text: str, more: Headers = ()) -> None:
         """Send trailers, with `more`; queued DATA is dropped."""
-        self.unqueue(exchange)
+        self.drop_queue(exchange)
         block = status_block(status, text, more, alone=not exchange.has_headers)
         self.end(exchange, frames.header_block(exchange.id, block, end=True))
 
     def refuse(self, exchange: Exchange, error: Exception) -> None:
+        """End the request with `error`, of which the upstream has nothing or not all."""
         if exchange.direct_call is not None:
             self._fail_direct(exchange, exchange.direct_call, error)
             return
@@ -399,7 +404,7 @@ class Downstream(Endpoint[Exchange]):
         self._detach(exchange)
         self._end_with(exchange, status, text, more)
 
-    def refuses_flag(self, exchange: Exchange, piece: Piece) -> bool:
+    def refuse_odd_flag(self, exchange: Exchange, piece: Piece) -> bool:
         """Refuse a request whose first message has a compressed flag that gRPC does not know."""
         if not exchange.has_odd_flag(piece):
             return False
@@ -408,7 +413,8 @@ class Downstream(Endpoint[Exchange]):
         (self.fail if exchange.stage is Stage.SENDING else self.refuse)(exchange, error)
         return True
 
-    def deadline_exceeded(self, exchange: Exchange) -> None:
+    def handle_deadline(self, exchange: Exchange) -> None:
+        """End a request whose time is up, except one that the fallback server has begun with."""
         is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
         is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
@@ -429,14 +435,14 @@ class Downstream(Endpoint[Exchange]):
         """Drop DATA of a request that is not gRPC; answer when the request ends."""
         self.credit(exchange, len(piece))
         if end:
-            exchange.to(Stage.OVER)
+            exchange.enter(Stage.OVER)
             call = exchange.call
             block = plain_block(call.http_status or 0)
             text = f"{call.refusal}\n".encode() if call.http_status == HTTP_431 else _NOT_GRPC
             self.out.append(frames.header_block(exchange.id, block, end=False))
             self.send(exchange, text, end=True)
 
-    def client_cancelled(self, exchange: Exchange) -> None:
+    def handle_cancel(self, exchange: Exchange) -> None:
         """Stop waiting for the response; the inbound stream is closed already."""
         if exchange.is_answered:
             return
@@ -452,18 +458,19 @@ class Downstream(Endpoint[Exchange]):
         that `cancels`.
         """
         self.release_buffer(exchange)
-        self.unqueue(exchange)
+        self.drop_queue(exchange)
         outbound = exchange.outbound
         if outbound is None:
-            exchange.to(Stage.OVER)
+            exchange.enter(Stage.OVER)
         elif exchange.direct_call is not None and exchange.stage is Stage.SENT and not cancels:
-            exchange.to(Stage.ABANDONED)
+            exchange.enter(Stage.ABANDONED)
             exchange.direct_call.abandoned()
         else:
-            exchange.to(Stage.OVER)
+            exchange.enter(Stage.OVER)
             outbound.upstream.reset(outbound, Code.CANCEL)
 
     def release_buffer(self, exchange: Exchange) -> None:
+        """Drop the bytes of the request that are buffered."""
         size = len(exchange.buffered)
         if size:
             exchange.buffered = b""

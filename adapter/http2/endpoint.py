@@ -1,4 +1,9 @@
-"""One end of an HTTP/2 connection: frames judged by RFC 9113 sections 4 to 6."""
+"""One end of an HTTP/2 connection: frames judged by RFC 9113 sections 4 to 6.
+
+Bytes are cut into frames as they arrive. Large DATA frames are handled piece by piece, all others
+once they are complete. A peer may send frames that have no effect, or that cost much for their few
+bytes, without end: both are counted, and too many of them end the connection.
+"""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -22,31 +27,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_DATA, _HEAD_BYTES, _FRAME_BYTES = frames.DATA, frames.HEAD_BYTES, frames.FRAME_BYTES
+# looking up an attribute of a module for each frame costs more than a global
+_DATA = frames.DATA
+_HEADERS = frames.HEADERS
+_END_HEADERS = frames.END_HEADERS
+_END_STREAM = frames.END_STREAM
+_PADDED = frames.PADDED
+_HEAD_BYTES = frames.HEAD_BYTES
+_FRAME_BYTES = frames.FRAME_BYTES
+_MAX_STREAM = frames.MAX_STREAM
 _read_head = frames.read_head
-_GLITCHES_A_SECOND, _GLITCHES_OF_A_RESET, _GLITCHES_OF_SETTINGS = 20_000, 10, 10
+
+_GLITCHES_A_SECOND = 20_000
+_GLITCHES_OF_A_RESET = 10
+_GLITCHES_OF_SETTINGS = 10
 _MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
-_HEADERS, _END_HEADERS, _IS_WHOLE = (
-    frames.HEADERS,
-    frames.END_HEADERS,
-    frames.END_HEADERS | _MORE_THAN_A_BLOCK,
-)
-_MAX_STREAM, _END_STREAM, _PADDED = frames.MAX_STREAM, frames.END_STREAM, frames.PADDED
+_IS_WHOLE = frames.END_HEADERS | _MORE_THAN_A_BLOCK
 LEAST_BYTES = 24  # of DATA: the shortest message of an inference has 25
-_STREAMS_A_GLITCH = 8  # of those whose window SETTINGS changes
+_STREAMS_A_GLITCH = 8  # SETTINGS that change windows count a glitch for so many streams
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
-_MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorter, HEADERS aside
-_MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
+_MAX_GATHERED = 2**16  # bytes of a frame that is not DATA; RFC 9113 has shorter ones but HEADERS
+_MAX_CONTINUATIONS = 320  # the longest headers of Triton, in frames of 16 KiB
+
+# the layouts of RFC 9113 section 6
+_OF_CONNECTION = frozenset({frames.SETTINGS, frames.PING, frames.GOAWAY})
+_OF_STREAMS = frozenset({frames.HEADERS, frames.PRIORITY, frames.RST_STREAM, frames.CONTINUATION})
+_LENGTHS = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
+_GOAWAY_BYTES = 8  # without its text
 
 
 class Endpoint(FlowControl[AnyStream]):
-    """One end of a connection; subclasses say what becomes of its streams.
-
-    `glitches` weighs this second's frames that had no effect, less some for useful ones.
-    """
+    """One end of a connection; subclasses say what becomes of its streams."""
 
     __slots__ = (
-        "_acts", "_block", "_continuations", "_data", "_data_left", "_few", "_has_settings",
+        "_block", "_continuations", "_data", "_data_left", "_few", "_handlers", "_has_settings",
         "_is_strict", "_is_within", "_max_block", "_padding_left", "_rest",
         "is_acknowledged", "last_accepted", "max_streams", "preface", "reader",
     )  # fmt: skip
@@ -58,21 +72,23 @@ class Endpoint(FlowControl[AnyStream]):
         self.reader = reader
         self.last_accepted = 0  # the largest id of the peer's streams
         self.is_acknowledged = False
-        self.preface = b""  # what the peer has to send first
+        self.preface = b""  # bytes that the peer has to send before any frame
         self._is_within = True  # the preface or a frame has begun, and is not complete
         self._max_block = max_block_bytes
         self._rest = bytearray()  # an incomplete frame
-        # of a DATA frame that is handled as it comes: END_STREAM and stream, what is still to come
-        self._data, self._data_left, self._padding_left = (0, 0), 0, 0
-        self._few = bytearray()
+        # the DATA frame that is handled piece by piece: END_STREAM and stream, bytes to come
+        self._data = (0, 0)
+        self._data_left = 0
+        self._padding_left = 0
+        self._few = bytearray()  # its latest bytes, too few to be handled
         # SETTINGS must come first, and nothing between the frames of a header block
-        self._has_settings, self._is_strict = False, True
+        self._has_settings = False
+        self._is_strict = True
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags, fragments
         self._continuations = 0
         self.max_streams = frames.MAX_STREAM
-        self._acts: dict[int, Callable[[int, int, bytes], None]] = {
+        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
             frames.HEADERS: self._on_headers,
-            frames.PRIORITY: self._on_priority,
             frames.RST_STREAM: self._on_reset,
             frames.SETTINGS: self._on_settings,
             frames.PUSH_PROMISE: self._on_push,
@@ -83,6 +99,9 @@ class Endpoint(FlowControl[AnyStream]):
         }
 
     def send_settings(self, values: dict[int, int]) -> None:
+        """Send SETTINGS with these values and the ones that both ends have, and widen the
+        connection's window.
+        """
         values = {
             frames.HEADER_TABLE_SIZE: 0,
             frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -94,13 +113,16 @@ class Endpoint(FlowControl[AnyStream]):
         self.out += (frames.settings(values), frames.window_update(0, more))
 
     def ping(self) -> None:
+        """Send PING, to learn whether the peer is still there."""
         self.heard = Heard.NOTHING_SINCE_PING
         self.out.append(frames.ping(b"adapter?"))
 
     def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        """Send GOAWAY with the latest stream of the peer that was accepted."""
         self.out.append(frames.goaway(self.last_accepted, code, why))
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        """Send GOAWAY with `code`, and close the connection."""
         if self.state is State.OPEN:
             self.send_goaway(code, why)
             self.flush()
@@ -109,88 +131,90 @@ class Endpoint(FlowControl[AnyStream]):
     # -- for subclasses ---------------------------------------------------------------------
 
     def connected(self) -> None:
+        """Send SETTINGS, which were queued meanwhile."""
         self.flush()
 
     @abstractmethod
-    def data(self, stream: AnyStream, piece: Piece, end: bool) -> None:
+    def handle_data(self, stream: AnyStream, piece: Piece, end: bool) -> None:
         """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
 
     @abstractmethod
-    def frame_without_stream(self, stream_id: int, kind: int) -> None:
+    def handle_closed_stream(self, stream_id: int, kind: int) -> None:
         """Handle a frame of a stream that is not open; raise ConnectionFault if it is an error."""
 
     @abstractmethod
-    def block(self, flags: int, stream_id: int, block: bytes) -> None:
+    def handle_headers(self, flags: int, stream_id: int, block: bytes) -> None:
         """Handle a header block."""
 
     @abstractmethod
-    def was_reset(self, stream: AnyStream, code: int) -> None:
+    def handle_reset(self, stream: AnyStream, code: int) -> None:
         """Handle RST_STREAM; the stream is forgotten already."""
 
     @abstractmethod
     def reset(self, stream: AnyStream, code: int) -> None:
         """Send RST_STREAM, and forget the stream."""
 
-    def goaway_received(self, last_stream_id: int) -> None:
+    def handle_goaway(self, last_stream_id: int) -> None:
         """Handle GOAWAY. A client opens no streams after it; open ones continue."""
 
     @abstractmethod
-    def stream_fault(self, stream: AnyStream, code: Code) -> None:
+    def handle_stream_error(self, stream: AnyStream, code: Code) -> None:
         """Handle a stream error (section 5.4.2)."""
 
-    def ping_acknowledged(self, payload: bytes) -> None:
+    def handle_ping_ack(self, payload: bytes) -> None:
         """Handle a PING with ACK."""
 
     # -- receiving --------------------------------------------------------------------------
 
-    def received(self, data: bytes, at: int = 0) -> int:
+    def handle_bytes(self, data: bytes, at: int = 0) -> int:
+        """Handle frames, and keep the start of an incomplete one."""
         if self._is_within:
-            at = self._go_on(data, at)
-        return self._walk(data, at) if at < len(data) else at
+            at = self._continue(data, at)
+        return self._handle_frames(data, at) if at < len(data) else at
 
-    def _go_on(self, data: bytes, at: int) -> int:
-        """Handle the rest of what has begun; return where in `data` it ends."""
+    def _continue(self, data: bytes, at: int) -> int:
+        """Handle the rest of the preface or of a frame; return where in `data` it ends."""
         if self.preface:
-            at = self._take_preface(data, at)
+            at = self._check_preface(data, at)
         if self._rest:
-            at = self._complete(data, at)
+            at = self._complete_frame(data, at)
         if self._data_left or self._padding_left:
-            at = self._continue_data(data, at)
+            at = self._continue_streamed(data, at)
         if not (self._rest or self._data_left or self._padding_left or self.preface):
             self._is_within = False
         return at
 
-    def _take_preface(self, data: bytes, at: int) -> int:
+    def _check_preface(self, data: bytes, at: int) -> int:
         size = min(len(data) - at, len(self.preface))
         if data[at : at + size] != self.preface[:size]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
         self.preface = self.preface[size:]
         return at + size
 
-    def _complete(self, data: bytes, at: int) -> int:
+    def _complete_frame(self, data: bytes, at: int) -> int:
         """Complete the frame in `_rest`; return where in `data` it ends."""
         rest = self._rest
-        while (more := self._needed(rest) - len(rest)) > 0:
+        while (more := self._count_needed(rest) - len(rest)) > 0:
             if at == len(data):
                 return at
             rest += memoryview(data)[at : at + more]
             at = min(at + more, len(data))
         self._rest = bytearray()
-        self._walk(bytes(rest), 0)
+        self._handle_frames(bytes(rest), 0)
         return at
 
-    def _needed(self, rest: bytearray) -> int:
+    def _count_needed(self, rest: bytearray) -> int:
         if len(rest) < frames.HEAD_BYTES:
             return frames.HEAD_BYTES
         high, low, kind, flags, _ = frames.read_head(rest, 0)
         size = high << 8 | low
         self._check_size(kind, size)
-        if _goes_on(kind, size):
+        if _is_streamed(kind, size):
             size = 1 if flags & frames.PADDED else 0
         return int(frames.HEAD_BYTES + size)
 
-    def _walk(self, data: bytes, at: int) -> int:
-        """Handle frames until the time is up; return where that is."""
+    def _handle_frames(self, data: bytes, at: int) -> int:
+        """Handle frames until the time of this turn is up; return where that is."""
         end = len(data)
         is_timed = end > UNTIMED_BYTES
         while end - at >= _HEAD_BYTES:
@@ -198,7 +222,7 @@ class Endpoint(FlowControl[AnyStream]):
             size, start = high << 8 | low, at + _HEAD_BYTES
             stream_id &= _MAX_STREAM
             if start + size > end:
-                if self._begins_data(kind, flags, stream_id, size, part(data, start, end)):
+                if self._begin_streamed(kind, flags, stream_id, size, part(data, start, end)):
                     at = end
                 break
             at = start + size
@@ -208,9 +232,10 @@ class Endpoint(FlowControl[AnyStream]):
                 payload = memoryview(data)[start:at] if size > SMALL_BYTES else data[start:at]
                 self._on_data(flags, stream_id, payload)
             elif kind == _HEADERS and flags & _IS_WHOLE == _END_HEADERS and stream_id:
-                self.block(flags, stream_id, data[start:at])
+                self.handle_headers(flags, stream_id, data[start:at])
             else:
-                self._acts.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
+                _check_layout(kind, stream_id, size)
+                self._handlers.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
             if is_timed and at < end and clock.monotonic() > self.until:
                 return at
         self._keep(data, at)
@@ -221,16 +246,17 @@ class Endpoint(FlowControl[AnyStream]):
         if at < len(data):
             self._rest += part(data, at, len(data))
             self._is_within = True
-            self._needed(self._rest)
+            self._count_needed(self._rest)
 
-    def _begins_data(
+    def _begin_streamed(
         self, kind: int, flags: int, stream_id: int, size: int, payload: Piece
     ) -> bool:
-        """Begin an incomplete DATA frame; return False if the frame must be gathered first."""
-        if not _goes_on(kind, size) or (flags & frames.PADDED and not payload):
+        """Begin with an incomplete DATA frame; return False if it must be gathered first."""
+        if not _is_streamed(kind, size) or (flags & frames.PADDED and not payload):
             return False
         self._check(frames.DATA, flags, stream_id, size)
-        self._data, self._data_left = (flags & frames.END_STREAM, stream_id), size
+        self._data = (flags & frames.END_STREAM, stream_id)
+        self._data_left = size
         self._is_within = True
         if flags & frames.PADDED:
             self._padding_left = payload[0]
@@ -239,7 +265,7 @@ class Endpoint(FlowControl[AnyStream]):
             payload = payload[1:]
             if not self._data_left:
                 self._on_data(flags & frames.END_STREAM, stream_id, b"")
-        self._continue_data(payload, 0)
+        self._continue_streamed(payload, 0)
         return True
 
     def _drop_padding(self, stream_id: int, size: int) -> None:
@@ -250,8 +276,8 @@ class Endpoint(FlowControl[AnyStream]):
             stream.receive_window -= size
             self.credit(stream, size)
 
-    def _continue_data(self, data: Piece, at: int) -> int:
-        """Handle more of that frame; return where in `data` it ends."""
+    def _continue_streamed(self, data: Piece, at: int) -> int:
+        """Handle more of the DATA frame that has begun; return where in `data` it ends."""
         end, left = len(data), self._data_left
         if end - at > left:
             end = at + left
@@ -259,7 +285,7 @@ class Endpoint(FlowControl[AnyStream]):
             self._data_left = left = left - (end - at)
             piece = data if end - at == len(data) else part(data, at, end)
             if end - at < _FRAME_BYTES or self._few:
-                piece = self._gathered(piece)
+                piece = self._join_few(piece)
             if piece:
                 flags, stream_id = self._data
                 self._on_data(0 if left else flags, stream_id, piece)
@@ -269,8 +295,10 @@ class Endpoint(FlowControl[AnyStream]):
             end += padding
         return end
 
-    def _gathered(self, piece: Piece) -> Piece:
-        """Return what to handle of that frame now: nothing while its next bytes are few."""
+    def _join_few(self, piece: Piece) -> Piece:
+        """Return the bytes of that frame to handle now: none while they are few, as each piece is
+        forwarded in a frame of its own.
+        """
         few = self._few
         if len(piece) >= _FRAME_BYTES:
             self._few = bytearray()
@@ -295,18 +323,19 @@ class Endpoint(FlowControl[AnyStream]):
         if not self._has_settings and (kind != frames.SETTINGS or flags & frames.ACK):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must come first")
 
-    def glitch(self, weight: int = 1) -> None:
+    def count_glitch(self, weight: int = 1) -> None:
         """Count a frame that has no effect."""
         self.glitches += weight
         if self.glitches > _GLITCHES_A_SECOND or (self.is_paused and self.is_flooded):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
-    def a_second_passed(self) -> None:
+    def start_second(self) -> None:
+        """Begin a new second of the budget of glitches."""
         self.glitches = 0
 
-    def small_frame(self, glitches: int = 1) -> None:
+    def count_small_frame(self, glitches: int = 1) -> None:
         """Count a frame that costs much for its few bytes."""
-        self.glitch(glitches)
+        self.count_glitch(glitches)
 
     # -- frames -----------------------------------------------------------------------------
 
@@ -320,120 +349,103 @@ class Endpoint(FlowControl[AnyStream]):
         stream = self.streams.get(stream_id)
         if stream is None:
             if size < LEAST_BYTES:
-                self.small_frame()
-            self.frame_without_stream(stream_id, frames.DATA)
+                self.count_small_frame()
+            self.handle_closed_stream(stream_id, frames.DATA)
             return
         stream.receive_window -= size
         if stream.is_ended or stream.receive_window < 0:
             code = Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR
-            self.stream_fault(stream, code)
+            self.handle_stream_error(stream, code)
             return
         if flags & _PADDED:
             payload = frames.without_padding(payload)
             self.credit(stream, size - len(payload))
         end = stream.is_ended = flags & _END_STREAM == _END_STREAM
-        self.data(stream, payload, end)
+        self.handle_data(stream, payload, end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & _MORE_THAN_A_BLOCK:
             payload = frames.without_padding_and_priority(payload, flags)
-        if stream_id == 0:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream")
         if flags & frames.END_HEADERS:
-            self.block(flags, stream_id, payload)
+            self.handle_headers(flags, stream_id, payload)
         else:
-            self._block, self._is_strict = (stream_id, flags, bytearray(payload)), True
+            self._block = (stream_id, flags, bytearray(payload))
+            self._is_strict = True
             self._continuations = 0
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        self.small_frame()
+        self.count_small_frame()
         self._continuations += 1
         _, first_flags, block = self._block
         block += payload
         if self._continuations > _MAX_CONTINUATIONS or len(block) > self._max_block:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block over the limit")
         if flags & frames.END_HEADERS:
-            self._block, self._is_strict = None, False
-            self.block(first_flags, stream_id, bytes(block))
-
-    def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
-        if stream_id == 0:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of no stream")
-        self.small_frame()
-        if len(payload) != 5:  # noqa: PLR2004 - section 6.3; the connection may go, section 5.4.2
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PRIORITY of an odd length")
+            self._block = None
+            self._is_strict = False
+            self.handle_headers(first_flags, stream_id, bytes(block))
 
     def _on_reset(self, _: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:  # noqa: PLR2004 - section 6.4
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM of an odd length")
-        self.glitch(_GLITCHES_OF_A_RESET)
+        self.count_glitch(_GLITCHES_OF_A_RESET)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.frame_without_stream(stream_id, frames.RST_STREAM)
+            self.handle_closed_stream(stream_id, frames.RST_STREAM)
         else:
             self.forget(stream)
-            self.was_reset(stream, frames.read_number(payload)[0])
+            self.handle_reset(stream, frames.read_number(payload)[0])
 
-    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
-        self.small_frame(_GLITCHES_OF_SETTINGS)
+    def _on_settings(self, flags: int, _: int, payload: bytes) -> None:
+        self.count_small_frame(_GLITCHES_OF_SETTINGS)
         if len(payload) > _MAX_SETTINGS_BYTES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
         if not flags & frames.ACK:
-            self._has_settings, self._is_strict = True, False
+            self._has_settings = True
+            self._is_strict = False
             values = frames.read_settings(payload)
             self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))
-            self._take_settings(values)
+            self._apply_settings(values)
         elif payload:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that are acknowledged")
         elif not self.is_acknowledged:
             self.is_acknowledged = True
             self.reader.table_size_acknowledged()
 
-    def _take_settings(self, values: list[tuple[int, int]]) -> None:
+    def _apply_settings(self, values: list[tuple[int, int]]) -> None:
         """Apply the last value of each setting: nothing is sent between two of one frame."""
-        self.glitch(len(values))
+        self.count_glitch(len(values))
         found = dict(values)
         if frames.MAX_FRAME_SIZE in found:
             self.max_frame_size = min(found[frames.MAX_FRAME_SIZE], MAX_FRAME)
         self.max_streams = found.get(frames.MAX_CONCURRENT_STREAMS, self.max_streams)
         window = found.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
         if (difference := window - self.initial_window) != 0:
-            self.glitch(len(self.streams) // _STREAMS_A_GLITCH)
+            self.count_glitch(len(self.streams) // _STREAMS_A_GLITCH)
             self.initial_window = window
             self.widen_streams(difference)
 
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
-        self.small_frame()
+        self.count_small_frame()
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")
 
-    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING of a stream")
-        if len(payload) != 8:  # noqa: PLR2004 - section 6.7
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING of an odd length")
-        self.small_frame()
+    def _on_ping(self, flags: int, _: int, payload: bytes) -> None:
+        self.count_small_frame()
         if flags & frames.ACK:
-            self.ping_acknowledged(payload)
+            self.handle_ping_ack(payload)
         else:
             self.out.append(frames.ping(payload, frames.ACK))
 
-    def _on_goaway(self, _: int, stream_id: int, payload: bytes) -> None:
-        if stream_id or len(payload) < 8:  # noqa: PLR2004 - section 6.8
-            code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
-            raise ConnectionFault(code, "an odd GOAWAY")
-        self.small_frame()
-        self.goaway_received(frames.read_number(payload)[0] & frames.MAX_STREAM)
+    def _on_goaway(self, _: int, __: int, payload: bytes) -> None:
+        if len(payload) < _GOAWAY_BYTES:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY of an odd length")
+        self.count_small_frame()
+        self.handle_goaway(frames.read_number(payload)[0] & frames.MAX_STREAM)
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:  # noqa: PLR2004 - section 6.9
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an odd length")
-        self.small_frame()
+        self.count_small_frame()
         increment = frames.read_number(payload)[0] & frames.MAX_WINDOW
         if stream_id == 0:
             if not increment:
@@ -442,14 +454,25 @@ class Endpoint(FlowControl[AnyStream]):
             return
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.frame_without_stream(stream_id, frames.WINDOW_UPDATE)
+            self.handle_closed_stream(stream_id, frames.WINDOW_UPDATE)
         elif not increment or stream.send_window + increment > frames.MAX_WINDOW:
             code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
-            self.stream_fault(stream, code)
+            self.handle_stream_error(stream, code)
         else:
             self.widen_stream(stream, increment)
 
 
-def _goes_on(kind: int, size: int) -> bool:
-    """Return whether a frame is handled as it arrives, and not gathered first."""
+def _check_layout(kind: int, stream_id: int, size: int) -> None:
+    """Raise ConnectionFault for a frame of a stream, of none, or of a length that its type does not
+    have (RFC 9113 section 6).
+    """
+    is_misplaced = kind in (_OF_CONNECTION if stream_id else _OF_STREAMS)
+    if is_misplaced:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame {kind} of stream {stream_id}")
+    if _LENGTHS.get(kind, size) != size:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame {kind} of {size} bytes")
+
+
+def _is_streamed(kind: int, size: int) -> bool:
+    """Return whether a frame is handled piece by piece, and not gathered first."""
     return kind == frames.DATA and size > frames.FRAME_BYTES

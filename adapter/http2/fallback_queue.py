@@ -18,6 +18,7 @@ class FallbackQueue:
 
     @property
     def has_room(self) -> bool:
+        """Return whether a call may go to the server at once."""
         return self._not_begun < MAX_NOT_BEGUN and not self._waiting
 
     def sent(self) -> None:

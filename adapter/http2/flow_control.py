@@ -7,7 +7,7 @@ sent when most of a window has been used, or a part of it and there is something
 
 from abc import abstractmethod
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from adapter.http2 import frames
@@ -37,7 +37,6 @@ class Stream:
 
     id: int
     send_window: int
-    number: bytes = field(init=False)  # the id in four bytes
     queue: deque[Piece] | None = None  # DATA beyond `send_window`, in all `queued` bytes
     queued: int = 0
     tail: bytes = b""  # the frames that end the stream after it
@@ -49,9 +48,6 @@ class Stream:
     is_held_back: bool = False
     is_ended: bool = False  # the peer has sent END_STREAM
     is_counted: bool = False
-
-    def __post_init__(self) -> None:
-        self.number = frames.number(self.id)
 
 
 AnyStream = TypeVar("AnyStream", bound=Stream)
@@ -90,11 +86,11 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
     # -- for subclasses ---------------------------------------------------------------------
 
     @abstractmethod
-    def sent(self, stream: AnyStream, size: int) -> None:
+    def on_sent(self, stream: AnyStream, size: int) -> None:
         """Handle that `size` bytes of DATA of that stream were written."""
 
     @abstractmethod
-    def finished(self, stream: AnyStream) -> None:
+    def on_finished(self, stream: AnyStream) -> None:
         """Handle that the frame that ends the stream was written."""
 
     @abstractmethod
@@ -112,8 +108,8 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self.creditors[stream.id] = stream
 
     def hold_back(self, stream: AnyStream, size: int) -> None:
-        """Return no credit of that stream until `let_on`, nor the connection's for these `size`
-        bytes: the connection's window bounds what its callers send that nobody has room for.
+        """Return no credit of that stream until `release_credit`, nor the connection's for these
+        `size` bytes: its window bounds the bytes that its clients send and nobody has room for.
         """
         stream.is_held_back = True
         stream.held_back += size
@@ -121,7 +117,8 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         self.unannounced -= size
         self.creditors.pop(stream.id, None)
 
-    def let_on(self, stream: AnyStream) -> None:
+    def release_credit(self, stream: AnyStream) -> None:
+        """Return the credit of that stream again, also for the bytes that were held back."""
         size, stream.held_back = stream.held_back, 0
         stream.is_held_back = False
         self.held_back -= size
@@ -158,7 +155,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self._receive_window += self.unannounced
             self.unannounced = 0
 
-    def may_send(self, stream: AnyStream) -> bool:
+    def is_window_open(self, stream: AnyStream) -> bool:
         """Return whether the windows let the peer send on that stream."""
         return stream.receive_window > 0 and self._receive_window > 0
 
@@ -173,6 +170,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self.write(out)
 
     def resume_writing(self) -> None:
+        """Send what is queued: the peer reads again."""
         self.is_paused = False
         self.send_queued()
         self.flush_all()
@@ -191,14 +189,14 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         if size <= self.max_frame_size:
             self.out += (frames.head(size, frames.DATA, int(end), stream.id), piece)
         else:
-            self._send_cut(stream, piece, int(end))
+            self._send_frames(stream, piece, int(end))
         stream.send_window -= size
         self.send_window -= size
-        self.sent(stream, size)
+        self.on_sent(stream, size)
         if end:
-            self.finished(stream)
+            self.on_finished(stream)
 
-    def _send_cut(self, stream: AnyStream, piece: Piece, flags: int) -> None:
+    def _send_frames(self, stream: AnyStream, piece: Piece, flags: int) -> None:
         """Send DATA in frames of at most `max_frame_size`."""
         size, most, view = len(piece), self.max_frame_size, memoryview(piece)
         for at in range(0, size - most, most):
@@ -212,7 +210,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             stream.tail = tail
         else:
             self.out.append(tail)
-            self.finished(stream)
+            self.on_finished(stream)
 
     def _queue(self, stream: AnyStream, piece: Piece) -> None:
         if stream.queue is None:
@@ -227,13 +225,13 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         if stream.queue and stream.send_window > 0:
             self._ready[stream.id] = stream
 
-    def unqueue(self, stream: AnyStream) -> None:
+    def drop_queue(self, stream: AnyStream) -> None:
         """Drop queued DATA."""
         if stream.queue:
             stream.queue.clear()
             self._ready.pop(stream.id, None)
             self.count_queued(stream, -stream.queued)
-            self.sent(stream, stream.queued)
+            self.on_sent(stream, stream.queued)
             stream.queued = 0
 
     def send_queued(self) -> None:
@@ -252,23 +250,24 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             queue.appendleft(memoryview(piece)[send_window:])
             piece = memoryview(piece)[:send_window]
         size = len(piece)
-        self._send_cut(stream, piece, 0)
+        self._send_frames(stream, piece, 0)
         stream.send_window -= size
         stream.queued -= size
         self.send_window -= size
         self.glitches -= size >> 13
         self._make_ready(stream)  # after the others
         self.count_queued(stream, -size)
-        self.sent(stream, size)
+        self.on_sent(stream, size)
         if not queue and stream.tail:
             self.out.append(stream.tail)
-            self.finished(stream)
+            self.on_finished(stream)
 
     def forget(self, stream: AnyStream) -> None:
+        """Remove a stream, with its queue and what counts for it."""
         if stream.queue:
-            self.unqueue(stream)
+            self.drop_queue(stream)
         if stream.is_held_back:
-            self.let_on(stream)
+            self.release_credit(stream)
         if stream.is_counted:
             stream.is_counted = False
             self.shared.end_stream()
@@ -280,6 +279,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         self.send_queued()
 
     def widen_stream(self, stream: AnyStream, increment: int) -> None:
+        """Apply a WINDOW_UPDATE of a stream."""
         stream.send_window += increment
         if stream.queue:
             self._make_ready(stream)

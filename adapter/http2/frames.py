@@ -5,17 +5,34 @@ from struct import Struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
-PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
+# types of frames
+DATA = 0
+HEADERS = 1
+PRIORITY = 2
+RST_STREAM = 3
+SETTINGS = 4
+PUSH_PROMISE = 5
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
 
+# flags
 END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
 
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
-INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
+# settings
+HEADER_TABLE_SIZE = 1
+ENABLE_PUSH = 2
+MAX_CONCURRENT_STREAMS = 3
+INITIAL_WINDOW_SIZE = 4
+MAX_FRAME_SIZE = 5
+MAX_HEADER_LIST_SIZE = 6
 
 HEAD_BYTES = 9
-FRAME_BYTES = 2**14  # what every peer accepts
+FRAME_BYTES = 2**14  # every peer accepts a payload of so many bytes
 MAX_FRAME_BYTES = 2**24 - 1
 MAX_WINDOW = MAX_STREAM = 2**31 - 1
 DEFAULT_WINDOW = 2**16 - 1
@@ -32,6 +49,8 @@ read_number = _NUMBER.unpack_from
 
 
 class Code(IntEnum):
+    """The error codes of RFC 9113 section 7."""
+
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
     INTERNAL_ERROR = 2
@@ -61,24 +80,13 @@ class StreamFault(Exception):
         self.code = code
 
 
-# the first five bytes of a frame header; the stream's number follows
-_START = Struct(">HBBB")
-number = _NUMBER.pack
-
-
-def headers_start(block: bytes, *, end: bool) -> bytes:
-    """Return the start of a HEADERS frame; empty where the block needs CONTINUATION."""
-    if len(block) > FRAME_BYTES:
-        return b""
-    flags = END_HEADERS | END_STREAM if end else END_HEADERS
-    return _START.pack(len(block) >> 8, len(block) & 0xFF, HEADERS, flags)
-
-
 def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
+    """Return the header of a frame (section 4.1)."""
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 
 def settings(values: dict[int, int]) -> bytes:
+    """Return a SETTINGS frame."""
     payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
     return head(len(payload), SETTINGS, 0, 0) + payload
 
@@ -99,18 +107,22 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
     return head(4, WINDOW_UPDATE, 0, stream_id) + _NUMBER.pack(increment)
 
 
 def reset(stream_id: int, code: int) -> bytes:
+    """Return a RST_STREAM frame."""
     return head(4, RST_STREAM, 0, stream_id) + _NUMBER.pack(code)
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
+    """Return a PING frame; its payload has eight bytes."""
     return head(8, PING, flags, 0) + payload
 
 
 def goaway(last_stream_id: int, code: int, why: str = "") -> bytes:
+    """Return a GOAWAY frame, with a text for whoever debugs the peer."""
     payload = _NUMBER.pack(last_stream_id) + _NUMBER.pack(code) + why.encode()
     return head(len(payload), GOAWAY, 0, 0) + payload
 
@@ -129,12 +141,14 @@ def header_block(stream_id: int, block: bytes, *, end: bool) -> bytes:
 
 
 def without_padding(payload: bytes | memoryview) -> bytes | memoryview:
+    """Return the payload of a PADDED frame without its padding."""
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]
 
 
 def without_padding_and_priority(payload: bytes, flags: int) -> bytes:
+    """Return the header block fragment of a HEADERS frame with these flags."""
     if flags & PADDED:
         payload = bytes(without_padding(payload))
     if not flags & HAS_PRIORITY:

@@ -3,8 +3,8 @@
 Our SETTINGS_HEADER_TABLE_SIZE is 0, but a peer has a table until one of its blocks says that it is
 gone, and grpc-okhttp never says so.
 
-Equal blocks mean equal headers, so what a block means is cached by its bytes: of a peer without a
-table every block, of a peer with one those that neither use nor change it.
+Without a table equal blocks mean equal headers, so the meaning of a block is cached by its bytes.
+Nothing of a peer that has a table is cached.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,20 +19,25 @@ from hpack.exceptions import HPACKError
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
 
 T = TypeVar("T")
+V = TypeVar("V")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 MAX_FIELDS = 128
 MAX_TEXT_BYTES = 2**19  # of an error: percent-encoding takes 0.1 us a byte
-_MOST_DECODED = 4  # times the limits: so much of a block is decoded for its effect on the table
-_CACHED_BLOCKS, _CACHED_BLOCK_BYTES, _CACHED_FIELD_BYTES = 512, 2048, 256
-_LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte
+# a block is decoded up to so many times the limits, for its effect on the table
+_MOST_DECODED = 4
+_MAX_CACHED = 512
+_CACHED_BLOCK_BYTES = 2048
+_CACHED_FIELD_BYTES = 256
+_LITERAL_LIMIT = 0x7F  # the seven bits of an integer's first byte
 _MAX_SHIFT = 28  # an integer has at most five more bytes
-_SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
+_SIZE_UPDATE_MASK = 0xE0
+_SIZE_UPDATE = 0x20
 _IS_INDEXED = 0x80
 _IS_ADDED = 0x40  # a literal that goes into the table
-_LAST_STATIC_INDEX = 61
 _ENTRY_BYTES = 32  # overhead of each header, by RFC 7541 section 4.1
-_SHORT_BYTES, _CACHED_SHORT = 128, 1024
+_SHORT_BYTES = 128
+_CACHED_SHORT = 1024
 _LENGTH_DIGITS = 18
 # RFC 9113 section 8.2.2
 _CONNECTION_SPECIFIC = frozenset(
@@ -45,60 +50,44 @@ _NOT_IN_NAMES = frozenset([*range(0x21), *_UPPER, *range(0x7F, 0x100)])
 _PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte != 0x25)  # noqa: PLR2004 - not %
 
 
-class _Cache(Generic[T]):
-    """Maps the bytes of header blocks and fields to their meaning."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[bytes, T] = {}
-        self.fields: dict[bytes, tuple[bytes, bytes]] = {}
-
-    def keep(self, block: bytes, meaning: T) -> None:
-        if len(block) > _CACHED_BLOCK_BYTES:
-            return
-        if len(self.blocks) >= _CACHED_BLOCKS:
-            self.blocks.clear()
-        self.blocks[block] = meaning
-
-    def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
-        if len(field) > _CACHED_FIELD_BYTES:
-            return
-        if len(self.fields) >= _CACHED_BLOCKS:
-            self.fields.clear()
-        self.fields[field] = header
+def _keep(cache: dict[bytes, V], encoded: bytes, meaning: V, max_bytes: int) -> None:
+    """Cache what `encoded` means, unless it is long. A full cache is emptied first."""
+    if len(encoded) <= max_bytes:
+        if len(cache) >= _MAX_CACHED:
+            cache.clear()
+        cache[encoded] = meaning
 
 
 class HeaderBlockCache(Generic[T]):
-    """Caches what header blocks mean by their bytes, for all connections of a kind."""
+    """Maps the bytes of header blocks and fields of peers without a table to their meaning."""
 
-    def __init__(self, meaning: Callable[[Headers], T]) -> None:
-        self.of = meaning
-        self.without_table: _Cache[T] = _Cache()
-        self.with_table: _Cache[T] = _Cache()
+    def __init__(self, read_meaning: Callable[[Headers], T]) -> None:
+        self.read_meaning = read_meaning
+        self.blocks: dict[bytes, T] = {}
+        self.fields: dict[bytes, tuple[bytes, bytes]] = {}
 
 
 class HeadersTooLarge(StreamFault):
     """A block exceeds a limit; its first `headers` do not. The next block can be read."""
 
-    def __init__(self, headers: Headers, why: str) -> None:
-        super().__init__(Code.ENHANCE_YOUR_CALM, why)
+    def __init__(self, headers: Headers, text: str) -> None:
+        super().__init__(Code.ENHANCE_YOUR_CALM, text)
         self.headers = headers
 
 
 class HeaderReader(Generic[T]):
-    """Decodes the header blocks of one connection. `work` is what the latest block cost, in
-    glitches.
-    """
+    """Decodes the header blocks of one connection."""
 
     def __init__(self, cache: HeaderBlockCache[T], max_bytes: int) -> None:
-        self._caches = cache
-        self._cache = cache.with_table
+        self._cache = cache
+        self._known_fields: dict[bytes, tuple[bytes, bytes]] = {}  # empty while there is a table
         self._max_bytes = max_bytes
         self._decoder = Decoder(max_header_list_size=_MOST_DECODED * max_bytes)
         self._has_table = True
         self._is_acknowledged = False
-        self._is_cacheable = False  # the latest block
-        self.kept: Callable[[bytes], T | None] = self._cache.blocks.get
-        self.work = 0
+        self.work = 0  # the cost of the latest block, in glitches
+        # returns the meaning of a block that is cached
+        self.cached: Callable[[bytes], T | None] = lambda _: None
 
     def table_size_acknowledged(self) -> None:
         """Expect the peer's next block to start with a table size update (RFC 7541 section 4.2).
@@ -112,25 +101,23 @@ class HeaderReader(Generic[T]):
         """Cache every block from here on, if the peer has given up its table for good."""
         if self._is_acknowledged and self._decoder.header_table_size == 0:
             self._has_table = False
-            self._cache = self._caches.without_table
-            self.kept = self._cache.blocks.get
+            self._known_fields = self._cache.fields
+            self.cached = self._cache.blocks.get
 
     def read(self, block: bytes) -> T:
         """Return the meaning of a block. Raise StreamFault, after which the connection continues,
         when the headers are malformed or too large.
         """
         self.work = 0
-        if (kept := self.kept(block)) is not None:
-            return kept
         try:
-            found = self._fields(block)
+            headers = self._fields(block)
         except HPACKError as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
-        meaning = self._caches.of(found)
-        if self._is_cacheable:
-            self._cache.keep(block, meaning)
+        meaning = self._cache.read_meaning(headers)
+        if not self._has_table:
+            _keep(self._cache.blocks, block, meaning, _CACHED_BLOCK_BYTES)
         return meaning
 
     def _fields(self, block: bytes) -> Headers:
@@ -138,16 +125,14 @@ class HeaderReader(Generic[T]):
         limit is decoded only where there is a table that it may change.
         """
         found: list[tuple[bytes, bytes]] = []
-        known = self._cache.fields
         room = self._max_bytes
         over = 0
         most = _MOST_DECODED * MAX_FIELDS if self._has_table else MAX_FIELDS + 1
         starts = field_starts(block, most)
         self.work = len(starts) >> 2
-        self._is_cacheable = True
         for start, end in pairwise(starts):
             field = block[start:end]
-            header = known.get(field) or self._decode(field, is_first=not found)
+            header = self._known_fields.get(field) or self._decode(field, is_first=not found)
             if header is None:
                 continue
             room -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
@@ -174,10 +159,8 @@ class HeaderReader(Generic[T]):
             return None
         ((key, value),) = self._decoder.decode(field, raw=True)
         header = (bytes(key), bytes(value))
-        if not self._has_table or _is_independent(field):
-            self._cache.keep_field(field, header)
-        else:
-            self._is_cacheable = False
+        if not self._has_table:
+            _keep(self._known_fields, field, header, _CACHED_FIELD_BYTES)
         return header
 
     def _update_size(self, field: bytes, *, is_first: bool) -> None:
@@ -190,19 +173,6 @@ class HeaderReader(Generic[T]):
             self._decoder.max_allowed_table_size = 0
         self._decoder.decode(field, raw=True)
         self._forget_table()
-        self._is_cacheable = not self._has_table
-
-
-def _is_independent(field: bytes) -> bool:
-    """Return whether a field neither refers to the table nor goes into it: RFC 7541 section 6."""
-    first = field[0]
-    if first & _IS_INDEXED:
-        return first & ~_IS_INDEXED <= _LAST_STATIC_INDEX
-    if first & _IS_ADDED:
-        return False
-    prefix = 0x0F
-    index = first & prefix
-    return index < prefix or index + field[1] <= _LAST_STATIC_INDEX
 
 
 def field_starts(block: bytes, most: int) -> list[int]:

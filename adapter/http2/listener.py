@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class RelayListener:
+    """Listens for gRPC clients, and checks the time limits of their connections."""
+
     def __init__(self, context: RelayContext, *, max_connections: int | None = None) -> None:
         self._context = context
         self._max_connections = max_connections
@@ -33,7 +35,8 @@ class RelayListener:
     async def listen(self, host: str, port: int, path: str | None) -> int:
         """Listen; return the port, 0 for a unix socket. Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
-        self._path, self._is_closing = path, False
+        self._path = path
+        self._is_closing = False
         if path is not None:
             self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
         else:
@@ -45,6 +48,7 @@ class RelayListener:
 
     @property
     def connections(self) -> int:
+        """Return how many connections are open."""
         return sum(s.state is not State.CLOSED for s in self._sessions)
 
     def _accept(self) -> asyncio.Protocol:
@@ -102,7 +106,7 @@ class RelayListener:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 for session in list(self._sessions):
-                    await session.until_done()
+                    await session.wait_until_done()
         for session in self._sessions:
             session.close_all()
         background.end(self._ticking)
@@ -116,6 +120,7 @@ class _Refusal(asyncio.Protocol):
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close the connection."""
         cast("asyncio.Transport", transport).close()
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from adapter.http2 import frames
 from adapter.http2.fallback_queue import FallbackQueue
 from adapter.http2.headers import (
     MAX_TEXT_BYTES,
@@ -35,11 +34,13 @@ _GRPC = re.compile(rb"application/grpc(?:[+; ]|$)")
 _NAME = re.compile(rb"[a-z0-9._-]+")
 HTTP_431 = 431  # Request Header Fields Too Large
 ENCODINGS = (b"identity", b"deflate", b"gzip")
-_MOST_NUMBER, _COST_BYTES, _SHOWN_BYTES = 2**31, 8, 40
+_NUMBERS_END = 2**31
+_COST_BYTES = 8
+_SHOWN_BYTES = 40
 
 
 class Reason(Enum):
-    """Why the relay itself ends a call."""
+    """Says why the relay itself ends a call."""
 
     INVALID = "the request breaks a rule of gRPC or of protobuf"
     ENCODING = "its messages are compressed in a way that gRPC does not know"
@@ -64,41 +65,30 @@ class RelayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The headers of a request. `direct` is the header block for Triton, None when the call may not
-    go there; `fallback` the one for the fallback server. `metadata_name` is the metadata's name for
-    the model, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the
-    message for the fallback server; None for a stream, whose messages that server judges, and for
-    what is refused. `length`
-    is `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
-    HEADERS frame of `direct`; empty where it needs CONTINUATION. `headers`: all that were read.
-    """
+    """The headers of a request, and where it may go."""
 
     path: bytes
-    fallback: bytes
-    direct: bytes | None
-    metadata_name: str | None
-    seconds: float | None
-    refusal: RelayError | None
-    max_bytes: int | None
-    length: int | None
-    http_status: int | None
-    direct_start: bytes
-    headers: Headers
+    headers: Headers  # as far as they were read
+    fallback: bytes = b""  # the header block for the fallback server
+    direct: bytes | None = None  # the one for Triton; None when the call may not go there
+    metadata_name: str | None = None  # the metadata's name for the model
+    seconds: float | None = None  # the timeout
+    refusal: RelayError | None = None  # answered at once
+    # limit of the message for the fallback server; None for a stream, whose messages that server
+    # judges, and for what is refused
+    max_bytes: int | None = None
+    length: int | None = None  # content-length
+    http_status: int | None = None  # the response to a request that is not gRPC
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The headers of a response (`is_first`), or its trailers; `status` is `grpc-status`. Its frame
-    begins with `head_start`, or with `end_start` where it ends the stream; both are empty where
-    it needs CONTINUATION.
-    """
+    """The headers of a response, or its trailers."""
 
     block: bytes
-    head_start: bytes
-    end_start: bytes
-    status: int | None
+    status: int | None  # grpc-status
     text: str
-    is_first: bool
+    is_first: bool  # not trailers
 
 
 class DirectCall(Protocol):
@@ -145,6 +135,8 @@ class DirectCall(Protocol):
 
 
 class RoutingPolicy(Protocol):
+    """Decides for the relay where calls go, and words its errors."""
+
     def is_forwarded(self, header: bytes) -> bool:
         """Return whether a header is for Triton."""
 
@@ -170,9 +162,6 @@ class RoutingPolicy(Protocol):
         answer a complete message with it at once.
         """
 
-    def may_wait(self, name: bytes, metadata_name: str | None) -> bool:
-        """Return whether the call may be admitted after `ready`."""
-
     async def ready(self, name: bytes, metadata_name: str | None) -> Exception | None:
         """Wait until the model takes inferences, for which it may be loaded; return why it does
         not.
@@ -183,36 +172,48 @@ class RoutingPolicy(Protocol):
 
 
 def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
+    """Return what a request's headers mean. Raise StreamFault if they are malformed."""
     check_request(headers)
     found = dict(headers)
-    refusal = odd_header(headers)
+    refusal = find_odd_header(headers)
     status = _http_status(found)
     is_grpc = refusal is None and status is None
     may_go, metadata_name = policy.route(found) if is_grpc else (False, None)
     fallback = encoded(headers)
     meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
     direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
-    seconds = seconds_of(found.get(b"grpc-timeout", b""))
+    seconds = parse_timeout(found.get(b"grpc-timeout", b""))
     if refusal is None and found.get(b"te") != b"trailers":
         refusal = RelayError(Reason.INVALID, "the header te must be trailers")
     if refusal is None and seconds == 0:
         refusal = RelayError(Reason.LATE, "the caller's deadline has passed")
-    path, length = found[b":path"], content_length(headers)
-    most = policy.max_bytes(path) if refusal is None and status is None else None
-    start = frames.headers_start(direct, end=False) if direct else b""
-    about = (path, fallback, direct, metadata_name, seconds, refusal, most, length, status, start)
-    return Call(*about, headers)
+    path = found[b":path"]
+    return Call(
+        path,
+        headers,
+        fallback=fallback,
+        direct=direct,
+        metadata_name=metadata_name,
+        seconds=seconds,
+        refusal=refusal,
+        max_bytes=policy.max_bytes(path) if refusal is None and status is None else None,
+        length=content_length(headers),
+        http_status=status,
+    )
 
 
-def too_large_call(headers: Headers, why: str) -> Call:
+def too_large_call(headers: Headers, reason: str) -> Call:
     """Return a call of which only these headers were read. One that may be gRPC has the status that
     grpc itself gives it, any other 431.
     """
     found = {b":method": b"POST", b":path": b"", b"content-type": b"application/grpc"}
     found.update(headers)
-    refusal = RelayError(Reason.TOO_LARGE, f"{why}; send fewer or shorter ones")
-    status = HTTP_431 if _http_status(found) else None
-    return Call(found[b":path"], b"", None, None, None, refusal, None, None, status, b"", headers)
+    return Call(
+        found[b":path"],
+        headers,
+        refusal=RelayError(Reason.TOO_LARGE, f"{reason}; send fewer or shorter ones"),
+        http_status=HTTP_431 if _http_status(found) else None,
+    )
 
 
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:
@@ -222,14 +223,14 @@ def _http_status(found: Mapping[bytes, bytes]) -> int | None:
 
 
 def read_answer(headers: Headers) -> Answer:
+    """Return what the headers or trailers of a response mean. Raise StreamFault if they are
+    malformed.
+    """
     check_answer(headers)
     found = dict(headers)
     status = found.get(b"grpc-status", b"")
-    block = encoded(headers)
     return Answer(
-        block,
-        frames.headers_start(block, end=False),
-        frames.headers_start(block, end=True),
+        encoded(headers),
         int(status) if status.isdigit() and len(status) < 3 else None,  # noqa: PLR2004
         unquote_to_bytes(found.get(b"grpc-message", b"")[:MAX_TEXT_BYTES]).decode(
             "utf-8", "replace"
@@ -238,7 +239,7 @@ def read_answer(headers: Headers) -> Answer:
     )
 
 
-def odd_header(headers: Headers) -> RelayError | None:
+def find_odd_header(headers: Headers) -> RelayError | None:
     """Return why a call with these headers is refused, None where it is not. Triton and the
     fallback server would answer it INTERNAL, or reset it, though the client is at fault.
     """
@@ -247,7 +248,7 @@ def odd_header(headers: Headers) -> RelayError | None:
             continue
         if not _NAME.fullmatch(key):
             return RelayError(Reason.INVALID, f"{_shown(key)} is not a name of metadata")
-        if key.endswith(b"-bin") and _bytes_of(value) is None:
+        if key.endswith(b"-bin") and _decode_base64(value) is None:
             return RelayError(Reason.INVALID, f"the header {_shown(key)} is not base64")
         is_fine = _OWN.get(key)
         if is_fine is not None and not is_fine(value):
@@ -268,13 +269,13 @@ def _not_understood(key: str, value: bytes) -> RelayError:
     return RelayError(Reason.INVALID, f"the header {key} cannot be {shown!r}")
 
 
-def seconds_of(timeout: bytes) -> float | None:
+def parse_timeout(timeout: bytes) -> float | None:
     """Parse `grpc-timeout`; None where it is malformed."""
     found = _TIMEOUT.fullmatch(timeout)
     return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
-def _bytes_of(text: bytes) -> bytes | None:
+def _decode_base64(text: bytes) -> bytes | None:
     """Decode base64 with or without padding; None where grpc would reject it."""
     padded = text + b"=" * (-len(text) % 4)
     try:
@@ -285,15 +286,15 @@ def _bytes_of(text: bytes) -> bytes | None:
 
 
 def _is_number(value: bytes) -> bool:
-    return value.isdigit() and len(value) < 11 and int(value) < _MOST_NUMBER  # noqa: PLR2004
+    return value.isdigit() and len(value) < 11 and int(value) < _NUMBERS_END  # noqa: PLR2004
 
 
 def _is_timeout(value: bytes) -> bool:
-    return seconds_of(value) is not None
+    return parse_timeout(value) is not None
 
 
 def _is_cost(value: bytes) -> bool:
-    return len(_bytes_of(value) or b"") >= _COST_BYTES
+    return len(_decode_base64(value) or b"") >= _COST_BYTES
 
 
 # headers with a meaning to gRPC itself
@@ -310,34 +311,29 @@ _OWN: dict[bytes, Callable[[bytes], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """Time limits of clients, in seconds. After `slow` a request must arrive at `rate` bytes a
-    second on average. Part of a response must be read every `answer`; when its model is unloaded
-    or the adapter stops, all of it at `rate`, after `drain`.
-    """
+    """Limits how slowly clients may send and read, in seconds and bytes a second."""
 
-    slow: float = 10
+    slow: float = 10  # after this a request must have arrived at `rate` on average
     rate: float = 64 * 2**10
-    answer: float = 60
+    answer: float = 60  # part of a response must be read within this
+    # when its model is unloaded or the adapter stops, a response must be read at `rate`, after this
     drain: float = 2
 
 
 class RelayContext:
-    """The state and limits that the connections of one listener share.
-
-    `connect_*` raise OSError. `on_shed` is told what was turned away: a connection as one too many
-    (`refused`) or for a flood of frames (`flood`), or a request beyond the streams of its
-    connection (`streams`). `is_stopping`: clients get little more time.
-    """
+    """Holds the state and the limits that the connections of one listener share."""
 
     def __init__(
         self,
         policy: RoutingPolicy,
-        connect_triton: Connect,
-        connect_fallback: Connect,
+        connect_triton: Connect,  # raises OSError
+        connect_fallback: Connect,  # raises OSError
         *,
         timeout_seconds: float,
         max_message_bytes: int,
         budget: ByteBudget,
+        # reports a connection that was closed as one too many ("refused") or for a flood of frames
+        # ("flood"), and a request beyond the streams of its connection ("streams")
         on_shed: Callable[[str], None] = lambda _: None,
         turns: Turns | None = None,
     ) -> None:
@@ -351,12 +347,13 @@ class RelayContext:
         self.turns = turns or Turns()
         self.caller_limits = CallerLimits()
         self.fallback_queue = FallbackQueue()
-        self.is_stopping = False
+        self.is_stopping = False  # clients get little more time
         self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))
         self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in a task, which the listener waits for as it closes."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -35,10 +35,14 @@ class Malformed(Exception):
 
 
 class FieldCheck(Protocol):
+    """Judges the fields of a large message, without those of raw tensors."""
+
     def __call__(self, fields: bytes, /, *, is_whole: bool) -> None: ...
 
 
 class Peek(Enum):
+    """Says why the start of a message has no name."""
+
     MORE = "the name may be in bytes that were not received yet"
     NO = "not a message that names its model first"
 
@@ -132,6 +136,9 @@ class NameScanner:
         return self.is_raw and size < self.skip
 
     def end(self) -> None:
+        """Check that the message is complete, and its fields. Raise Malformed if they are not as
+        they should be.
+        """
         if self._left or self.skip or self._rest:
             raise Malformed("the message breaks off within a field")
         if self.check is not None:
@@ -216,6 +223,9 @@ def has_no_outputs(answer: bytes | memoryview, at: int = 0) -> bool:
 
 
 def varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return an integer and where it ends. Raise IndexError if it is cut, Malformed if it is too
+    long.
+    """
     value = message[at]
     if value < LONG:
         return value, at + 1

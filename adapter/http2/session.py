@@ -12,7 +12,6 @@ from functools import partial
 
 from adapter.http2.downstream import Downstream
 from adapter.http2.endpoint import LEAST_BYTES
-from adapter.http2.flow_control import CONNECTION_CREDIT
 from adapter.http2.frames import Code
 from adapter.http2.policy import Call, Reason, RelayContext, RelayError
 from adapter.http2.protobuf import (
@@ -28,10 +27,14 @@ from adapter.http2.stream import Exchange, LargeBody, Stage
 from adapter.http2.transport import Heard, Piece, State, with_own_code
 from adapter.http2.upstream import Upstream
 
-_SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
+_SETTINGS_SECONDS = 15.0  # until the client has acknowledged our settings
+_SILENT_SECONDS = 60.0  # after this a silent client gets a PING
+_PING_SECONDS = 20.0  # until it has answered
+_IDLE_SECONDS = 3600.0  # without a request; then the connection is shut down
 _POLL_SECONDS = 0.1
 _MAX_TICK_SECONDS = 0.5  # after a longer pause it was the event loop that was slow, not the clients
-_FEW_BYTES, _GLITCHES_OF_SMALL_DATA = 2**10, 4
+_FEW_BYTES = 2**10
+_GLITCHES_OF_SMALL_DATA = 4
 _NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
 # smaller messages are forwarded when they are complete, larger ones as they are received
 _BUFFERED_MESSAGE_BYTES = 2**18
@@ -53,11 +56,10 @@ class RelaySession(Downstream):
         self._begun = self._received_at = self._busy_at = self._checked = self._clock()
 
     def flush_all(self) -> None:
-        if self.out or self.creditors or self.unannounced >= CONNECTION_CREDIT:
-            self.flush()
+        """Write the queued frames of the client's connection and of all upstream ones."""
+        self.flush()
         for upstream in self.upstreams:
-            if upstream.out or upstream.creditors or upstream.unannounced >= CONNECTION_CREDIT:
-                upstream.flush()
+            upstream.flush()
 
     # -- upstream connections ---------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class RelaySession(Downstream):
             is_full = upstream.is_ending or len(upstream.streams) >= upstream.max_streams
             if upstream.is_triton is is_triton and not is_full:
                 return upstream
-        upstream = Upstream(self.context, self, self._upstream_lost, is_triton=is_triton)
+        upstream = Upstream(self.context, self, self._handle_lost_upstream, is_triton=is_triton)
         self.upstreams.append(upstream)
         self.context.begin(self._connect(upstream))
         return upstream
@@ -81,18 +83,19 @@ class RelaySession(Downstream):
             upstream.close()
             self.flush_all()
 
-    def _upstream_lost(self, upstream: Upstream) -> None:
+    def _handle_lost_upstream(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
         reason, why = Reason.UNREACHABLE, "Triton cannot be reached"
         if upstream.was_open:
             reason, why = Reason.BROKEN, "the connection to Triton broke"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
-            self.answer_failed(stream.exchange, reason, why)
+            self.end_unanswered(stream.exchange, reason, why)
 
     # -- the session ------------------------------------------------------------------------
 
     def lost(self) -> None:
+        """Cancel the client's requests, and close the upstream connections that work on none."""
         super().lost()
         for upstream in list(self.upstreams):
             upstream.close_if_done()
@@ -111,7 +114,8 @@ class RelaySession(Downstream):
             for stream in upstream.streams.values()
         )
 
-    async def until_done(self) -> None:
+    async def wait_until_done(self) -> None:
+        """Wait until the client has left and no model works on its requests."""
         while not (self.ended.is_set() or self.is_done):
             with suppress(TimeoutError):  # no event says that a model is gone
                 async with asyncio.timeout(_POLL_SECONDS):
@@ -135,13 +139,14 @@ class RelaySession(Downstream):
     def check_connection(self) -> None:
         """Detect dead and idle peers, and refill the budget of glitches; called once a second."""
         now = self._clock()
-        self.a_second_passed()
+        self.start_second()
         for upstream in self.upstreams:
-            upstream.a_second_passed()
+            upstream.start_second()
         if self.streams:
             self._busy_at = now
         if self.heard is Heard.SOMETHING:
-            self._received_at, self.heard = now, Heard.NOTHING
+            self._received_at = now
+            self.heard = Heard.NOTHING
         if not self.is_acknowledged and now - self._begun > _SETTINGS_SECONDS:
             self.close(Code.SETTINGS_TIMEOUT)
         elif now - self._received_at > _SILENT_SECONDS + _PING_SECONDS:
@@ -155,6 +160,7 @@ class RelaySession(Downstream):
     # -- requests ---------------------------------------------------------------------------
 
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
+        """Begin with a request; one without a message goes on at once."""
         seconds = self.context.timeout_seconds
         if call.seconds is not None and call.seconds < seconds:
             seconds = call.seconds
@@ -171,23 +177,24 @@ class RelaySession(Downstream):
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)
         elif call.http_status is not None:
             self.discard(exchange, b"", end=end)
-        elif (error := call.refusal or exchange.counted_in(self.context.budget)) is not None:
+        elif (error := call.refusal or exchange.count_stream(self.context.budget)) is not None:
             self.refuse(exchange, error)
         elif call.max_bytes is None:
             self._to_fallback(exchange, b"", end=end)
         else:
             self._refuse_incomplete(exchange)
 
-    def data(self, stream: Exchange, piece: Piece, end: bool) -> None:
+    def handle_data(self, stream: Exchange, piece: Piece, end: bool) -> None:
+        """Forward DATA of a request, or buffer it until the request can be routed."""
         size = len(piece)
         stream.received_bytes += size
         if size < LEAST_BYTES and not end:
-            self.small_frame(_GLITCHES_OF_SMALL_DATA)
+            self.count_small_frame(_GLITCHES_OF_SMALL_DATA)
         elif self.small_frames:
-            self.take_off(1)
+            self.forgive_small_frames(1)
         if LEAST_BYTES <= size < _FEW_BYTES and not end:
-            self.glitch()
-        if not (end and stream.received_bytes == size and self._goes_whole(stream, piece)):
+            self.count_glitch()
+        if not (end and stream.received_bytes == size and self._forward_whole(stream, piece)):
             self._take(stream, piece, end=end)
 
     def _take(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
@@ -201,24 +208,22 @@ class RelaySession(Downstream):
                 exchange.body.take(len(piece))
             self._forward(exchange, piece, end=end)
         elif exchange.stage is _ARRIVING:
-            self._arrive(exchange, piece, end=end)
+            self._gather(exchange, piece, end=end)
         elif exchange.stage is _WAITING:
             self._buffer(exchange, piece)
         else:
             self.credit(exchange, len(piece))
 
-    def _goes_whole(self, exchange: Exchange, piece: Piece) -> bool:
+    def _forward_whole(self, exchange: Exchange, piece: Piece) -> bool:
         """Forward a complete request of one DATA frame to Triton, as most small requests are, or
         refuse it. False, with nothing done, where it is anything else.
         """
         call, size = exchange.call, len(piece)
-        if not call.direct_start or call.length not in {None, size} or not isinstance(piece, bytes):
+        block = call.direct
+        if block is None or call.length not in {None, size} or not isinstance(piece, bytes):
             return False
         name = plain_name(piece, self.context.max_message_bytes)
         if name is None:
-            return False
-        upstream = self.upstream(is_triton=True)
-        if not upstream.fits_whole(size):
             return False
         admitted = self.context.policy.admit(name, call.metadata_name, piece[PREFIX_BYTES:])
         if admitted is None:
@@ -227,13 +232,14 @@ class RelaySession(Downstream):
             self.refuse(exchange, admitted)
             return True
         exchange.direct_call = admitted
-        upstream.open_whole(exchange, piece)
+        upstream = self.upstream(is_triton=True)
+        upstream.send(upstream.open_stream(exchange, block, end=False), piece, end=True)
         return True
 
     # -- buffering --------------------------------------------------------------------------
 
-    def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        if self.refuses_flag(exchange, piece):
+    def _gather(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        if self.refuse_odd_flag(exchange, piece):
             return
         start: Piece | bytearray = piece
         if exchange.buffered:
@@ -241,9 +247,9 @@ class RelaySession(Downstream):
             start = exchange.buffered
             if len(start) < exchange.needed_bytes and not end:
                 return
-        name = self._name_in(exchange, start)
+        name = self._read_name(exchange, start)
         if end or not self._needs_more(exchange, name, start):
-            self._hold_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
+            self._count_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
         elif start is piece:
             self._buffer(exchange, piece)
 
@@ -253,7 +259,7 @@ class RelaySession(Downstream):
         exchange.buffered += piece
         self.add_buffered(len(piece))
 
-    def _name_in(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
+    def _read_name(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
         if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
             return Peek.NO
         return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self.context.max_message_bytes)
@@ -275,9 +281,9 @@ class RelaySession(Downstream):
         """Route requests that are being buffered; refuse those that wait: they keep others out."""
         for exchange in list(self.streams.values()):
             if exchange.stage is Stage.ARRIVING and exchange.buffered:
-                name = self._name_in(exchange, exchange.buffered)
+                name = self._read_name(exchange, exchange.buffered)
                 if name is not Peek.MORE:
-                    self._hold_and_route(exchange, name, bytes(exchange.buffered), end=False)
+                    self._count_and_route(exchange, name, bytes(exchange.buffered), end=False)
             elif exchange.stage is Stage.WAITING:
                 self.refuse(exchange, _overloaded())
 
@@ -292,7 +298,7 @@ class RelaySession(Downstream):
 
     # -- routing ----------------------------------------------------------------------------
 
-    def _hold_and_route(
+    def _count_and_route(
         self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool
     ) -> None:
         """Route a message; the bytes of a large one count until they have been forwarded."""
@@ -307,23 +313,35 @@ class RelaySession(Downstream):
         self.release_buffer(exchange)
         block, size = exchange.call.direct, length_of(piece)
         exchange.remaining_bytes = PREFIX_BYTES + size
-        if exchange.breaks_off(piece, end=end):
+        if exchange.is_cut_off(piece, end=end):
             self._refuse_incomplete(exchange)
-        elif block is not None and self._admits(exchange, name, piece, end=end):
+        elif block is not None and self._admit(exchange, name, piece, end=end):
             self._open(exchange, block, is_triton=True, end=False)
             self._send(exchange, piece, end=end)
         elif exchange.is_answered:
-            return  # it was refused
-        elif (error := self._too_large(exchange, size)) is not None:
-            policy, model = self.context.policy, exchange.call.metadata_name
-            if block is None or not isinstance(name, bytes):
-                self.refuse(exchange, error)
-            elif size <= self.context.max_message_bytes and policy.may_wait(name, model):
-                self._wait_for_model(exchange, name, piece)
-            else:
-                self.refuse(exchange, policy.error_of(name, model) or error)
+            return  # `_admit` has refused the request
+        elif (error := self._find_excess(exchange, size)) is not None:
+            self._refuse_too_large(exchange, name, piece, error)
         else:
             self._to_fallback(exchange, piece, end=end)
+
+    def _refuse_too_large(
+        self, exchange: Exchange, name: bytes | Peek, piece: Piece, error: RelayError
+    ) -> None:
+        """Refuse a message that is too large for the fallback server, unless its model may take it
+        directly later.
+        """
+        model = exchange.call.metadata_name
+        if exchange.call.direct is None or not isinstance(name, bytes):
+            self.refuse(exchange, error)
+            return
+        model_error = self.context.policy.error_of(name, model)
+        is_of_another = model is not None and model.encode() != name
+        is_small = length_of(piece) <= self.context.max_message_bytes
+        if model_error is not None and is_small and not is_of_another:
+            self._wait_for_model(exchange, name, piece)
+        else:
+            self.refuse(exchange, model_error or error)
 
     def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
         """Keep back a message that is too large for the fallback server until its model takes
@@ -334,7 +352,7 @@ class RelaySession(Downstream):
             exchange.body.end()
             exchange.body = None
         self._buffer(exchange, piece)
-        exchange.to(Stage.WAITING)
+        exchange.enter(Stage.WAITING)
         exchange.wait = self.context.begin(self._route_ready(exchange, name))
 
     async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
@@ -344,10 +362,10 @@ class RelaySession(Downstream):
             self.refuse(exchange, error)
         else:
             piece = bytes(exchange.buffered)
-            self._hold_and_route(exchange, name, piece, end=exchange.is_ended)
+            self._count_and_route(exchange, name, piece, end=exchange.is_ended)
         self.flush_all()
 
-    def _too_large(self, exchange: Exchange, size: int) -> RelayError | None:
+    def _find_excess(self, exchange: Exchange, size: int) -> RelayError | None:
         most, direct = exchange.call.max_bytes, self.context.max_message_bytes
         if exchange.call.direct is not None and size > direct:
             most = direct
@@ -355,7 +373,7 @@ class RelaySession(Downstream):
             return None
         return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {most})")
 
-    def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
+    def _admit(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
         if not isinstance(name, bytes):
             return False
         scanner = NameScanner(length_of(start))
@@ -373,10 +391,11 @@ class RelaySession(Downstream):
             if end:
                 self.refuse(exchange, admitted)
             return False
-        exchange.direct_call, exchange.scanner = admitted, scanner
+        exchange.direct_call = admitted
+        exchange.scanner = scanner
         if not end:
             scanner.check = admitted.check_fields
-            admitted.on_unload(partial(self._model_unloads, exchange))
+            admitted.on_unload(partial(self._handle_unload, exchange))
         return True
 
     def _refuse_incomplete(self, exchange: Exchange) -> None:
@@ -392,7 +411,7 @@ class RelaySession(Downstream):
             self._send_fallback(exchange, piece, end=end)
             return
         self._buffer(exchange, piece)
-        exchange.to(_WAITING)
+        exchange.enter(_WAITING)
         self.context.fallback_queue.wait(self, partial(self._send_waiting, exchange))
 
     def _send_waiting(self, exchange: Exchange) -> None:
@@ -410,10 +429,10 @@ class RelaySession(Downstream):
 
     def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
         upstream = self.upstream(is_triton=is_triton)
-        exchange.to(Stage.SENDING)
-        outbound = upstream.open(exchange, block, end=end)
+        exchange.enter(Stage.SENDING)
+        outbound = upstream.open_stream(exchange, block, end=end)
         if end:
-            upstream.finished(outbound)
+            upstream.on_finished(outbound)
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         scanner, outbound, size = exchange.scanner, exchange.outbound, len(piece)
@@ -422,9 +441,9 @@ class RelaySession(Downstream):
             exchange.remaining_bytes -= size
             outbound.upstream.send(outbound, piece)
             return
-        if self.refuses_flag(exchange, piece):
+        if self.refuse_odd_flag(exchange, piece):
             return
-        if exchange.breaks_off(piece, end=end):
+        if exchange.is_cut_off(piece, end=end):
             self.credit(exchange, len(piece))
             self._refuse_incomplete(exchange)
             return
@@ -457,13 +476,13 @@ class RelaySession(Downstream):
         seconds, self._checked = min(now - self._checked, _MAX_TICK_SECONDS), now
         for exchange in list(self.streams.values()):
             if now > exchange.deadline:
-                self.deadline_exceeded(exchange)
+                self.handle_deadline(exchange)
             elif exchange.is_arriving:
                 self._check_arriving(exchange, seconds)
             elif exchange.queue:
                 self._check_unread(exchange, now)
 
-    def _model_unloads(self, exchange: Exchange) -> None:
+    def _handle_unload(self, exchange: Exchange) -> None:
         """Refuse a request that is still arriving; expect the response to be read fast."""
         if exchange.is_arriving:
             self._refuse_arriving(exchange, "the model is being unloaded")
@@ -478,7 +497,7 @@ class RelaySession(Downstream):
             self._refuse_arriving(exchange, "the adapter is stopping")
         elif exchange.stage is Stage.WAITING or exchange.is_held_back:
             return  # its caller is not the one that is waited for
-        elif self.may_send(exchange) and exchange.is_slow(seconds, limits):
+        elif self.is_window_open(exchange) and exchange.is_slow(seconds, limits):
             why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
             self.refuse(exchange, RelayError(Reason.SLOW, why))
 
@@ -491,10 +510,10 @@ class RelaySession(Downstream):
         if self.context.is_stopping:
             exchange.hurry(now)
         if exchange.unread_mark is None and exchange.direct_call is not None:
-            exchange.direct_call.on_unload(partial(self._model_unloads, exchange))
+            exchange.direct_call.on_unload(partial(self._handle_unload, exchange))
         if exchange.is_stuck(now, self.context.caller_limits):
             self.reset(exchange, Code.CANCEL)
-            self.client_cancelled(exchange)
+            self.handle_cancel(exchange)
 
 
 def _overloaded() -> RelayError:

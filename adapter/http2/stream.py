@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """How far a request has come. A look-up by a member costs a hash: `follows` is its row of
-    `FOLLOWS`; `receives` whether the client's part is not all forwarded, `is_answered` whether the
-    client waits for nothing more of the upstream.
-    """
+    """Says how far a request has come."""
 
-    follows: tuple["Stage", ...]
-    receives: bool
-    is_answered: bool
+    # attributes of each stage, since looking a stage up in a table costs a hash
+    follows: tuple["Stage", ...]  # the stages that may follow
+    receives: bool  # the client's part is not all forwarded
+    is_answered: bool  # the client waits for nothing more of the upstream
 
     ARRIVING = "nothing has been forwarded; what was received is buffered"
     WAITING = "as ARRIVING, while the model is loaded"
@@ -85,8 +83,8 @@ class Exchange(Stream):
     waited_seconds: float = 0.0
     has_headers: bool = False  # of the response, forwarded to the client
     has_data: bool = False
-    taken_bytes: int = 0  # of the response, sent
-    # a time and the `taken_bytes` of that time: of the last progress, and of when the model or the
+    sent_bytes: int = 0  # of the response, sent
+    # a time and the `sent_bytes` of that time: of the last progress, and of when the model or the
     # adapter began to wait for this response
     unread_mark: tuple[float, int] | None = None
     hurry_mark: tuple[float, int] | None = None
@@ -96,7 +94,7 @@ class Exchange(Stream):
         """Whether this is a unary inference whose client has not sent END_STREAM."""
         return self.stage.receives and not self.is_ended and self.call.direct is not None
 
-    def counted_in(self, budget: ByteBudget) -> Exception | None:
+    def count_stream(self, budget: ByteBudget) -> Exception | None:
         """Count a stream, which may stay open for long, until its caller's end is forgotten; return
         why there is no room for it.
         """
@@ -114,7 +112,7 @@ class Exchange(Stream):
         is_first = self.received_bytes == len(piece) > 0
         return is_first and piece[0] > COMPRESSED and not self.is_answered
 
-    def breaks_off(self, piece: Piece, *, end: bool) -> bool:
+    def is_cut_off(self, piece: Piece, *, end: bool) -> bool:
         """Return whether the request ends with this piece, before its message is complete: the
         fallback server would never begin with it.
         """
@@ -132,11 +130,11 @@ class Exchange(Stream):
     def hurry(self, now: float) -> None:
         """Expect the response to be read fast from now on."""
         if self.hurry_mark is None:
-            self.hurry_mark = (now, self.taken_bytes)
+            self.hurry_mark = (now, self.sent_bytes)
 
     def is_stuck(self, now: float, limits: CallerLimits) -> bool:
         """Return whether the client has not read enough of a response that is queued."""
-        taken, is_stuck = self.taken_bytes, False
+        taken, is_stuck = self.sent_bytes, False
         if self.unread_mark is None or self.unread_mark[1] != taken:
             self.unread_mark = (now, taken)
         if self.direct_call is not None:
@@ -146,10 +144,12 @@ class Exchange(Stream):
             is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
         return is_stuck
 
-    def to(self, stage: Stage) -> None:
+    def enter(self, stage: Stage) -> None:
+        """Go on to another stage. Raise RuntimeError for one that may not follow."""
         if stage not in self.stage.follows:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
-        self.stage, self.is_answered = stage, stage.is_answered
+        self.stage = stage
+        self.is_answered = stage.is_answered
         if not stage.receives:
             if self.body is not None:
                 self.body.end()
@@ -175,24 +175,31 @@ class LargeBody:
         self._holding = downstream.shared.hold(self, size)
 
     def take(self, size: int) -> None:
+        """Count `size` bytes that have arrived; without room for them, hold the stream's credit
+        back.
+        """
         if not self._holding.take(size):
             self._downstream.hold_back(self._exchange, size)
 
     def end(self) -> None:
-        self._downstream.let_on(self._exchange)
+        """Stop counting the message."""
+        self._downstream.release_credit(self._exchange)
         self._holding.end()
 
     # -- for the budget ---------------------------------------------------------------------
 
     def is_reading(self) -> bool:
+        """Return whether the client may send, and the upstream takes what comes."""
         outbound = self._exchange.outbound
         is_taken = outbound is None or not outbound.queue
-        return is_taken and self._downstream.may_send(self._exchange)
+        return is_taken and self._downstream.is_window_open(self._exchange)
 
     def resume(self) -> None:
-        self._downstream.let_on(self._exchange)
+        """Give the client credit again."""
+        self._downstream.release_credit(self._exchange)
         self._downstream.flush_all()
 
     def cut(self, error: Exception) -> None:
+        """Refuse the request with `error`."""
         self._refuse(self._exchange, error)
         self._downstream.flush_all()

@@ -18,10 +18,11 @@ Piece: TypeAlias = bytes | memoryview
 _PAUSE_BYTES = 2**18
 # unsent bytes; DATA stops at _PAUSE_BYTES, so the rest are replies to the peer's frames
 _MAX_UNSENT_BYTES = 2**21
-_ERROR_CLOSE_SECONDS, _CLOSE_SECONDS = 2.0, 30.0
+_CLOSE_SECONDS = 30.0
+_ERROR_CLOSE_SECONDS = 2.0
 SMALL_BYTES = 2**12  # copying so much costs less than a view
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
-UNTIMED_BYTES = 2**11  # what is read at once and is less is handled at once
+UNTIMED_BYTES = 2**11  # fewer bytes than this are handled at once, whatever the time
 
 
 class State(IntEnum):
@@ -51,13 +52,12 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     __slots__ = (
         "_abort", "_handled", "_transport", "_turns", "_unread",
-        "heard", "is_lost", "is_paused", "state", "until",
+        "heard", "is_paused", "state", "until",
     )  # fmt: skip
 
     def __init__(self, turns: Turns) -> None:
         self.state = _CONNECTING
         self.heard = _SOMETHING
-        self.is_lost = False  # CLOSING or CLOSED
         self.is_paused = False  # the peer does not read: what is written now is buffered
         self.until = 0.0
         self._turns = turns
@@ -68,6 +68,7 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     @property
     def was_open(self) -> bool:
+        """Return whether the connection was made."""
         return self._transport is not None
 
     # -- for subclasses ---------------------------------------------------------------------
@@ -76,7 +77,7 @@ class FrameTransport(asyncio.Protocol, ABC):
         """Handle that the connection is made."""
 
     @abstractmethod
-    def received(self, data: bytes, at: int = 0) -> int:
+    def handle_bytes(self, data: bytes, at: int = 0) -> int:
         """Handle `data` from `at` on, until it is later than `until`; return how far that is."""
 
     @abstractmethod
@@ -98,6 +99,7 @@ class FrameTransport(asyncio.Protocol, ABC):
     # -- asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Open the connection, or abort it if it was closed meanwhile."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         if self.state is not _CONNECTING:
             self._transport.abort()
@@ -107,6 +109,7 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.connected()
 
     def connection_lost(self, _: Exception | None) -> None:
+        """Mark the connection as CLOSED."""
         if self._abort is not None:
             self._abort.cancel()
         self._lose()
@@ -115,9 +118,11 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.flush_all()
 
     def pause_writing(self) -> None:
+        """Queue DATA from now on: the peer does not read."""
         self.is_paused = True
 
     def data_received(self, data: bytes) -> None:
+        """Handle bytes now, or in a later turn if they may take long and there is no time left."""
         if self.state is not _OPEN:
             return
         self.heard = _SOMETHING
@@ -126,7 +131,8 @@ class FrameTransport(asyncio.Protocol, ABC):
             return
         if len(data) > UNTIMED_BYTES:
             if not self._turns.has_time():
-                self._unread, self._handled = data, 0
+                self._unread = data
+                self._handled = 0
                 self._wait_for_turn()
                 return
             self.until = self._turns.until
@@ -152,7 +158,7 @@ class FrameTransport(asyncio.Protocol, ABC):
     def _receive(self, data: bytes, at: int) -> bool:
         """Handle `data`; return whether some of it is left when the time is up."""
         try:
-            at = self.received(data, at)
+            at = self.handle_bytes(data, at)
         except ConnectionFault as fault:
             self.close(fault.code, str(fault))
         except Exception:
@@ -161,7 +167,8 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.flush_all()
         if at == len(data) or self.state is not _OPEN:
             return False
-        self._unread, self._handled = data, at
+        self._unread = data
+        self._handled = at
         return True
 
     # -- sending ----------------------------------------------------------------------------
@@ -196,8 +203,7 @@ class FrameTransport(asyncio.Protocol, ABC):
             self.gone()
 
     def _lose(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
+        if self.state < _CLOSING:
             self.state = _CLOSING
             self.lost()
 
@@ -208,11 +214,16 @@ def with_own_code(cls: type[T]) -> type[T]:
     down: by a sixth of a small gRPC call.
     """
     for base in cls.__mro__[1:]:
-        for name, found in vars(base).items():
-            if isinstance(found, FunctionType) and getattr(cls, name) is found:
-                code, closure = found.__code__.replace(), found.__closure__
-                own = FunctionType(code, found.__globals__, name, found.__defaults__, closure)
-                own.__kwdefaults__ = found.__kwdefaults__
+        for name, function in vars(base).items():
+            if isinstance(function, FunctionType) and getattr(cls, name) is function:
+                own = FunctionType(
+                    function.__code__.replace(),
+                    function.__globals__,
+                    name,
+                    function.__defaults__,
+                    function.__closure__,
+                )
+                own.__kwdefaults__ = function.__kwdefaults__
                 setattr(cls, name, own)
     return cls
 

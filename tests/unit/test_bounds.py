@@ -6,7 +6,7 @@ from adapter.core.evidence import Suspicion
 from adapter.core.limits import EvictionLoopBreaker, Oversize
 from adapter.core.memory import HOST
 from adapter.errors import OutOfMemory
-from adapter.http2.headers import HeaderBlockCache
+from adapter.http2.headers import HeaderBlockCache, HeaderReader, encoded
 from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100
@@ -36,14 +36,18 @@ def test_packages_that_seem_too_large():
 
 
 def test_header_blocks_and_fields_over_grpc():
-    meanings = HeaderBlockCache(len).without_table
+    caches = HeaderBlockCache(len)
+    reader = HeaderReader(caches, 2**15)
+    reader.table_size_acknowledged()
+    reader.read(b"\x20")  # the table is gone
     for number in range(MANY):
-        meanings.keep(b"%d" % number, number)
-        meanings.keep_field(b"%d" % number, (b"name", b"value"))
-    meanings.keep(b"x" * 5000, 1)
-    assert len(meanings.blocks) <= 512
-    assert len(meanings.fields) <= 512
-    assert b"x" * 5000 not in meanings.blocks
+        reader.read(encoded([(b"name", b"%d" % number)]))
+    long = encoded([(b"name", b"x" * 5000)])
+    reader.read(long)
+    assert 0 < len(caches.blocks) <= 512
+    assert 0 < len(caches.fields) <= 512
+    assert long not in caches.blocks
+    assert long not in caches.fields
 
 
 @pytest.mark.parametrize("header", ["x-request-id", "x-amzn-sagemaker-custom-attributes"])

@@ -28,9 +28,9 @@ class Peer(Endpoint):
         self.credited = 0
         self.faults: list[int] = []
         self.until = math.inf
-        self.received(frames.settings({}))
+        self.handle_bytes(frames.settings({}))
 
-    def data(self, stream, piece, end):
+    def handle_data(self, stream, piece, end):
         assert not self.has_ended
         self.pieces.append(bytes(piece))
         self.has_ended = end
@@ -38,10 +38,10 @@ class Peer(Endpoint):
     def credit(self, stream, size):
         self.credited += size
 
-    def stream_fault(self, _, code):
+    def handle_stream_error(self, _, code):
         self.faults.append(code)
 
-    def frame_without_stream(self, stream_id, kind):
+    def handle_closed_stream(self, stream_id, kind):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "no such stream")
 
 
@@ -77,7 +77,7 @@ def check_cut(size, most, padding):
         peer = Peer()
         raw = frame(content, padding) + frames.ping(b"8 bytes.")
         for piece in cuts(raw, chance, most):
-            peer.received(piece)
+            peer.handle_bytes(piece)
         assert b"".join(peer.pieces) == content
         assert peer.has_ended
         assert bool(peer.out), "the PING behind it was read"
@@ -89,7 +89,7 @@ def check_cut(size, most, padding):
 def test_a_large_frame_is_handled_before_it_is_whole_and_little_is_kept():
     peer, raw = Peer(), frame(bytes(300 * KIB))
     for at in range(0, len(raw), 1448):
-        peer.received(raw[at : at + 1448])
+        peer.handle_bytes(raw[at : at + 1448])
         handled = sum(map(len, peer.pieces))
         assert at + 1448 - handled <= 18 * KIB
         assert len(peer._rest) + len(peer._few) < 18 * KIB
@@ -99,9 +99,9 @@ def test_a_large_frame_is_handled_before_it_is_whole_and_little_is_kept():
 
 def test_what_comes_in_large_pieces_is_not_copied():
     peer, raw = Peer(), frame(bytes(300 * KIB))
-    peer.received(raw[:100])
-    peer.received(raw[100 : 200 * KIB])
-    peer.received(raw[200 * KIB :])
+    peer.handle_bytes(raw[:100])
+    peer.handle_bytes(raw[100 : 200 * KIB])
+    peer.handle_bytes(raw[200 * KIB :])
     assert [len(piece) for piece in peer.pieces] == [91, 200 * KIB - 100, 100 * KIB + 9]
 
 
@@ -109,24 +109,24 @@ def test_what_comes_in_large_pieces_is_not_copied():
 def test_a_frame_over_the_limit_is_refused_by_its_head(start):
     raw = frames.head(MAX_FRAME + 1, frames.DATA, 0, 1) + bytes(start)
     with pytest.raises(ConnectionFault) as raised:
-        Peer().received(raw[:start])
+        Peer().handle_bytes(raw[:start])
     assert raised.value.code == Code.FRAME_SIZE_ERROR
 
 
 def test_no_other_frame_may_be_that_large():
     raw = frames.head(2**16 + 1, 0x77, 0, 0)
     with pytest.raises(ConnectionFault) as raised:
-        Peer().received(raw)
+        Peer().handle_bytes(raw)
     assert raised.value.code == Code.FRAME_SIZE_ERROR
 
 
 def test_a_frame_within_which_the_window_ends_is_an_error_of_the_stream():
     peer = Peer()
-    peer.received(frame(bytes(1), flags=0) + frame(bytes(STREAM_WINDOW)))
+    peer.handle_bytes(frame(bytes(1), flags=0) + frame(bytes(STREAM_WINDOW)))
     assert peer.faults == [Code.FLOW_CONTROL_ERROR]
 
 
 def test_more_padding_than_there_is_room_for_is_an_error():
     head = frames.head(20, frames.DATA, frames.PADDED, 1)
     with pytest.raises(ConnectionFault):
-        Peer().received(head + bytes([20]) + bytes(19))
+        Peer().handle_bytes(head + bytes([20]) + bytes(19))

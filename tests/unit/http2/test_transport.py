@@ -48,7 +48,7 @@ class RecordingEnd(FrameTransport):
         self.told: list[str] = []
         self.fails: Exception | None = None
 
-    def received(self, data: bytes, at: int = 0) -> int:
+    def handle_bytes(self, data: bytes, at: int = 0) -> int:
         self.told.append(f"received {data[at:]!r}")
         if self.fails is not None:
             raise self.fails
@@ -149,7 +149,7 @@ class SlowEnd(RecordingEnd):
         self.connection_made(Wire())
         self.name, self.handled = name, handled
 
-    def received(self, data: bytes, at: int) -> int:
+    def handle_bytes(self, data: bytes, at: int) -> int:
         self.handled.append(self.name + chr(data[at]))
         return at + 1
 
@@ -177,7 +177,7 @@ class CostlyEnd(RecordingEnd):
         self.connection_made(Wire())
         self.name, self.handled, self.now = name, handled, now
 
-    def received(self, data: bytes, at: int) -> int:
+    def handle_bytes(self, data: bytes, at: int) -> int:
         self.handled.append(self.name)
         self.now[0] += 0.0012
         return len(data)
@@ -220,7 +220,7 @@ def test_the_two_kinds_of_connections_share_no_code_whose_caches_know_one_class(
         {name: found.__code__ for name, found in getmembers(cls, isfunction)} for cls in CONNECTIONS
     ]
     both = codes[0].keys() & codes[1].keys()
-    assert {"data_received", "received", "credit", "send", "flush"} <= both
+    assert {"data_received", "handle_bytes", "credit", "send", "flush"} <= both
     assert [name for name in both if codes[0][name] is codes[1][name]] == []
 
 
