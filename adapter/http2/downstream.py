@@ -88,11 +88,11 @@ class Downstream(Endpoint[Exchange]):
             self.forget(exchange)
             self.handle_cancel(exchange)
 
-    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+    def close(self, code: int = Code.NO_ERROR, text: str = "") -> None:
         """Send GOAWAY with `code`, and close. Report a flood of frames as shed."""
         if code == Code.ENHANCE_YOUR_CALM:
             self.context.on_shed("flood")
-        super().close(code, why)
+        super().close(code, text)
 
     # -- shutdown ---------------------------------------------------------------------------
 
@@ -324,27 +324,27 @@ class Downstream(Endpoint[Exchange]):
         exchange.has_data = True
         if direct_call is None:
             return True
-        length, most = length_of(piece), self.context.max_message_bytes
-        if length > most:
-            why = f"Triton's answer is too large: {length} vs. {most} bytes"
-            self._reject_data(exchange, piece, why)
+        length, limit = length_of(piece), self.context.max_message_bytes
+        if length > limit:
+            text = f"Triton's answer is too large: {length} vs. {limit} bytes"
+            self._reject_data(exchange, piece, text)
             return False
         is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
         if is_short and has_no_outputs(piece, PREFIX_BYTES):
             direct_call.answered_nothing()
         return True
 
-    def _reject_data(self, exchange: Exchange, piece: Piece, why: str) -> None:
-        self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
+    def _reject_data(self, exchange: Exchange, piece: Piece, text: str) -> None:
+        self.fail(exchange, RelayError(Reason.ODD_ANSWER, text))
         if (outbound := exchange.outbound) is not None:
             outbound.upstream.credit(outbound, len(piece))
 
-    def end_unanswered(self, exchange: Exchange, reason: Reason, why: str) -> None:
+    def end_unanswered(self, exchange: Exchange, reason: Reason, text: str) -> None:
         """End a request of which no answer, or no more of it, will come from the upstream."""
         if exchange.is_answered:
             self._release_abandoned(exchange)
         else:
-            self.fail(exchange, RelayError(reason, why))
+            self.fail(exchange, RelayError(reason, text))
 
     def handle_upstream_reset(self, exchange: Exchange, code: int) -> None:
         """End the request of an upstream stream that was reset."""
@@ -354,8 +354,8 @@ class Downstream(Endpoint[Exchange]):
         elif code == Code.REFUSED_STREAM:
             self.end_unanswered(exchange, Reason.UNREACHABLE, "Triton refused the stream")
         else:
-            why = f"Triton gave the request up (HTTP/2: {code})"
-            self.end_unanswered(exchange, Reason.ODD_ANSWER, why)
+            text = f"Triton gave the request up (HTTP/2: {code})"
+            self.end_unanswered(exchange, Reason.ODD_ANSWER, text)
 
     def _release_abandoned(self, exchange: Exchange) -> None:
         """Release the model once the upstream stream of an abandoned request has closed."""
@@ -422,9 +422,9 @@ class Downstream(Endpoint[Exchange]):
         elif exchange.direct_call is None:
             return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:
-            seconds, most = exchange.call.seconds, self.context.timeout_seconds
-            text = f"no answer from Triton within {most:g} s"
-            if seconds is not None and seconds < most:
+            seconds, limit = exchange.call.seconds, self.context.timeout_seconds
+            text = f"no answer from Triton within {limit:g} s"
+            if seconds is not None and seconds < limit:
                 text = "the caller's deadline has passed"
             self.fail(exchange, RelayError(Reason.LATE, text))
         elif exchange.queue:

@@ -117,14 +117,14 @@ class Endpoint(FlowControl[AnyStream]):
         self.heard = Heard.NOTHING_SINCE_PING
         self.out.append(frames.ping(b"adapter?"))
 
-    def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+    def send_goaway(self, code: int = Code.NO_ERROR, text: str = "") -> None:
         """Send GOAWAY with the latest stream of the peer that was accepted."""
-        self.out.append(frames.goaway(self.last_accepted, code, why))
+        self.out.append(frames.goaway(self.last_accepted, code, text))
 
-    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+    def close(self, code: int = Code.NO_ERROR, text: str = "") -> None:
         """Send GOAWAY with `code`, and close the connection."""
         if self.state is State.OPEN:
-            self.send_goaway(code, why)
+            self.send_goaway(code, text)
             self.flush()
         self.end_transport(code)
 
@@ -311,8 +311,8 @@ class Endpoint(FlowControl[AnyStream]):
         return bytes(few)
 
     def _check_size(self, kind: int, size: int) -> None:
-        most = MAX_FRAME if kind == frames.DATA else max(self._max_block, _MAX_GATHERED)
-        if size > most:
+        limit = MAX_FRAME if kind == frames.DATA else max(self._max_block, _MAX_GATHERED)
+        if size > limit:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame over the limit")
 
     def _check(self, kind: int, flags: int, stream_id: int, size: int) -> None:
@@ -415,11 +415,11 @@ class Endpoint(FlowControl[AnyStream]):
     def _apply_settings(self, values: list[tuple[int, int]]) -> None:
         """Apply the last value of each setting: nothing is sent between two of one frame."""
         self.count_glitch(len(values))
-        found = dict(values)
-        if frames.MAX_FRAME_SIZE in found:
-            self.max_frame_size = min(found[frames.MAX_FRAME_SIZE], MAX_FRAME)
-        self.max_streams = found.get(frames.MAX_CONCURRENT_STREAMS, self.max_streams)
-        window = found.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
+        settings = dict(values)
+        if frames.MAX_FRAME_SIZE in settings:
+            self.max_frame_size = min(settings[frames.MAX_FRAME_SIZE], MAX_FRAME)
+        self.max_streams = settings.get(frames.MAX_CONCURRENT_STREAMS, self.max_streams)
+        window = settings.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
         if (difference := window - self.initial_window) != 0:
             self.count_glitch(len(self.streams) // _STREAMS_A_GLITCH)
             self.initial_window = window

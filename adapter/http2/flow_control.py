@@ -198,10 +198,10 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
 
     def _send_frames(self, stream: AnyStream, piece: Piece, flags: int) -> None:
         """Send DATA in frames of at most `max_frame_size`."""
-        size, most, view = len(piece), self.max_frame_size, memoryview(piece)
-        for at in range(0, size - most, most):
-            self.out += (frames.head(most, frames.DATA, 0, stream.id), view[at : at + most])
-        rest = size - (size - 1) // most * most
+        size, limit, view = len(piece), self.max_frame_size, memoryview(piece)
+        for at in range(0, size - limit, limit):
+            self.out += (frames.head(limit, frames.DATA, 0, stream.id), view[at : at + limit])
+        rest = size - (size - 1) // limit * limit
         self.out += (frames.head(rest, frames.DATA, flags, stream.id), view[size - rest :])
 
     def end(self, stream: AnyStream, tail: bytes) -> None:

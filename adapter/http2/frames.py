@@ -67,16 +67,16 @@ class Code(IntEnum):
 class ConnectionFault(Exception):
     """A connection error (section 5.4.1): the connection is closed."""
 
-    def __init__(self, code: Code, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
         self.code = code
 
 
 class StreamFault(Exception):
     """A stream error (section 5.4.2): the stream is reset."""
 
-    def __init__(self, code: Code, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
         self.code = code
 
 
@@ -95,15 +95,15 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Parse SETTINGS; raise ConnectionFault for values that section 6.5.2 does not allow."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of an odd length")
-    found = list(_SETTING.iter_unpack(payload))
-    for key, value in found:
+    values = list(_SETTING.iter_unpack(payload))
+    for key, value in values:
         if key == ENABLE_PUSH and value > 1:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
         if key == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is too large")
         if key == MAX_FRAME_SIZE and not FRAME_BYTES <= value <= MAX_FRAME_BYTES:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of bounds")
-    return found
+    return values
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
@@ -121,9 +121,9 @@ def ping(payload: bytes, flags: int = 0) -> bytes:
     return head(8, PING, flags, 0) + payload
 
 
-def goaway(last_stream_id: int, code: int, why: str = "") -> bytes:
+def goaway(last_stream_id: int, code: int, text: str = "") -> bytes:
     """Return a GOAWAY frame, with a text for whoever debugs the peer."""
-    payload = _NUMBER.pack(last_stream_id) + _NUMBER.pack(code) + why.encode()
+    payload = _NUMBER.pack(last_stream_id) + _NUMBER.pack(code) + text.encode()
     return head(len(payload), GOAWAY, 0, 0) + payload
 
 

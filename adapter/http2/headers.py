@@ -124,32 +124,32 @@ class HeaderReader(Generic[T]):
         """Decode by field: all but a timeout or an id occurred in earlier blocks. What exceeds a
         limit is decoded only where there is a table that it may change.
         """
-        found: list[tuple[bytes, bytes]] = []
+        fields: list[tuple[bytes, bytes]] = []
         room = self._max_bytes
         over = 0
-        most = _MOST_DECODED * MAX_FIELDS if self._has_table else MAX_FIELDS + 1
-        starts = field_starts(block, most)
+        limit = _MOST_DECODED * MAX_FIELDS if self._has_table else MAX_FIELDS + 1
+        starts = field_starts(block, limit)
         self.work = len(starts) >> 2
         for start, end in pairwise(starts):
             field = block[start:end]
-            header = self._known_fields.get(field) or self._decode(field, is_first=not found)
+            header = self._known_fields.get(field) or self._decode(field, is_first=not fields)
             if header is None:
                 continue
             room -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
-            if room >= 0 and len(found) < MAX_FIELDS:
-                found.append(header)
+            if room >= 0 and len(fields) < MAX_FIELDS:
+                fields.append(header)
                 continue
             over += 1
             if not self._has_table:
                 break
         is_whole = starts[-1] == len(block)
         if is_whole and not over:
-            return tuple(found)
-        why = f"{self._max_bytes} bytes" if room < 0 else f"{MAX_FIELDS} headers"
-        why = f"the headers are more than {why}"
+            return tuple(fields)
+        text = f"{self._max_bytes} bytes" if room < 0 else f"{MAX_FIELDS} headers"
+        text = f"the headers are more than {text}"
         if self._has_table and (not is_whole or room < -_MOST_DECODED * self._max_bytes):
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, why)
-        raise HeadersTooLarge(tuple(found), why)
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, text)
+        raise HeadersTooLarge(tuple(fields), text)
 
     def _decode(self, field: bytes, *, is_first: bool) -> tuple[bytes, bytes] | None:
         """Decode one field; return None for an update of the table's size."""
@@ -175,12 +175,12 @@ class HeaderReader(Generic[T]):
         self._forget_table()
 
 
-def field_starts(block: bytes, most: int) -> list[int]:
+def field_starts(block: bytes, limit: int) -> list[int]:
     """Return where the first fields start (RFC 7541 section 6), at most so many, and where the last
     of them ends.
     """
     starts, at, end = [0], 0, len(block)
-    while at < end and len(starts) <= most:
+    while at < end and len(starts) <= limit:
         first = block[at]
         if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
             prefix, strings = 0x1F, 0
@@ -253,12 +253,12 @@ def check_request(headers: Headers) -> None:
 
 def content_length(headers: Headers) -> int | None:
     """Return the body's length (RFC 9113 section 8.1.1); raise StreamFault if it is malformed."""
-    found = [value for key, value in headers if key == b"content-length"]
-    if not found:
+    values = [value for key, value in headers if key == b"content-length"]
+    if not values:
         return None
-    if len(found) > 1 or not found[0].isdigit() or len(found[0]) > _LENGTH_DIGITS:
+    if len(values) > 1 or not values[0].isdigit() or len(values[0]) > _LENGTH_DIGITS:
         raise StreamFault(Code.PROTOCOL_ERROR, "content-length is odd")
-    return int(found[0])
+    return int(values[0])
 
 
 def check_answer(headers: Headers) -> None:

@@ -52,10 +52,10 @@ class RelayListener:
         return sum(s.state is not State.CLOSED for s in self._sessions)
 
     def _accept(self) -> asyncio.Protocol:
-        most = self._max_connections
+        limit = self._max_connections
         if self._is_closing:
             return _Refusal()
-        if most is not None and len(self._sessions) >= most and self.connections >= most:
+        if limit is not None and len(self._sessions) >= limit and self.connections >= limit:
             self._context.on_shed("refused")
             return _Refusal()
         session = RelaySession(self._context)
@@ -138,14 +138,14 @@ def connect_to(address: Callable[[], str | None]) -> Connect:
     """
 
     async def connect(protocol: asyncio.Protocol) -> None:
-        found = address()
-        if found is None:
+        target = address()
+        if target is None:
             raise ConnectionRefusedError("not up yet")
         loop = asyncio.get_running_loop()
-        if found.startswith("unix:"):
-            await loop.create_unix_connection(lambda: protocol, found.removeprefix("unix:"))
+        if target.startswith("unix:"):
+            await loop.create_unix_connection(lambda: protocol, target.removeprefix("unix:"))
         else:
-            host, _, port = found.rpartition(":")
+            host, _, port = target.rpartition(":")
             made, _ = await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
             sockets.keep_alive(made)
 

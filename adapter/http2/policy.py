@@ -140,7 +140,7 @@ class RoutingPolicy(Protocol):
     def is_forwarded(self, header: bytes) -> bool:
         """Return whether a header is for Triton."""
 
-    def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+    def route(self, fields: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """Return whether a call with these headers may go direct, and the metadata's model id."""
 
     def max_bytes(self, path: bytes) -> int | None:
@@ -174,20 +174,20 @@ class RoutingPolicy(Protocol):
 def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     """Return what a request's headers mean. Raise StreamFault if they are malformed."""
     check_request(headers)
-    found = dict(headers)
+    fields = dict(headers)
     refusal = find_odd_header(headers)
-    status = _http_status(found)
+    status = _http_status(fields)
     is_grpc = refusal is None and status is None
-    may_go, metadata_name = policy.route(found) if is_grpc else (False, None)
+    may_go, metadata_name = policy.route(fields) if is_grpc else (False, None)
     fallback = encoded(headers)
     meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
     direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
-    seconds = parse_timeout(found.get(b"grpc-timeout", b""))
-    if refusal is None and found.get(b"te") != b"trailers":
+    seconds = parse_timeout(fields.get(b"grpc-timeout", b""))
+    if refusal is None and fields.get(b"te") != b"trailers":
         refusal = RelayError(Reason.INVALID, "the header te must be trailers")
     if refusal is None and seconds == 0:
         refusal = RelayError(Reason.LATE, "the caller's deadline has passed")
-    path = found[b":path"]
+    path = fields[b":path"]
     return Call(
         path,
         headers,
@@ -206,20 +206,20 @@ def too_large_call(headers: Headers, reason: str) -> Call:
     """Return a call of which only these headers were read. One that may be gRPC has the status that
     grpc itself gives it, any other 431.
     """
-    found = {b":method": b"POST", b":path": b"", b"content-type": b"application/grpc"}
-    found.update(headers)
+    fields = {b":method": b"POST", b":path": b"", b"content-type": b"application/grpc"}
+    fields.update(headers)
     return Call(
-        found[b":path"],
+        fields[b":path"],
         headers,
         refusal=RelayError(Reason.TOO_LARGE, f"{reason}; send fewer or shorter ones"),
-        http_status=HTTP_431 if _http_status(found) else None,
+        http_status=HTTP_431 if _http_status(fields) else None,
     )
 
 
-def _http_status(found: Mapping[bytes, bytes]) -> int | None:
-    if found[b":method"] != b"POST":
+def _http_status(fields: Mapping[bytes, bytes]) -> int | None:
+    if fields[b":method"] != b"POST":
         return 405
-    return None if _GRPC.match(found.get(b"content-type", b"")) else 415
+    return None if _GRPC.match(fields.get(b"content-type", b"")) else 415
 
 
 def read_answer(headers: Headers) -> Answer:
@@ -227,15 +227,15 @@ def read_answer(headers: Headers) -> Answer:
     malformed.
     """
     check_answer(headers)
-    found = dict(headers)
-    status = found.get(b"grpc-status", b"")
+    fields = dict(headers)
+    status = fields.get(b"grpc-status", b"")
     return Answer(
         encoded(headers),
         int(status) if status.isdigit() and len(status) < 3 else None,  # noqa: PLR2004
-        unquote_to_bytes(found.get(b"grpc-message", b"")[:MAX_TEXT_BYTES]).decode(
+        unquote_to_bytes(fields.get(b"grpc-message", b"")[:MAX_TEXT_BYTES]).decode(
             "utf-8", "replace"
         ),
-        b":status" in found,
+        b":status" in fields,
     )
 
 
@@ -271,18 +271,18 @@ def _not_understood(key: str, value: bytes) -> RelayError:
 
 def parse_timeout(timeout: bytes) -> float | None:
     """Parse `grpc-timeout`; None where it is malformed."""
-    found = _TIMEOUT.fullmatch(timeout)
-    return None if found is None else int(found[1]) * _UNITS[found[2]]
+    match = _TIMEOUT.fullmatch(timeout)
+    return None if match is None else int(match[1]) * _UNITS[match[2]]
 
 
 def _decode_base64(text: bytes) -> bytes | None:
     """Decode base64 with or without padding; None where grpc would reject it."""
     padded = text + b"=" * (-len(text) % 4)
     try:
-        found = b64decode(padded, validate=True)
+        decoded = b64decode(padded, validate=True)
     except Base64Error:
         return None
-    return found if b64encode(found) == padded else None
+    return decoded if b64encode(decoded) == padded else None
 
 
 def _is_number(value: bytes) -> bool:

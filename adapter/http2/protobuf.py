@@ -152,10 +152,10 @@ class NameScanner:
             self._text = self._text[-_WINDOW_BYTES:]
             self._is_cut = True
 
-    def _take(self, size: int, why: str) -> None:
+    def _take(self, size: int, text: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise Malformed(why)
+            raise Malformed(text)
 
     def _field(self, piece: bytes | memoryview, at: int) -> int:
         """Return where the field ends, if need be after this piece. IndexError: its head is cut."""

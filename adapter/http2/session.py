@@ -85,12 +85,12 @@ class RelaySession(Downstream):
 
     def _handle_lost_upstream(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
-        reason, why = Reason.UNREACHABLE, "Triton cannot be reached"
+        reason, text = Reason.UNREACHABLE, "Triton cannot be reached"
         if upstream.was_open:
-            reason, why = Reason.BROKEN, "the connection to Triton broke"
+            reason, text = Reason.BROKEN, "the connection to Triton broke"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
-            self.end_unanswered(stream.exchange, reason, why)
+            self.end_unanswered(stream.exchange, reason, text)
 
     # -- the session ------------------------------------------------------------------------
 
@@ -366,12 +366,12 @@ class RelaySession(Downstream):
         self.flush_all()
 
     def _find_excess(self, exchange: Exchange, size: int) -> RelayError | None:
-        most, direct = exchange.call.max_bytes, self.context.max_message_bytes
+        limit, direct = exchange.call.max_bytes, self.context.max_message_bytes
         if exchange.call.direct is not None and size > direct:
-            most = direct
-        if most is None or size <= most:
+            limit = direct
+        if limit is None or size <= limit:
             return None
-        return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {most})")
+        return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {limit})")
 
     def _admit(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
         if not isinstance(name, bytes):
@@ -400,8 +400,8 @@ class RelaySession(Downstream):
 
     def _refuse_incomplete(self, exchange: Exchange) -> None:
         count = exchange.received_bytes
-        why = f"the request ended after {count} bytes, before its message was complete"
-        self.refuse(exchange, RelayError(Reason.INCOMPLETE, why))
+        text = f"the request ended after {count} bytes, before its message was complete"
+        self.refuse(exchange, RelayError(Reason.INCOMPLETE, text))
 
     # -- forwarding -------------------------------------------------------------------------
 
@@ -498,11 +498,11 @@ class RelaySession(Downstream):
         elif exchange.stage is Stage.WAITING or exchange.is_held_back:
             return  # its caller is not the one that is waited for
         elif self.is_window_open(exchange) and exchange.is_slow(seconds, limits):
-            why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
-            self.refuse(exchange, RelayError(Reason.SLOW, why))
+            text = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
+            self.refuse(exchange, RelayError(Reason.SLOW, text))
 
-    def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
-        error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")
+    def _refuse_arriving(self, exchange: Exchange, text: str) -> None:
+        error = RelayError(Reason.NOT_STARTED, f"{text}; this request had not wholly come yet")
         self.refuse(exchange, error)
 
     def _check_unread(self, exchange: Exchange, now: float) -> None:

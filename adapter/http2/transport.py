@@ -85,8 +85,8 @@ class FrameTransport(asyncio.Protocol, ABC):
         """Flush every connection to which received data may have been forwarded."""
 
     @abstractmethod
-    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
-        """Say `code` to the peer, and close."""
+    def close(self, code: int = Code.NO_ERROR, text: str = "") -> None:
+        """Send `code` to the peer, and close the connection."""
 
     @abstractmethod
     def lost(self) -> None:

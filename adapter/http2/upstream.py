@@ -131,11 +131,11 @@ class Upstream(Endpoint[Outbound]):
 
     def handle_headers(self, flags: int, stream_id: int, block: bytes) -> None:
         """Forward the headers or trailers of a response."""
-        stream, answer, why = self.streams.get(stream_id), None, ""
+        stream, answer, text = self.streams.get(stream_id), None, ""
         try:
             answer = self.reader.cached(block) or self.reader.read(block)
         except StreamFault as fault:
-            why = str(fault)
+            text = str(fault)
         if stream is None:
             self.handle_closed_stream(stream_id, frames.HEADERS)
             return
@@ -143,12 +143,12 @@ class Upstream(Endpoint[Outbound]):
         if end:
             self._close_stream(stream)
         if answer is None:
-            self._fail_odd(stream.exchange, why)
+            self._fail_odd(stream.exchange, text)
         else:
             self._downstream.forward_headers(stream.exchange, answer, end=end)
 
-    def _fail_odd(self, exchange: Exchange, why: str) -> None:
-        self._downstream.end_unanswered(exchange, Reason.ODD_ANSWER, f"{ODD}: {why}")
+    def _fail_odd(self, exchange: Exchange, text: str) -> None:
+        self._downstream.end_unanswered(exchange, Reason.ODD_ANSWER, f"{ODD}: {text}")
 
     def _close_stream(self, stream: Outbound) -> None:
         """Close a stream whose response is complete; the rest of the request is not needed."""

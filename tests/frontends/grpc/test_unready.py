@@ -109,12 +109,14 @@ async def test_unix_sockets_keep_their_connections(tmp_path):
         path = str(tmp_path / "s")
         server = RelayListener(proxy.server._context)
         await server.listen("", 0, path)
-        reader, writer = await asyncio.open_unix_connection(path)
-        wire = Wire(reader, writer)
-        wire.greet()
-        await answered(wire, 1)
-        server.renew_connections()
-        await answered(wire, 3)
-        assert goaways(wire) == 0
-        writer.close()
-        await server.close(1)
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+            wire = Wire(reader, writer)
+            wire.greet()
+            await answered(wire, 1)
+            server.renew_connections()
+            await answered(wire, 3)
+            assert goaways(wire) == 0
+            writer.close()
+        finally:
+            await server.close(1)
