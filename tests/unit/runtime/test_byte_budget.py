@@ -251,6 +251,20 @@ def test_rate_is_that_of_the_latest_seconds() -> None:
     assert late.may_send
 
 
+def test_body_that_stops_coming_is_refused() -> None:
+    """The seconds in which it came fast do not count for it later."""
+    site = Site(100 * MIB)
+    body, late = site.body(2**40), site.body(2 * MIB)
+    body.send(100 * MIB)
+    late.send(MIB)
+    for _ in range(40):
+        site.time.pass_(0.1)
+        body.send(30 * KIB)
+    assert body.error is None
+    site.time.pass_(4)
+    assert isinstance(body.error, SlowBody)
+
+
 def test_slow_body_of_another_share_is_spared() -> None:
     site = Site(800)
     other = site.body(90, "key:b")
