@@ -111,7 +111,6 @@ check: setup site  ## format, lint, types, import layers, docs up to date and wi
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/mypy --config-file scripts/mypy_next.ini
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python scripts/check_style.py
 	.venv/bin/python scripts/gen_docs.py --check

@@ -13,12 +13,10 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
 from adapter.core import versions
-from adapter.core.account import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
-from adapter.core.desired import TRANSITIONS as WANTED
 from adapter.core.memory import HOST, DeviceState
 from adapter.core.registry import Registry
-from adapter.core.state import TRANSITIONS, ModelState
+from adapter.core.states import TRANSITIONS, ModelState
 from adapter.dataplane.http_connection import NEXT, Event
 from adapter.dataplane.http_connection import State as Upstream
 from adapter.frontends.status import GRPC, HTTP
@@ -448,7 +446,7 @@ def metric_rows() -> list[list[str]]:
             idle_seconds=lambda: 1.0,
             about=dict.fromkeys(about(""), ""),
         ),
-        ModelCollector(Registry(), lambda _: {}),
+        ModelCollector(Registry(lambda: 0.0), lambda _: {}),
     )
     rows = []
     for family in metrics.registry.collect():
@@ -482,6 +480,7 @@ def arrows_of(transitions: Mapping[tuple[Enum | None, Enum], Enum | None]) -> li
 
 
 _TAKEN_DOWN = "takes down what is left, then begins"
+_ENDS_LOAD = "ends the load, then 200"
 _WAITS = "waits for the unload, then begins"
 _ANOTHER_NAME = "begins, under another name in Triton"
 
@@ -497,47 +496,31 @@ def states_page() -> str:
         for stage, stages in FOLLOWS.items()
         for after in sorted(stages - {stage}, key=list(FOLLOWS).index)
     ]
-    memory = [f"{one.name} --> {after.name}" for one in KNOWN for after in KNOWN[one]]
-    wanted = [
-        f"{before.name} --> {after.name}: {event.value}"
-        for before, afters in WANTED.items()
-        for event, after in afters.items()
-    ]
     return (
         "# States\n\n"
         "## A model\n\n"
-        "From `adapter/core/state.py`. The dots are a model that is not loaded. An event without "
+        "From `adapter/core/states.py`. The dots are a model that is not loaded. An event without "
         "an arrow is a bug: it raises, and nothing changes.\n\n"
         + drawing(arrows_of(TRANSITIONS))
         + table(
             ["state", "listed", "get and invoke", "load", "unload", "a call of its store"],
             [
-                ["none", "no", "404", "begins", "404", "begins the fetch"],
-                ["FETCHING", "no", "404", "begins", "404", "waits"],
-                ["ON_DISK", "no", "404", "begins", "404", "waits for room, or for its turn"],
-                ["LOADING", "no", "503", "409", "waits for the load, then begins", "waits"],
+                ["none", "no", "404", "begins", "404", "begins the load"],
+                ["PREPARING", "no", "503", "409", _ENDS_LOAD, "waits"],
+                ["LOADING", "no", "503", "409", _ENDS_LOAD, "waits"],
                 ["READY", "yes", "served", "409", "begins", "is answered: `hit`"],
-                ["DEAD", "no", "404", _TAKEN_DOWN, "begins", "has it unloaded, then fetched"],
+                ["DEAD", "no", "404", _TAKEN_DOWN, "begins", "has it unloaded, then loaded"],
                 ["UNLOADING", "no", "404", _WAITS, "waits, then 404", "waits, and loads it again"],
-                ["RETURNING", "no", "503", "409", "the model does not come back", "503"],
-                ["STUCK", "no", "404", _ANOTHER_NAME, "404", "begins the fetch"],
+                ["LOST", "no", "503", "409", "the model does not come back", "loads it again"],
+                ["STUCK", "no", "404", _ANOTHER_NAME, "504", "begins the load"],
             ],
         )
-        + "\nFETCHING and ON_DISK are states of a model of a store that calls have asked for. Its "
-        "files stay on disk until it leaves READY, DEAD or UNLOADING, or its last try has failed. "
-        "After that they may still be in the disk cache, where a fetch finds them.\n\n"
-        "If Triton dies while a model is FETCHING, the fetch goes on. The model then waits ON_DISK "
-        "for the next Triton. If Triton dies while the model is LOADING, it is put back ON_DISK, "
-        "and tried once more.\n\n"
-        "## A desired model\n\n"
-        "From `adapter/core/desired.py`. Desired are the models of `load_at_start` and `preload`, "
-        "those that calls wait for, and those that come back after a restart of Triton. An event "
-        "without an arrow changes nothing.\n\n" + drawing(wanted) + "## The memory of a model\n\n"
-        "From `adapter/core/account.py`: how well the size of a model is known. A model of an "
-        "earlier run begins as SETTLED, with its learned size.\n\n"
-        + drawing(memory)
-        + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])
-        + "\n## A connection to Triton's HTTP port\n\n"
+        + "\nThe files of a model of a store are fetched while it is PREPARING. They stay on disk "
+        "until its load is undone. After that they may still be in the disk cache, where a fetch "
+        "finds them.\n\n"
+        "If Triton exits while a model is PREPARING, its load waits for the next Triton. If it "
+        "exits while the model is LOADING, the load fails. A call of a store then tries once "
+        "more.\n" + "\n## A connection to Triton's HTTP port\n\n"
         "From `adapter/dataplane/http_connection.py`. A connection serves one call at a time. It "
         "is closed after an answer that says so, or that began before the whole request was sent. "
         "Any state becomes BROKEN, and the connection is closed, when\n\n"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from adapter.app.control import Stores, build_backend, build_cache
+from adapter.app.backend import Stores, build_backend, build_cache
 from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes

@@ -16,10 +16,10 @@ from tritonclient.grpc.model_config_pb2 import TYPE_STRING
 from tritonclient.utils import InferenceServerException
 
 from adapter.backend.control_client import ControlClient, SharedIndex, control_retries, in_state
+from adapter.core.byte_sizes import format_size
 from adapter.core.faults import NOT_EXPLICIT, Faults, is_not_explicit
-from adapter.core.measuring import GpuBytes
+from adapter.core.memory import GpuBytes
 from adapter.core.model import ModelId, TritonName
-from adapter.core.sizing import format_size
 from adapter.core.triton_input import Unclassified
 from adapter.errors import (
     AdapterError,

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from adapter.cli.options import TOKEN_HINT, read_settings
 from adapter.cli.parser import PROG
 from adapter.cli.text import RED, add_colour, can_rewrite, escape, format_columns
-from adapter.core.sizing import format_size
+from adapter.core.byte_sizes import format_size
 from adapter.errors import AdapterError, InvalidSettings
 
 _HTTP_PORT = 80

@@ -27,6 +27,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from adapter.backend.tritonserver import wheel_backends, wheel_folder
 from adapter.cli.text import escape, escape_lines
+from adapter.core.byte_sizes import format_size
 from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import (
     ModelId,
@@ -38,7 +39,6 @@ from adapter.core.model import (
     parse_model_id,
     triton_name,
 )
-from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
 from adapter.packages.backends import BACKENDS, PYTHON, describe_missing_backends

@@ -36,8 +36,8 @@ from adapter.cli.text import (
     format_columns,
     format_duration,
 )
+from adapter.core.byte_sizes import format_size
 from adapter.core.memory import NOT_MEASURED
-from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
 
 if TYPE_CHECKING:

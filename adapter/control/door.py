@@ -4,38 +4,26 @@
 and `ControlState` is the one place to read what control knows. Whoever serves callers imports this
 module and nothing else of control; `app` builds what is behind it.
 
-There are two controls for now: adapter/control with adapter/core, and adapter/next, which replaces
-them. The environment variable of `_VARIABLE` chooses, for tests alone, and is read here alone. What
-frontends need of records and values is imported from here, so that it is that of the chosen one.
+What frontends need of records and values is imported from here as well.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.core.memory import Bytes, Device, DeviceState, MemoryReading
+from adapter.core.mesh_books import MeshBooks
 from adapter.core.model import ModelId, ModelSource
+from adapter.core.record import ModelRecord
+from adapter.core.registry import Registry
 from adapter.core.requests import Replaces, RoomMaker
+from adapter.core.states import COMING, ModelState
 from adapter.errors import AdapterError, BackendUnavailable, CapacityError, ModelNotFound
-
-_VARIABLE = "TRITON_ADAPTER_CONTROL"
-IS_NEXT: Final = os.environ.get(_VARIABLE) == "next"  # mypy checks both: see the Makefile
-if IS_NEXT:
-    from adapter.next.core.mesh_books import MeshBooks
-    from adapter.next.core.record import ModelRecord
-    from adapter.next.core.registry import Registry
-    from adapter.next.core.states import COMING, ModelState
-else:
-    from adapter.core.admission import MeshBooks
-    from adapter.core.registry import ModelRecord, Registry
-    from adapter.core.state import COMING, ModelState
 
 __all__ = [
     "COMING",
-    "IS_NEXT",
     "ControlState",
     "DeviceState",
     "Lease",

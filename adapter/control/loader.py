@@ -1,341 +1,181 @@
-"""Loads a staged model into Triton, within time limits, warms it up, and retries once memory is
-free.
+"""Bring one model into Triton, and take it down again if that fails.
+
+A load is: files, package, turn, memory, folder, Triton, warm-up, measurement. What it does outside
+of Triton goes onto the stack of its record (`undo`), which a later unload closes as well.
+
+A load ends at its time limit, wherever it is. Triton never answers some loads: the undo ends the
+call of such a load, or leaves the model to Triton (STUCK).
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from adapter.control.load_limit import LoadThreads
-from adapter.control.memory import Memory
-from adapter.control.ports import Ports, TimeLimits
-from adapter.control.progress import step
-from adapter.control.unloader import ENDED, Unloader
-from adapter.core import versions
-from adapter.core.account import Unloaded
-from adapter.core.limits import EvictionLoopBreaker
-from adapter.core.measuring import GpuBytes
-from adapter.core.model import ModelSource, Package, TritonName
-from adapter.core.registry import ModelRecord
-from adapter.core.residency.terms import can_be_doubled
-from adapter.core.sizing import Estimate
-from adapter.core.state import ModelState, WaitsFor
+from adapter.control.eviction import Eviction, OldVersionFirst
+from adapter.control.leases import AtWork, Leases, is_exit
+from adapter.control.memory import LoadTerms, Memory
+from adapter.control.operations import Journal, note_step
+from adapter.control.ports import (
+    Artifacts,
+    DiskEvictor,
+    Evictor,
+    Packages,
+    Processes,
+    TimeLimits,
+    Triton,
+)
+from adapter.control.triton import LoadTurns, TritonStatus, remove_folder
+from adapter.control.unloader import Unloader
+from adapter.core import times, versions
+from adapter.core.admission import Purpose
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.memory import total
+from adapter.core.model import ModelSource, Package, TritonName, fresh_name
+from adapter.core.record import LoadedFor, ModelRecord, Step
+from adapter.core.registry import Registry
+from adapter.core.states import LOADED, ModelEvent, ModelState
+from adapter.core.wanted import Wanted
 from adapter.errors import (
     AdapterError,
+    AlreadyLoaded,
+    ArtifactNotFound,
     BackendTimeout,
     BackendUnavailable,
     CapacityError,
     InsufficientMemory,
     LoadFailed,
     ModelTooLarge,
+    NoRoom,
     OutOfMemory,
-    Overloaded,
+    StoreDenied,
+    StoreUnavailable,
     StubDied,
-    UnloadedMeanwhile,
 )
 from adapter.runtime import clock
-from adapter.telemetry.metrics import Metrics
+from adapter.runtime.clock import Changes, run_to_end
+from adapter.runtime.fair_slots import FairSlots
 
 log = logging.getLogger(__name__)
 
+_NO_CALLER = ("",)
 # What Triton says to a model that it could not read, whatever the reason.
-_SAYS_NOTHING = "failed to poll from model repository"
-_POLL_SECONDS = 0.25
-# Polls more often at first: a process that fails at its start lives for tenths of a second.
-_FIRST_POLL_SECONDS, _FIRST_SECONDS = 0.1, 3.0
+_EMPTY_FAILURE = "failed to poll from model repository"
+# Since 25.09 Triton notices after 5 to 7 s that a python process has died, and answers its load.
+_STUB_GONE_SECONDS = 5.0
+_STUB_GONE_SLOW_SECONDS = 25.0
+_STUB_UNSEEN_SECONDS = 60.0  # if none was ever seen
 
 
-class Loader:
+# -- files of stores ----------------------------------------------------------------------------
+
+
+class StoreFiles:
+    """Fetches files of stores, and keeps them on disk for as long as anybody needs them."""
+
+    def __init__(self, artifacts: Artifacts | None) -> None:
+        self._artifacts = artifacts
+        self._retained: Counter[Artifact] = Counter()  # beyond the fetches
+
+    async def fetch(
+        self,
+        key: ArtifactKey,
+        progress: FetchProgress,
+        models: DiskEvictor | None,  # None unloads no model for the room on disk
+        callers: Collection[str],
+    ) -> tuple[Artifact, CacheUse]:
+        """Return the files in the store's version, and where they were; kept until `release`."""
+        if self._artifacts is None:
+            raise ArtifactNotFound(f"there is no store, and so no {key}")
+        return await self._artifacts.fetch(key, progress, models=models, callers=callers)
+
+    def retain(self, artifact: Artifact) -> None:
+        """Keep files that are on disk for one more `release`."""
+        self._retained[artifact] += 1
+
+    def release(self, artifact: Artifact) -> None:
+        """Let the files leave the disk, unless somebody else needs them."""
+        if artifact in self._retained:
+            self._retained[artifact] -= 1
+            self._retained = +self._retained
+        elif self._artifacts is not None:
+            self._artifacts.release(artifact)
+
+
+# -- load threads -------------------------------------------------------------------------------
+
+
+class LoadSlots:
+    """Bounds loads: those in Triton, which runs a few at a time, and those that calls wait for.
+
+    A load that has lasted 30 s hangs and no longer counts, so that others may begin. At most as
+    many loads as there are slots hang so.
+    Callers have their turns (`FairSlots`); whoever loads without a call counts as one of them.
+    """
+
     def __init__(
         self,
-        ports: Ports,
-        unloader: Unloader,
-        memory: Memory,
-        metrics: Metrics,
-        limits: TimeLimits,
-        *,
-        threads: LoadThreads,
+        count: int,
+        leases: Leases,
+        step: Step = Step.THREAD,  # shown of a load that waits for a slot
     ) -> None:
-        self._triton = ports.triton
-        self._server = ports.server
-        self._processes = ports.processes
-        self._unloader = unloader
-        self._memory, self._readings = memory, memory.readings
-        self._metrics = metrics
-        self._limits = limits
-        self._threads = threads
-        self._breaker = EvictionLoopBreaker()
+        self.count = count
+        self._step = step
+        self._leases = leases
+        self._slots = FairSlots(count, self._is_left_out)
+        self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
 
-    def note_package(self, record: ModelRecord, source: ModelSource, package: Package) -> None:
-        """Note what the package says of the model."""
-        if package.warnings:
-            fields = {"model_id": record.id, "warnings": package.warnings}
-            log.warning("model.package_odd", extra=fields)
-        record.package_key, record.warnings = package.content_key, package.warnings
-        record.can_be_doubled = can_be_doubled(package)
-        record.content_types, record.outputs = package.content_types, package.outputs
-        record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
-        self._memory.sizes.known_at(source.url, package)
-        self._memory.sizes.known_as(record.asked_for, package)
+    @property
+    def holders(self) -> list[ModelRecord]:
+        """Return the loads that have a slot."""
+        return list(self._holders)
 
-    async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
-        """Load every model of the package, and measure what they take as far as possible.
-
-        Returns the pid of the embedded server, None without one. A load that has taken more than
-        the limit is refused after all.
-
-        A load that ran out of memory is undone and, when memory came back, tried once more
-        (docs/memory.md), unless Triton is stuck with it. Raises the final error.
-        """
-        ended, before = self._memory.accounts.ended_unloads, await self._readings.read()
-        error = await self._try(record, estimate)
-        if isinstance(error, OutOfMemory) and record.state is not ModelState.STUCK:
-            step(record, WaitsFor.MEMORY)
-            await self._unloader.unload(record)
-            if await self._readings.is_worth_a_retry(before, ended):
-                self._metrics.load_retries.inc()
-                log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
-                step(record, WaitsFor.TRITON)
-                error = await self._try(record, estimate)
-        if error is not None:
-            raise self._final_error(error, package, record) from error.__cause__
-        process = self._server.pid if self._server else None
-        await self._memory.loaded(record, package, await self._usage(record))
-        if (refusal := await self._excess(record)) is not None:
-            raise self._exceeded(record, refusal)
-        record.instances = await self._instances(record)
-        record.unclassified = await self._triton.unclassified(record.name)
-        record.usage.used_at = record.usage.used_at or clock.monotonic()
-        self._breaker.succeeded(package.content_key)
-        return process
-
-    async def undo(self, record: ModelRecord) -> None:
-        """Unload what a failed load has left in Triton. One that Triton has not answered is ended
-        first, if it can be; else the model is stuck.
-        """
-        self._memory.undoing(record)
-        try:
-            await self._unloader.unload(record, load=self._threads.call_of(record))
-        finally:
-            self._threads.give_back(record)
-
-    def tell_what_was_undone(self, record: ModelRecord, error: BaseException | None) -> None:
-        """Add to the error of a load that was ended what became of it."""
-        done = ENDED if record.was_ended else "what there was of it was taken down"
-        if record.state is ModelState.STUCK:
-            done = "Triton still works on it, which keeps one of its load threads"
-        if isinstance(error, BackendTimeout | UnloadedMeanwhile):
-            error.args = (f"{error}; {done}",)
-
-    async def load_undone(self, record: ModelRecord) -> None:
-        """Account for a load undone in Triton; wait for the memory of one that passed the limit."""
-        exceeded = self._memory.accounts.models[record.name].exceeded
-        is_stuck = record.state is ModelState.STUCK
-        keeps = is_stuck and await self._unloader.may_hold_memory(record)
-        await self._memory.not_loaded(record, is_stuck=keeps)
-        if exceeded is not None:
-            await self._readings.until_back(exceeded)
-
-    async def _excess(self, record: ModelRecord) -> AdapterError | None:
-        """Return a refusal if what the load took has passed a limit, and no unload makes room."""
-        memory, limits = self._memory, self._memory.limits
-        refusal = limits.excess(record, self._readings.last, clock.monotonic())
-        if refusal is not None and memory.is_to_come:
-            await memory.wait_for_room()
-            refusal = limits.excess(record, await self._readings.read(), clock.monotonic())
-        return refusal
-
-    def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
-        held, booked = self._memory.ledger.of(record.name), self._memory.ledger.snapshot()
-        last, accounts = self._readings.last, self._memory.accounts
-        exceeded = Unloaded(held, held, last, booked, accounts.apart(record.name))
-        accounts.models[record.name].exceeded = exceeded
-        return refusal
-
-    async def _usage(self, record: ModelRecord) -> list[GpuBytes]:
-        """Return what Triton reports of each model's memory; of an ensemble, of its steps."""
-        if not self._memory.reports.asks(self._triton.lives):
-            return []
-        placed = record.placement
-        names = (*placed.load[:-1], *placed.along) if placed.along else placed.load
-        try:
-            return [await self._triton.gpu_bytes(name) for name in names]
-        except AdapterError:  # readings are left
-            return []
-
-    async def _instances(self, record: ModelRecord) -> frozenset[str]:
-        with suppress(BackendUnavailable):  # processes cannot be seen
-            found = await self._processes.instances([*map(TritonName, record.placement.names)])
-            return frozenset(each for living in found.values() for each in living if each)
-        return frozenset()
-
-    async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
-        """Load once; return None, or the failure as its text and the readings of memory show it."""
-        begun = clock.monotonic()
-        try:
-            for name in record.placement.load:
-                await self._load_one(record, name)
-            if self._limits.warm_up is not None:
-                await self._warm_up(record, estimate, self._limits.warm_up)
-            record.load_seconds = clock.monotonic() - begun
-        except (InsufficientMemory, ModelTooLarge) as refusal:
-            return refusal.with_traceback(None)  # it has this frame, which would have it
-        except AdapterError as error:
-            judged = await self._readings.judged(
-                error, record.name, since=begun, predicted=estimate.needs
-            )
-            if judged.__cause__ is None:
-                judged.__cause__ = error.__cause__
-            return judged.with_traceback(None)
-        return None
-
-    def _final_error(
-        self, error: AdapterError, package: Package, record: ModelRecord
-    ) -> AdapterError:
-        """Return the final error: a model that can never fit must not evict all others for ever."""
-        warnings = (*package.warnings, *record.placement.warnings)
-        if isinstance(error, LoadFailed) and warnings:
-            # Triton names neither file nor line: a warning of the inspection may be the reason
-            says_nothing = _SAYS_NOTHING in str(error)
-            found = "perhaps because" if says_nothing else "what else is odd about the package:"
-            text = f"{error}; {found} {'; '.join(warnings)}"
-            return LoadFailed(text, model_id=error.model_id)
-        if not isinstance(error, OutOfMemory):
-            return error
-        book = self._memory.ledger.snapshot()
-        hopeless = self._breaker.out_of_memory(
-            package.content_key,
-            alone=book.models <= 1,
-            requested_bytes=error.figures.needed_bytes,
-            limit_bytes=book.most_of_one(error.figures),
-        )
-        if hopeless is None:
-            return error
-        return ModelTooLarge(
-            f"model {error.model_id!r} {hopeless.value}; other models need not go for it: {error}",
-            model_id=error.model_id,
-            figures=error.figures,
-            matched=error.matched,
-            pattern=error.pattern,
-            was_tried=True,
-        )
-
-    async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
-        """Load one model. Triton never answers if the model's python process is killed at the wrong
-        moment (docs/design/triton.md): that is detected here, and the load is given up.
-        """
-        await self._threads.take(record)
-        load = asyncio.ensure_future(self._triton.load(name, record.id))
-        self._threads.asked(record, load)
-        is_slow = versions.has(versions.SLOW_POLLS, self._triton.version)
-        gone_seconds = self._limits.stub_gone_slow if is_slow else self._limits.stub_gone
-        names = {name, *record.placement.along}
-        monitor = _StubMonitor(names, gone_seconds, self._limits.stub_unseen)
-        begun, refusal = clock.monotonic(), None
-        try:
-            while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
-                if not self._processes.are_seen:
-                    continue
-                refusal = refusal or await self._end_overrun(record)
-                if (lost := await self._lost_stub(monitor)) is None:
-                    continue
-                self._unloader.give_up(record)
-                raise refusal or LoadFailed(
-                    f"the python process of {lost!r} ended while the model was being loaded",
-                    model_id=record.id,
-                    suspected="python process ended",
-                )
-            if refusal is not None:
-                raise refusal
-            await load
-        finally:
-            if _has_answered(load):
-                self._threads.give_back(record)
-
-    async def _warm_up(self, record: ModelRecord, estimate: Estimate, seconds: float) -> None:
-        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
-        is only logged, as zeros may be nothing that the model is made for.
-        """
-        begun = clock.monotonic()
-        try:
-            skipped = await self._watched_warm_up(record, seconds)
-        except (CapacityError, ModelTooLarge):
-            raise
-        except StubDied as error:
-            raise LoadFailed(
-                f"a python process of the model ended during its warm-up: {error}",
-                model_id=record.id,
-                suspected="python process ended",
-            ) from error
-        except AdapterError as error:
-            if isinstance(error, BackendUnavailable) and not isinstance(error, Overloaded):
-                raise  # Triton is gone, or cannot be reached
-            judged = await self._readings.judged(
-                error, record.name, since=begun, predicted=estimate.needs
-            )
-            if isinstance(judged, CapacityError):
-                raise judged from error
-            log.warning("model.warm_up_failed", extra={"model_id": record.id, "reason": str(error)})
+    async def acquire(self, record: ModelRecord) -> None:
+        """Wait for a slot. Harmless if the load has one."""
+        if record in self._holders:
             return
-        if skipped is not None:
-            log.info("model.warm_up_skipped", extra={"model_id": record.id, "reason": skipped})
-            return
-        taken = round(clock.monotonic() - begun, 3)
-        log.info("model.warmed_up", extra={"model_id": record.id, "seconds": taken})
 
-    async def _watched_warm_up(self, record: ModelRecord, seconds: float) -> str | None:
-        """Return why there was no warm-up; None where there was one."""
-        call = asyncio.ensure_future(self._triton.warm_up(record.name, record.id, seconds))
-        begun, refusal = clock.monotonic(), None
-        try:
-            while not (await asyncio.wait({call}, timeout=_pause(begun)))[0]:
-                if self._processes.are_seen:
-                    refusal = refusal or await self._end_overrun(record)
-            if refusal is not None:
-                call.exception()  # of processes that were killed
-                raise refusal
-            return await call
-        finally:
-            call.cancel()
+        def show_wait() -> None:
+            note_step(record, self._step, tuple(holder.id for holder in self._holders))
 
-    async def _end_overrun(self, record: ModelRecord) -> AdapterError | None:
-        """End a load that exceeds the limit by more than the reserve: if it took still more, the
-        kernel might kill other processes for it.
-        """
-        last = self._readings.last
-        if last is None or last.of_models is None:
-            return None
-        refusal = self._memory.limits.overrun(
-            record, await self._readings.read(), clock.monotonic()
+        callers = self._leases.callers_of(record.id) or _NO_CALLER
+        await self._slots.acquire(record.name, callers, show_wait)
+        self._holders[record] = clock.monotonic()
+
+    def release(self, record: ModelRecord) -> None:
+        """Free the slot of a load that has ended. Harmless without a slot."""
+        if self._holders.pop(record, None) is not None:
+            self._slots.release(record.name)
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when Triton has been at the load of a model; None while that is not long."""
+        since = self._holders.get(record)
+        is_long = since is not None and clock.monotonic() - since >= times.HANG_SECONDS
+        return since if is_long else None
+
+    def explain(self) -> str:
+        """Return which loads hang, for the error of one that waits for a slot; "" if none does."""
+        now = clock.monotonic()
+        hanging = [
+            f"{record.id!r} (for {now - self._holders[record]:.0f} s)"
+            for record in self._list_hanging()
+        ]
+        if not hanging:
+            return ""
+        return (
+            f"loads that hang keep Triton's load threads: {', '.join(hanging)}; unload these models"
+            " to end their loads; see docs/operations.md#a-load-hangs"
         )
-        if refusal is None:
-            return None
-        log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})
-        await self._processes.kill_models([*map(TritonName, record.placement.names)])
-        return self._exceeded(record, refusal)
 
-    async def _lost_stub(self, monitor: "_StubMonitor") -> str | None:
-        living: Mapping[TritonName, Sequence[str | None]] = {}
-        with suppress(BackendUnavailable):  # processes cannot be seen
-            living = await self._processes.instances([*map(TritonName, monitor.names)])
-        lives = {
-            name: bool(living[TritonName(name)]) if name in living else None
-            for name in monitor.names
-        }
-        return monitor.lost(lives, clock.monotonic())
+    def _list_hanging(self) -> list[ModelRecord]:
+        return [record for record in self._holders if self.hangs_since(record) is not None]
 
-
-def _has_answered(load: asyncio.Future[None]) -> bool:
-    """Return whether Triton has ended the load, as far as anybody knows."""
-    if not load.done() or load.cancelled():
-        return False
-    return not isinstance(load.exception(), BackendTimeout)
-
-
-def _pause(begun: float) -> float:
-    is_first = clock.monotonic() - begun < _FIRST_SECONDS
-    return _FIRST_POLL_SECONDS if is_first else _POLL_SECONDS
+    def _is_left_out(self, name: str) -> bool:
+        """Return whether the load hangs, and is one of the first ones that do."""
+        return name in {record.name for record in self._list_hanging()[: self.count]}
 
 
 class _StubMonitor:
@@ -345,23 +185,523 @@ class _StubMonitor:
     for less than a second in between.
     """
 
-    def __init__(self, names: Collection[str], gone_seconds: float, unseen_seconds: float) -> None:
+    def __init__(self, names: Collection[TritonName], gone_seconds: float) -> None:
         self.names = frozenset(names)
-        self._gone_seconds, self._unseen_seconds = gone_seconds, unseen_seconds
-        self._started: set[str] = set()  # of the names of one load
-        self._alive_at: dict[str, float] = {}
+        self._gone_seconds = gone_seconds
+        self._lost_at: dict[TritonName, float] = {}  # unless a process is seen before
 
-    def lost(self, lives: dict[str, bool | None], now: float) -> str | None:
-        """Return the name of a model whose process has been missing for too long. None in `lives`
-        stands for a model without a python process.
-        """
-        for name, alive in lives.items():
-            if alive:
-                self._started.add(name)
-            has_started = name in self._started
-            if alive is not False:
-                self._alive_at[name] = now
-            grace_seconds = self._gone_seconds if has_started else self._unseen_seconds
-            if now - self._alive_at.setdefault(name, now) > grace_seconds:
+    def find_lost(
+        self,
+        instances: Mapping[TritonName, Collection[str | None]],  # with a live process
+        now: float,
+    ) -> TritonName | None:
+        """Return the name of a model whose process has been missing for too long."""
+        for name in self.names & instances.keys():  # models without python are missing
+            if instances[name]:
+                self._lost_at[name] = now + self._gone_seconds
+            elif now > self._lost_at.setdefault(name, now + _STUB_UNSEEN_SECONDS):
                 return name
         return None
+
+
+# -- loads --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Loader:
+    """Loads models into Triton, beside or in place of other versions of them."""
+
+    registry: Registry
+    wanted: Wanted
+    memory: Memory
+    eviction: Eviction
+    unloader: Unloader
+    turns: LoadTurns
+    slots: LoadSlots
+    call_slots: LoadSlots  # of loads that calls wait for
+    at_work: AtWork
+    leases: Leases
+    status: TritonStatus
+    journal: Journal
+    changes: Changes
+    triton: Triton
+    packages: Packages
+    processes: Processes
+    files: StoreFiles
+    limits: TimeLimits
+    # loads that Triton has not answered
+    _calls: dict[ModelRecord, asyncio.Future[None]] = field(default_factory=dict)
+
+    async def load(
+        self, record: ModelRecord, terms: LoadTerms, log_fields: Mapping[str, str]
+    ) -> None:
+        """Load a model; return when it is READY. Raises the failure once it is undone."""
+        async with self._recorded(record, log_fields):
+            self.registry.add(record)
+            await self._prepare(record, self.eviction)
+            await self._reserve(record, terms, self.eviction)
+            await self._run(record, terms)
+            self._serve(record)
+
+    async def load_beside(
+        self, record: ModelRecord, old: ModelRecord, log_fields: Mapping[str, str]
+    ) -> None:
+        """Load another version beside `old` and give it the calls of `old`, if both fit.
+
+        Raises InsufficientMemory if they do not; `old` serves on, as after any other failure.
+        """
+        terms = LoadTerms()
+        async with self._recorded(record, log_fields):
+            self.registry.add_beside(record)
+            await self._prepare(record, None)
+            record.undo.callback(self.turns.end, record)
+            await self._wait_for_turn(record)
+            note_step(record, Step.MEMORY)
+            if not record.can_run_beside or not self.memory.try_reserve(record, terms):
+                text = f"two versions of model {record.id!r} do not fit"
+                raise InsufficientMemory(text, model_id=record.id)
+            record.undo.callback(self.memory.release, record)
+            await self._run(record, terms, may_retry=False)
+            if not self.registry.is_serving(old):
+                text = f"Triton exited while model {record.id!r} was updated"
+                raise BackendUnavailable(text, model_id=record.id, delivered=True)
+            if old.loaded_for is LoadedFor.PLATFORM and record.loaded_for is LoadedFor.CALLS:
+                text = f"a platform has asked for model {record.id!r} amid its update, and keeps it"
+                raise AlreadyLoaded(text, model_id=record.id)
+            self._serve(record)
+            self.registry.switch(old, record)
+
+    async def load_in_place(
+        self,
+        record: ModelRecord,
+        old: ModelRecord,
+        terms: LoadTerms,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
+    ) -> None:
+        """Load another version in the place of `old`. The admission of the new one unloads `old`.
+
+        `old` keeps serving if the files are at fault, or if its memory would not suffice.
+        """
+        room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
+        async with self._recorded(record, log_fields):
+            await self._prepare(record, None)
+            await self._reserve(record, terms, room)
+            if old.state in LOADED:
+                await self.unloader.unload(old, unload_fields)
+            await self._renew_turn(record)
+            await self._take_own_name(record)
+            self.registry.add(record)
+            await self._run(record, terms)
+            self._serve(record)
+
+    # -- before Triton ----------------------------------------------------------------------
+
+    async def _prepare(self, record: ModelRecord, evictor: DiskEvictor | None) -> None:
+        """Fetch and inspect the files. Of what serves, only `evictor` unloads anything.
+
+        An update has none: nobody waits for the new version. Its own model could be the victim,
+        and the fetch would wait for itself.
+        """
+        if record.files is not None:  # an older version comes back, from its own files
+            self.files.retain(record.files)
+            record.undo.callback(self.files.release, record.files)
+        elif record.key is not None:
+            await self._fetch(record, record.key, evictor)
+        note_step(record, Step.PACKAGE)
+        package = await self._inspect(record)
+        if package.asks_for_cache:
+            # Triton finds cached answers by name, version and inputs, and keeps those of models
+            # that are unloaded: such a package gets a name that no model had
+            await self.packages.remove(record.name)
+            self._rename(record, fresh_name(record.id))
+            package = await self._inspect(record)
+        record.package = package
+        record.warnings = package.warnings
+        if package.warnings:
+            fields = {"model_id": record.id, "warnings": package.warnings}
+            log.warning("model.package_odd", extra=fields)
+        sizes = self.memory.ledger.sizes
+        sizes.remember_place(record.source.url, package.content_key)
+        sizes.remember_model(record.id, package.content_key)
+
+    async def _inspect(self, record: ModelRecord) -> Package:
+        """Inspect the package under the record's name, which is cleared by the undo."""
+        # pushed before the act: one that failed or was cancelled may still have done its work
+        record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
+        return await self.packages.prepare(record.name, record.id, record.source)
+
+    async def _take_own_name(self, record: ModelRecord) -> None:
+        """Give a package that needs the model's own name in Triton that name, which is free now."""
+        if record.can_run_beside or record.inspected.asks_for_cache:
+            return
+        old_name = record.name
+        await self.packages.remove(old_name)
+        record.name = self.registry.free_name(record.id)
+        self.memory.ledger.rename_load(old_name, record.name)
+        record.package = await self._inspect(record)  # its files are in another folder now
+
+    def _rename(self, record: ModelRecord, name: TritonName) -> None:
+        if record.state is None:  # a version in place of another, which is not in the table yet
+            record.name = name
+        else:
+            self.registry.rename(record, name)
+
+    async def _fetch(
+        self, record: ModelRecord, key: ArtifactKey, evictor: DiskEvictor | None
+    ) -> None:
+        """Fetch the files of a model of a store, and keep them on disk until the undo."""
+        note_step(record, Step.FETCH)
+        started_at = clock.monotonic()
+        metrics = self.journal.metrics
+        progress = FetchProgress()
+        record.progress = progress
+        callers = self.leases.callers_of(record.id)
+        serving = self.registry.get(record.id)
+        is_update = serving is not None and serving is not record
+        # no model is unloaded for another version of one that serves
+        evictor = None if is_update else self.eviction
+        try:
+            artifact, use = await self.files.fetch(key, progress, evictor, callers)
+        except AdapterError as error:
+            error.is_of_fetch = True
+            if isinstance(error, StoreDenied | StoreUnavailable):
+                metrics.endpoint_store_failures.labels(type(error).__name__).inc()
+            elif isinstance(error, NoRoom) and not is_update:
+                metrics.endpoint_no_room.inc()
+            seconds = clock.monotonic() - started_at
+            metrics.history.failed("fetch", record.id, error, seconds)
+            raise
+        record.files = artifact
+        record.undo.callback(self.files.release, artifact)
+        record.source = make_store_source(artifact.folder, str(artifact.key))
+        seconds = clock.monotonic() - started_at
+        record.fetch_seconds = seconds - progress.waited_seconds
+        record.cache_use = use
+        if use is CacheUse.MISS:
+            metrics.endpoint_downloading_seconds.observe(seconds)
+            metrics.history.done("fetch", record.id, seconds, artifact.size_bytes)
+
+    async def _wait_for_turn(self, record: ModelRecord) -> None:
+        """Wait for Triton, and for the turn of a model that may have made it exit."""
+        note_step(record, Step.TURN if self.status.is_up else Step.TRITON_START)
+        await self.turns.wait(record, times.PATIENCE_SECONDS)
+        record.life = self.status.life or 0
+
+    async def _reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:
+        """Wait for Triton, for the model's turn, and for memory."""
+        record.undo.callback(self.turns.end, record)
+        await self._wait_for_turn(record)
+        if terms.purpose is Purpose.ON_DEMAND:
+            record.undo.callback(self.call_slots.release, record)
+            await self.call_slots.acquire(record)
+        await self.memory.reserve(record, terms, evictor)
+        record.undo.callback(self.memory.release, record)
+
+    # -- in Triton --------------------------------------------------------------------------
+
+    async def _run(self, record: ModelRecord, terms: LoadTerms, *, may_retry: bool = True) -> None:
+        """Load into Triton; try once more if the load ran out of memory and there is more."""
+        record.undo.callback(self.slots.release, record)
+        error = await self._try(record)
+        if isinstance(error, OutOfMemory) and may_retry:
+            error = await self._retry(record, terms, error)
+        if error is not None:
+            raise _complete_error(record, error)
+        reports = await self._ask_for_reports(record)
+        await self.memory.settle(record, self.memory.map_reports(reports))
+        record.instances = await self._find_instances(record)
+        record.unclassified = await self.triton.unclassified(record.name)
+        await self._note_loaded(record)
+        if self.status.life != record.life:
+            text = f"Triton exited while it was loading model {record.id!r}"
+            raise BackendUnavailable(text, model_id=record.id, delivered=True)
+
+    async def book_late(self) -> None:
+        """Book the models whose memory readings show only now, and note what they take."""
+        for record in self.memory.book_late():
+            if record.state is ModelState.READY:
+                await self._note_loaded(record)
+
+    async def _note_loaded(self, record: ModelRecord) -> None:
+        """Note for later runs that Triton serves the model, and what it takes."""
+        content_key = record.inspected.content_key
+        size = self.memory.held(record)
+        await self.packages.confirm(record.name, record.source, content_key, size)
+
+    async def _try(self, record: ModelRecord) -> AdapterError | None:
+        """Place and load the package once; return the failure, as readings of memory explain it."""
+        await self._renew_turn(record)
+        note_step(record, Step.FILES)
+        placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
+        self.registry.place(record, placement)
+        record.warnings = (*record.inspected.warnings, *placement.warnings)
+        await self.slots.acquire(record)
+        while not self._has_turn(record):
+            self.slots.release(record)
+            await self._renew_turn(record)
+            await self.slots.acquire(record)
+        started_at = clock.monotonic()
+        self.registry.apply(record, ModelEvent.LOAD_SENT)
+        note_step(record, Step.TRITON)
+        self.at_work.start_load(record, started_at)
+        try:
+            for name in placement.load:
+                await self._load_one(record, name)
+            if self.limits.warm_up is not None:
+                await self._warm_up(record, self.limits.warm_up)
+        except (InsufficientMemory, ModelTooLarge) as refusal:
+            return refusal.with_traceback(None)  # drop the traceback: its frame refers to it
+        except AdapterError as error:
+            judged = await self.memory.judge_load(record, error, started_at)
+            return judged.with_traceback(None)
+        record.load_seconds = clock.monotonic() - started_at
+        self.at_work.end_load(record)
+        self.slots.release(record)
+        return None
+
+    async def _renew_turn(self, record: ModelRecord) -> None:
+        """Wait for another turn if Triton has exited since the last one. By then the folders of its
+        models are gone, and their names are free.
+        """
+        while not self._has_turn(record):
+            await self._wait_for_turn(record)
+
+    def _has_turn(self, record: ModelRecord) -> bool:
+        """Return whether the Triton is up in whose life the model has got its turn."""
+        return self.status.is_up and self.status.life == record.life
+
+    async def _retry(
+        self, record: ModelRecord, terms: LoadTerms, error: OutOfMemory
+    ) -> AdapterError | None:
+        """Load again, with more memory, what Triton has undone."""
+        call = self._calls.pop(record, None)
+        if not await self.unloader.remove_from_triton(record, call=call):
+            return error
+        self.at_work.end_load(record)
+        self.slots.release(record)
+        self.registry.apply(record, ModelEvent.OUT_OF_MEMORY)
+        await self.memory.reserve_again(record, terms, self.eviction, error)
+        self.journal.metrics.load_retries.inc()
+        fields = {"model_id": record.id, "reason": str(error)}
+        log.info("model.load_retried", extra=fields)
+        return await self._try(record)
+
+    async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
+        """Load one model of the package, and watch its processes and the memory meanwhile."""
+        call = asyncio.ensure_future(self.triton.load(name, record.id))
+        call.add_done_callback(_note_seen)
+        self._calls[record] = call
+        is_slow = versions.has(versions.SLOW_POLLS, self.triton.version)
+        gone_seconds = _STUB_GONE_SLOW_SECONDS if is_slow else _STUB_GONE_SECONDS
+        monitor = _StubMonitor({name, *record.placement.along}, gone_seconds)
+        await self._watch(record, call, monitor)
+        del self._calls[record]
+        call.result()
+
+    async def _watch(
+        self,
+        record: ModelRecord,
+        call: asyncio.Future[Any],
+        monitor: _StubMonitor | None,
+    ) -> None:
+        """Wait until Triton has answered. Raises if the load has to end before."""
+        while not call.done():
+            await asyncio.wait({call}, timeout=times.POLL_SECONDS)
+            if call.done():
+                return
+            overrun = self.memory.find_overrun(record)
+            if overrun is not None:
+                fields = {"model_id": record.id, "reason": str(overrun)}
+                log.warning("model.load_ended", extra=fields)
+                await self.unloader.kill_loading(record.placement.names)
+                raise overrun
+            if monitor is not None:
+                await self._refuse_dead(record, monitor)
+
+    async def _refuse_dead(self, record: ModelRecord, monitor: _StubMonitor) -> None:
+        """Raise LoadFailed if a python process of the model has ended: Triton may never answer."""
+        if not self.processes.are_seen:
+            return
+        with suppress(BackendUnavailable):  # Triton is exiting, and its answer will say so
+            instances = await self.processes.instances(monitor.names)
+            name = monitor.find_lost(instances, clock.monotonic())
+            if name is not None:
+                raise LoadFailed(
+                    f"the python process of {name!r} ended while the model was being loaded",
+                    model_id=record.id,
+                    suspected="python process ended",
+                )
+
+    async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
+        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory. Other
+        failures have a line in the log alone, because the model may not be made for zeros.
+        """
+        started_at = clock.monotonic()
+        call = asyncio.ensure_future(self.triton.warm_up(record.name, record.id, limit_seconds))
+        try:
+            await self._watch(record, call, None)
+            skipped = call.result()
+        except StubDied as error:
+            raise LoadFailed(
+                f"a python process of the model ended during its warm-up: {error}",
+                model_id=record.id,
+                suspected="python process ended",
+            ) from error
+        except AdapterError as error:
+            judged = await self.memory.judge_load(record, error, started_at)
+            if is_exit(error) or isinstance(judged, CapacityError | ModelTooLarge):
+                raise  # the load is judged as a whole
+            fields = {"model_id": record.id, "reason": str(error)}
+            log.warning("model.warm_up_failed", extra=fields)
+            return
+        finally:
+            call.cancel()
+        if skipped is not None:
+            log.info("model.warm_up_skipped", extra={"model_id": record.id, "reason": skipped})
+            return
+        seconds = round(clock.monotonic() - started_at, 3)
+        log.info("model.warmed_up", extra={"model_id": record.id, "seconds": seconds})
+
+    async def _ask_for_reports(self, record: ModelRecord) -> list[Mapping[int, int]]:
+        """Return what Triton reports of each model's memory; of an ensemble, of its steps."""
+        placement = record.placement
+        names = placement.load
+        if placement.along:
+            names = (*placement.load[:-1], *placement.along)
+        try:
+            return [await self.triton.gpu_bytes(name) for name in names]
+        except AdapterError as error:
+            if is_exit(error):
+                raise
+            return []  # readings remain
+
+    async def _find_instances(self, record: ModelRecord) -> frozenset[str]:
+        with suppress(BackendUnavailable):  # processes cannot be seen now
+            instances = await self.processes.instances(record.placement.names)
+            living = [name for names in instances.values() for name in names if name is not None]
+            return frozenset(living)
+        return frozenset()
+
+    def _serve(self, record: ModelRecord) -> None:
+        """Let the model take requests."""
+        # the files that came with the request are not kept
+        record.source = replace(record.source, files=(), kept="")
+        self.registry.apply(record, ModelEvent.LOADED)
+        record.usage.used_at = record.usage.used_at or clock.monotonic()
+        record.on_exit = self.status.choose_on_exit(record)
+        if record.loaded_for is LoadedFor.CALLS:
+            self.journal.metrics.endpoint_loading_seconds.observe(record.load_seconds)
+        self.turns.end(record)
+        self.call_slots.release(record)
+        self.wanted.note_loaded(record.id)
+        self.changes.notify()
+
+    # -- undo -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _recorded(
+        self, record: ModelRecord, log_fields: Mapping[str, str]
+    ) -> AsyncIterator[None]:
+        """Write the lines of the load in the block, which has to end in time, and is undone if it
+        fails.
+        """
+        record.load_started_at = clock.wall()
+        url = record.source.told_url
+        with self.journal.record("load", record.id, log_fields, url=url) as outcome:
+            try:
+                async with asyncio.timeout(self.limits.load):
+                    yield
+            except BaseException as error:
+                failure = error
+                if isinstance(error, TimeoutError):
+                    failure = self.explain_timeout(record)
+                is_suspect = self._is_warm_up_suspect(record)
+                await run_to_end(self._undo(record, failure))
+                if is_suspect and is_exit(error) and self.status.life != record.life:
+                    failure = _explain_warm_up(record)
+                if failure is error:
+                    raise
+                raise failure from error
+            outcome.size_bytes = total(self.memory.held(record))
+
+    def _is_warm_up_suspect(self, record: ModelRecord) -> bool:
+        """Return whether an exit of Triton would have to do with the samples of this package: there
+        Triton has a race, and nothing else is being loaded.
+
+        A model that comes back after an exit is not suspect: Triton has answered its load once.
+        """
+        should_return = self.registry.should_return(record)
+        if should_return or not record.has_warm_up or self.status.server is None:
+            return False
+        works = self.at_work.collect(clock.monotonic())
+        return [model_id for model_id, work in works.items() if work.is_load] == [record.id]
+
+    def explain_timeout(self, record: ModelRecord) -> BackendTimeout:
+        """Return the error of a load that has passed its time limit."""
+        text = f"model {record.id!r} did not load within {self.limits.load:g} s"
+        hanging = self.slots.explain() if record.step is Step.THREAD else ""
+        if hanging:
+            text = f"{text}; {hanging}"
+        return BackendTimeout(text, model_id=record.id)
+
+    async def _undo(self, record: ModelRecord, error: BaseException) -> None:
+        """Take down what the load has left. The record ends up absent, LOST or STUCK."""
+        note_step(record, Step.UNDOING)
+        call = self._calls.pop(record, None)
+        is_memory = self.memory.was_short(error)
+        has_exited = is_exit(error)
+        if record.state is ModelState.LOADING and not has_exited:
+            self.at_work.end_load(record)
+            await self.unloader.undo_load(record, call, is_memory=is_memory)
+            return
+        if record.state is ModelState.LOADING:
+            self.at_work.break_off_load(record, clock.monotonic())
+            # only the connection may have been lost: then Triton still has it
+            if not await self.unloader.remove_from_triton(record):
+                self.registry.apply(record, ModelEvent.LOAD_FAILED)
+                await self.unloader.give_up(record)
+                return
+        await record.undo.aclose()
+        if record.state is not None:
+            self.registry.apply(record, self._choose_event(record, has_exited=has_exited))
+        self.changes.notify()
+
+    def _choose_event(self, record: ModelRecord, *, has_exited: bool) -> ModelEvent:
+        """Return the event that follows from a failed load, for the state of the model."""
+        is_wanted = self.wanted.get(record.id) is not None
+        if has_exited and is_wanted and self.registry.should_return(record):
+            log.warning("model.return_broken_off", extra={"model_id": record.id})
+            return ModelEvent.LOST
+        is_loading = record.state is ModelState.LOADING
+        return ModelEvent.TRITON_EXITED if is_loading else ModelEvent.LOAD_FAILED
+
+
+def _explain_warm_up(record: ModelRecord) -> LoadFailed:
+    """Return the error of a load in which Triton has exited. The caller need not try it again."""
+    return LoadFailed(
+        f"Triton exited while it was loading model {record.id!r}, probably in its model_warmup:"
+        " let none of its samples raise; see docs/triton.md",
+        model_id=record.id,
+    )
+
+
+def _note_seen(call: asyncio.Future[None]) -> None:
+    """Mark the failure of a call as seen: nobody waits for one whose load was ended."""
+    if not call.cancelled():
+        call.exception()
+
+
+def make_store_source(folder: str, key: str) -> ModelSource:
+    """Return the source of a model whose files are in the disk cache."""
+    return ModelSource(folder, is_cached=True, key=key)
+
+
+def _complete_error(record: ModelRecord, error: AdapterError) -> AdapterError:
+    """Add to a failure what is odd about the package: Triton names neither file nor line."""
+    warnings = (*record.inspected.warnings, *record.placement.warnings)
+    if not isinstance(error, LoadFailed) or not warnings:
+        return error
+    is_empty = _EMPTY_FAILURE in str(error)
+    hint = "perhaps because" if is_empty else "what else is odd about the package:"
+    return LoadFailed(f"{error}; {hint} {'; '.join(warnings)}", model_id=error.model_id)

@@ -1,502 +1,520 @@
-"""Admits loads to memory, and books what each model takes. How memory works:
+"""Reserve memory for loads, account for what loaded models take, and judge failures.
 
-Three things say how much memory a model takes. None is enough alone.
+The decision about a load is `core/admission.py`'s, on figures alone, and is made without an await.
+This module asks for it again whenever something has changed, and does what it says: evict, wait,
+or refuse.
 
-- An estimate (core/sizing.py) says it before the load: it was learned from the same package, or is
-  declared, or guessed from the files.
-- The ledger (core/ledger.py) has bytes for each model and device: reserved from its admission on,
-  held once it is loaded, released when Triton has unloaded it.
-- A reading (readings.py) says what is in use. It may be old, it does not know of loads that have
-  only begun, and it tells models apart only where they have processes of their own.
-
-Free memory is the limit less the headroom, less the larger of two figures: the bytes booked, or the
-bytes read plus those reserved.
-
-A load calls, in this order:
-
-    admit        waits for its turn, then decides (core/admission.py) and reserves in one step
-    placed       names the processes by which readings tell the model apart
-    loaded       holds the estimate, and replaces it by a measurement
-    not_loaded   instead of `loaded`: releases what was reserved, once Triton has undone the load
-
-An unload runs within `unloading`: `begin_unload`, then Triton's unload, then `unloaded`.
-
-A model is measured by its own processes, or by what Triton reports of it. Otherwise it is measured
-by the growth of its device between two quiet moments (core/measuring.py). A moment is quiet if no
-load or unload is under way, and the reading is newer than the last change. The account of the model
-(core/account.py) says how far that has come: Stage is its state machine. Later growth counts if
-one model alone had requests. The ledger holds the most that a package was ever measured to take.
-
-A refusal makes a platform unload other models. So there is one only if the need is known, nothing
-that may make room is under way, and something could go. All else is tried, and judged afterwards:
-
-- what passes a limit that only the adapter enforces, during or after its load: core/limits.py
-- whether a failure of Triton was a lack of memory: Readings.judged, by core/evidence.py
-- whether a load that ran out of memory is worth another try: Readings.is_worth_a_retry
-
-An unload is answered when its memory was seen free, or after some seconds: Readings.until_back.
+Loads are admitted in order of arrival, as far as they need the same devices: one that waits for
+memory is not overtaken by a smaller one. Whoever waits here holds no lock of a model that may be
+evicted for others, unless the eviction ends what he does (`Eviction`).
 """
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from adapter.control.ports import Evictor, Options, Ports
-from adapter.control.progress import Admission
+from adapter.control.operations import note_step
+from adapter.control.ports import Evictor, MemorySettings
 from adapter.control.readings import Readings
-from adapter.core.account import Account, Stage
-from adapter.core.accounts import Accounts, Reports
-from adapter.core.admission import AdmissionInput, Answer, MeshBooks, waits_its_turn
-from adapter.core.ledger import Ledger
-from adapter.core.limits import Limits
-from adapter.core.measuring import GpuBytes, Measured
-from adapter.core.memory import NO_BYTES, Bytes, MemoryReading, total
-from adapter.core.model import ModelId, Package, TritonName
-from adapter.core.registry import ModelRecord
-from adapter.core.residency.placement import Placer, choose_place
-from adapter.core.residency.terms import Terms
-from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes, tells_size
-from adapter.core.state import WaitsFor
-from adapter.errors import AboutMemory, CapacityError, InsufficientMemory
+from adapter.core import times
+from adapter.core.admission import (
+    Answer,
+    Decision,
+    LoadRequest,
+    Purpose,
+    Reason,
+    decide,
+    decide_place,
+    make_overrun_refusal,
+    make_refusal,
+)
+from adapter.core.evidence import (
+    FailedInferences,
+    Judgement,
+    Outcome,
+    Scene,
+    is_seen,
+    judge_inference,
+    judge_load,
+)
+from adapter.core.ledger import Leaving, Ledger, Overrun
+from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device, GpuBytes, total
+from adapter.core.mesh_books import MeshBooks
+from adapter.core.model import ModelId
+from adapter.core.oom import Strength, Verdict
+from adapter.core.record import ModelRecord, Step
+from adapter.core.registry import Registry
+from adapter.core.sizes import MIB, Need, remember
+from adapter.errors import (
+    AboutMemory,
+    AdapterError,
+    InferenceFailed,
+    InsufficientMemory,
+    ModelFailed,
+    ModelTooLarge,
+    OutOfMemory,
+    StubDied,
+)
 from adapter.runtime import clock
+from adapter.runtime.clock import Changes
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# How often a load that waits polls memory when no operation reports a change.
-_POLL_SECONDS = 0.25
-_EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
+_LOOK_SECONDS = times.POLL_SECONDS / 20
+# Triton's report of a model differs from readings if it does so by a tenth, of at least 40 MiB:
+# readings vary by some MiB from one moment to the next.
+_ODD_SHARE = 0.1
+_ODD_BYTES = 40 * MIB
 
 
+@dataclass(frozen=True, slots=True)
+class LoadTerms:
+    """Says who asks for a load, and how long it may wait for memory."""
+
+    purpose: Purpose = Purpose.EXPLICIT
+    patience_seconds: float = times.PATIENCE_SECONDS  # of loads that are not explicit
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A load that waits for memory."""
+
+    record: ModelRecord
+    terms: LoadTerms
+    devices: Collection[Device]
+    started_at: float
+    reason: Reason | None = None  # of its last decision
+    has_evicted: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Memory:
-    """The only writer of `ledger` and `sizes`.
+    """Keeps the ledger for loads and unloads. All figures are by the model's name in Triton."""
 
-    `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
-    a process runs below Triton that belongs to no model.
-    `relearned`: models whose notes lack their latest figures.
-    """
-
-    def __init__(
-        self,
-        ports: Ports,
-        ledger: Ledger,
-        sizes: Sizes,
-        metrics: Metrics,
-        options: Options,
-        *,
-        requests: Callable[[], tuple[int, int]],
-        is_shared: Callable[[], Awaitable[bool]],
-    ) -> None:
-        self.ledger, self.sizes, self.accounts = ledger, sizes, Accounts()
-        self._metrics, self._limits = metrics, options.limits
-        books = (ledger, self.accounts, metrics, options.limits)
-        self.readings = Readings(
-            ports.memory,
-            *books,
-            is_shared=is_shared,
-            processes=ports.processes,
-        )
-        # failed loads that Triton still has: a few, whatever the number of models
-        self._undone: set[ModelRecord] = set()
-        self.relearned: set[ModelRecord] = set()
-        self._admitting = asyncio.Lock()
-        self._first: tuple[ModelId, ...] = ()  # the load that has the lock
-        self._changed = asyncio.Event()
-        self._operations = 0
-        self.reports = Reports(ledger, sizes)
-        self.mesh = MeshBooks()
-        self.limits = Limits(ledger, sizes, self.accounts, self.mesh)
-        self.placer = Placer(sizes, self.limits.oversize, options.placing)
-        self._requests = requests
-        self._is_behind = False  # a load ended, and something else was still going on
-        self._audited_at = -math.inf  # when the ledger was last held against a reading
-        self._measurements: set[asyncio.Task[None]] = set()
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.accounts.loads or self.accounts.unloads)
-
-    @property
-    def is_to_come(self) -> bool:
-        """Return whether an unload, or the undo of a load, is about to free memory."""
-        return bool(self.accounts.unloads or self._undone)
+    registry: Registry
+    ledger: Ledger
+    readings: Readings
+    changes: Changes
+    mesh: MeshBooks
+    metrics: Metrics
+    settings: MemorySettings
+    _queue: list[_Waiter] = field(default_factory=list)  # in order of arrival
+    _queue_changes: Changes = field(default_factory=Changes)
+    # what Triton reports of models that serve already, and are booked when a reading is newer than
+    # the end of their load
+    _unbooked: dict[ModelRecord, Bytes] = field(default_factory=dict)
+    _odd_reports: dict[str, None] = field(default_factory=dict)  # by package, as logged
+    _failures: FailedInferences = field(default_factory=FailedInferences)
 
     # -- loads ------------------------------------------------------------------------------
 
-    async def admit(
-        self, record: ModelRecord, package: Package, terms: Terms, evictor: Evictor | None
-    ) -> Estimate:
-        """Reserve what the model is expected to take, or raise a refusal; `evictor` makes room.
+    async def reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:
+        """Reserve what the load needs; evict others and wait where that helps.
 
-        Waits for loads before it while these take memory, and for memory that is about to be freed;
-        each for a bounded time.
+        Raises InsufficientMemory and ModelTooLarge.
         """
-        told, begun, short_since = Admission(record), clock.monotonic(), 0.0
-        async with self._turn(record):
-            while True:
-                reading, now = await self.readings.read(), clock.monotonic()
-                inputs = self._inputs(
-                    package,
-                    reading,
-                    loads=self._waited_for(begun, now),
-                    may_wait=not short_since or now - short_since < self._limits.recovery,
-                    can_evict=evictor is not None and evictor.can_evict,
-                    is_planned=terms.is_planned,
-                )
-                options = self.placer.options(record, package, terms, inputs, reading, now=now)
-                try:
-                    answer, estimate = choose_place(record.id, options, terms)
-                    if answer is Answer.ADMIT:
-                        break
-                except InsufficientMemory as error:
-                    if not inputs.can_evict or terms.ran_out:
-                        raise
-                    told.waits(WaitsFor.MEMORY, options[0][0], inputs.book, reading)
-                    evictor = evictor if await goes_on(error, terms, evictor) else None
-                    short_since = 0.0
-                    continue
-                why = WaitsFor.TURN if waits_its_turn(estimate, inputs) else WaitsFor.MEMORY
-                told.waits(why, estimate, inputs.book, reading, self._awaited())
-                short_since = short_since or (0.0 if why is WaitsFor.TURN else now)
-                await self._wait_for_change()
-            self._reserve(Account(record, package.content_key, estimate, now), inputs, reading)
-            told.admitted(estimate, inputs.book, reading, terms)
-        return estimate
+        need = self.need_of(record, terms)
+        waiter = _Waiter(record, terms, list(need.bytes), clock.monotonic())
+        self._queue.append(waiter)
+        try:
+            with self.metrics.waiting_load("memory"):
+                await self._wait_for_memory(waiter, evictor)
+        finally:
+            self._queue.remove(waiter)
+            self._queue_changes.notify()
 
-    def _awaited(self) -> tuple[ModelId, ...]:
-        loads = (account.record for account in self.accounts.moving)
-        awaited = (*loads, *self.accounts.unloads, *self._undone)  # a load may be unloaded too
-        return tuple(dict.fromkeys(each.id for each in awaited))
+    def try_reserve(self, record: ModelRecord, terms: LoadTerms) -> bool:
+        """Reserve what the load needs if that is free now; evict nothing for it."""
+        now = clock.monotonic()
+        request = LoadRequest(terms.purpose, started_at=now, deadline=now)
+        decision = self._decide(record, terms, request, now)
+        if decision.answer is not Answer.ADMIT:
+            return False
+        self._begin(record, decision)
+        return True
 
-    def _reserve(
-        self, account: Account, inputs: AdmissionInput, reading: MemoryReading | None
+    async def reserve_again(
+        self, record: ModelRecord, terms: LoadTerms, evictor: Evictor, error: OutOfMemory
     ) -> None:
-        account.is_planned, account.is_told = inputs.is_planned, inputs.is_told
-        self._begin(reading, unloads=0)
-        self.ledger.reserve(account.name, account.estimate.needs)
-        self.accounts.add(account)
-        if self.limits.is_below(account.estimate):  # it seems too large, and is tried only once
-            self.limits.oversize.tried(account.package_key)
+        """Reserve more for another try of a load that ran out of memory.
 
-    async def wait_for_room(self) -> None:
-        """Wait while memory is above a limit and is about to be freed, for a moment at most."""
-        deadline = clock.monotonic() + self._limits.recovery
-        while self.is_to_come and clock.monotonic() < deadline:
-            left = self.ledger.snapshot().left(await self.readings.read())
-            if all(count >= 0 for count in left.values()):
-                return
-            await self._wait_for_change()
+        Raises `error` if it cannot have more, and ModelTooLarge if unloads cannot change that.
+        """
+        is_short = self.was_short(error)
+        self.ledger.fail_load(record.name, clock.monotonic(), is_memory=is_short)
+        record.gpu = None  # another one may have more
+        try:
+            await self.reserve(record, terms, evictor)
+        except ModelTooLarge as refusal:
+            raise ModelTooLarge(
+                f"{refusal}; Triton said: {error}",
+                model_id=record.id,
+                figures=refusal.figures,
+                matched=error.matched,
+                pattern=error.pattern,
+                was_tried=True,
+            ) from error
+        except InsufficientMemory:
+            raise error from None
+
+    def was_short(self, error: BaseException) -> bool:
+        """Return whether a load failed for lack of memory that the ledger has. A GPU that is not
+        seen is not in the ledger.
+        """
+        is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
+        return is_memory and is_seen(str(error), self.ledger.devices)
 
     def has_room_beside(self, record: ModelRecord) -> bool:
-        """Return whether a model of the same size fits into what is free; one that was put on a GPU
-        may go to another.
+        """Return whether another model of the size of this loaded one would fit."""
+        return all(
+            count <= self.ledger.free(device)
+            for device, count in self.held(record).items()
+            if device in self.ledger.devices
+        )
+
+    def need_of(self, record: ModelRecord, terms: LoadTerms) -> Need:
+        """Return what the load of an inspected package needs."""
+        return self.ledger.need_of(
+            record.inspected, guess_limit_bytes=self._limit_guess(terms.purpose)
+        )
+
+    async def settle(self, record: ModelRecord, reported: Bytes) -> None:
+        """Book a loaded model, by what Triton reports and what readings show.
+
+        A reading that lags is waited for only where the adapter alone enforces a limit. Raises if
+        the load has passed that limit.
         """
-        held = self.ledger.of(record.name)
-        free = self.ledger.snapshot().free(self.readings.last)
-        if record.gpu is not None:
-            return total(held) <= max(free.values(), default=0)
-        return all(count <= free.get(device, count) for device, count in held.items())
+        self.ledger.end_load(record.name, clock.monotonic())
+        await self.readings.read()
+        while not self.ledger.can_settle(record.name):
+            reserved = self.ledger.loads[record.name].reserved
+            if self.readings.lag_seconds > 0 and not self.readings.is_limited(reserved):
+                self._unbooked[record] = reported
+                return
+            await asyncio.sleep(times.POLL_SECONDS)
+            await self.readings.read()
+            self.ledger.advance(clock.monotonic())
+        overrun = self._book(record, reported)
+        if overrun is not None:
+            raise make_overrun_refusal(record.id, overrun)
 
-    def placed(self, record: ModelRecord) -> None:
-        """Note the model's names in Triton, and those of its helpers and steps."""
-        self.accounts.models[record.name].names = frozenset(record.placement.names)
+    def book_late(self) -> list[ModelRecord]:
+        """Book the models whose memory readings show only now; return them."""
+        records = [record for record in self._unbooked if self.ledger.can_settle(record.name)]
+        for record in records:
+            self._book_at_once(record)
+        return records
 
-    async def loaded(
-        self, record: ModelRecord, package: Package, usage: Collection[GpuBytes] = ()
-    ) -> None:
-        """Note that Triton serves the model, and measure it: now or, with a sensor that lags, a
-        little later; until then the ledger holds the estimate. `usage` is what Triton reports of
-        each model of the package: where it does, that is held at once.
-        """
-        account = self.accounts.models[record.name]
-        self.reports.came(account, package, usage)
-        held = self.ledger.settle(record.name, None)
-        self.readings.changed()
-        if not account.is_guessed:
-            self.readings.must_show(held, account.begun)
-        known = account.basis is Basis.LEARNED and self.sizes.is_exact(account.package_key)
-        # models that readings do not tell apart are measured at the next quiet moment
-        last = self.readings.last
-        told_apart = last is not None and last.of_models is not None
-        reading = await self.readings.read() if told_apart else last
-        measured = self.accounts.loaded(account, reading, known=known)
-        if measured is not None:
-            self._learn(measured, account.estimate)
-        task = asyncio.create_task(self._measure(account, self.readings.lag_seconds))
-        self._measurements.add(task)
-        task.add_done_callback(self._measurements.discard)
-        if self.readings.lag_seconds == 0 or self.limits.is_below_the_device(reading):
-            await task
-
-    def undoing(self, record: ModelRecord) -> None:
-        """Note that a failed load is unloaded: others that do not fit wait for it until
-        `not_loaded`, for a moment.
-        """
-        self._undone.add(record)
-
-    async def not_loaded(self, record: ModelRecord, *, is_stuck: bool) -> None:
-        """Note that the load is undone. Memory that it may have left cannot be attributed.
-        `is_stuck`: Triton still works on it, and its bytes stay booked until `freed`.
-        """
-        held = NO_BYTES if is_stuck else self.ledger.of(record.name)
-        self.accounts.undone(record.name, held)
-        self.readings.changed()
-        try:
-            await self._catch_up(record)
-        finally:
-            held = self.ledger.of(record.name)
-            self._undone.discard(record)
-            self._forget(record)
-            if is_stuck:
-                self.stuck(record, held)
-            self._changed.set()
-
-    def stuck(self, record: ModelRecord, held: Bytes) -> None:
-        """Keep so many bytes booked for a load that Triton is stuck with, until `freed`."""
-        self.ledger.hold(record.name, held)
-
-    def freed(self, record: ModelRecord) -> None:
-        """Note that Triton has ended a load that it was stuck with."""
-        self.ledger.release(record.name)
-        self.readings.changed()
-        self._changed.set()
+    def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
+        """Return why the load has to end, if more is used than a limit and it is to blame."""
+        overrun = self.ledger.overrun_of(record.name)
+        return None if overrun is None else make_overrun_refusal(record.id, overrun)
 
     # -- unloads ----------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def unloading(self, record: ModelRecord) -> AsyncIterator[None]:
-        """Mark an unload as in progress: loads that do not fit wait for it for a moment."""
-        self.accounts.unloads[record] = None
-        try:
-            yield
-            await self._catch_up(record)
-        finally:
-            del self.accounts.unloads[record]
-            self.accounts.ended_unloads += 1
-            self._changed.set()
+    def held(self, record: ModelRecord) -> Bytes:
+        """Return what is booked or reserved for the model."""
+        load = self.ledger.loads.get(record.name)
+        if load is not None:
+            return load.reserved
+        return self.ledger.models.get(record.name) or self.ledger.stuck.get(record.name, NO_BYTES)
 
-    async def begin_unload(self, record: ModelRecord) -> MemoryReading | None:
-        """Note that Triton is about to be asked. To be called within `unloading`."""
-        reading = await self.readings.read()
-        self._begin(reading, unloads=1)
-        self.accounts.models[record.name].asked_at = clock.monotonic()
-        return reading
+    def is_booked(self, record: ModelRecord) -> bool:
+        """Return whether no booking of the model is still to come."""
+        return record.name in self.ledger.models
 
-    def unloaded(self, record: ModelRecord) -> Bytes:
-        """Note that Triton has unloaded the model; return the bytes that it held."""
-        held, account = self.ledger.of(record.name), self.accounts.models.get(record.name)
-        self.accounts.released(record.name, held)
-        self.readings.changed()
-        is_asked = record in self.accounts.unloads  # else it vanished at an unknown time
-        if is_asked and account is not None and account.asked_at and not account.is_guessed:
-            self.readings.must_show(held, account.asked_at)
-        self._forget(record)
-        self._changed.set()
-        return held
+    def begin_unload(self, record: ModelRecord) -> Leaving:
+        """Expect the memory of a loaded model back; nothing if Triton has exited with it."""
+        self._book_at_once(record)
+        if record.name not in self.ledger.models:
+            return Leaving(NO_BYTES, NO_BYTES)
+        return self.ledger.begin_unload(record.name)
 
-    def taken(self, record: ModelRecord) -> Bytes:
-        """Return what of the bytes in the ledger the model takes now, as far as that was measured:
-        the ledger keeps what its package took at most.
+    def strand(self, record: ModelRecord) -> None:
+        """Keep the bytes of what Triton is stuck with, until `release`."""
+        if record.name in self.ledger.loads or record.name in self.ledger.unloads:
+            self.ledger.strand(record.name)
+
+    def release(self, record: ModelRecord, *, is_memory: bool = False) -> None:
+        """Release whatever is reserved or booked for the model, once Triton has unloaded it.
+
+        `is_memory` tells that its load has failed for lack of memory.
         """
-        held, measured = self.ledger.of(record.name), self.accounts.taken(record.name)
-        return {d: min(count, measured.get(d, count)) for d, count in held.items()}
+        now = clock.monotonic()
+        name = record.name
+        self._book_at_once(record)
+        if name in self.ledger.loads:
+            self.ledger.fail_load(name, now, is_memory=is_memory)
+        if name in self.ledger.models:
+            self.ledger.begin_unload(name)
+        self.ledger.end_unload(name, now)
+        self.ledger.free_stuck(name, now)
+        self.changes.notify()
 
-    # -- in between -------------------------------------------------------------------------
+    # -- lives of Triton --------------------------------------------------------------------
 
-    async def tick(self, active: Collection[TritonName]) -> None:
-        """Measure growth under traffic, and loads during which nothing could be read. `active`:
-        models with requests since the last call.
+    def start_life(self) -> None:
+        """Forget what an earlier Triton had loaded."""
+        for record in list(self._unbooked):
+            self._book_at_once(record)
+        self.ledger.start_life()
+        self.changes.notify()
+
+    def adopt(self, record: ModelRecord, booked: Bytes) -> None:
+        """Book a model that an earlier run of the adapter has loaded."""
+        self.ledger.adopt(record.name, booked)
+
+    def map_reports(self, reports: Collection[GpuBytes]) -> Bytes:
+        """Return what Triton reports of a package, by device; nothing unless it tells all.
+
+        Triton does not report python models and those of libtorch.
         """
-        is_audited = self._audited_at >= self.readings.changed_at
-        is_due = bool(active) or self.is_busy or self.accounts.are_unread or not is_audited
-        operations, now = self._operations, clock.monotonic()
-        reading = await self.readings.read() if is_due else None
-        if reading is not None and operations == self._operations:
-            settled = None if self.is_busy else self.readings.settled(reading)
-            if settled is not None and not self._undone:
-                self.ledger.audit(settled)
-                self._audited_at = now
-            baseline = self.ledger.snapshot().baseline
-            expected = {each.name: each.estimate for each in self.accounts.loads}
-            for measured in self.accounts.tick(reading, settled, active, baseline):
-                self._learn(measured, expected.get(measured.name))
+        if not reports or not all(any(report.values()) for report in reports):
+            return NO_BYTES
+        devices = {
+            book.number: device
+            for device, book in self.ledger.devices.items()
+            if book.number is not None
+        }
+        booked: dict[Device, int] = {}
+        for report in reports:
+            for number, count in report.items():
+                device = devices.get(number)
+                if device is None and count:
+                    return NO_BYTES
+                if device is not None and count:
+                    booked[device] = booked.get(device, 0) + count
+        return booked
 
-    def adopt(self, record: ModelRecord, held: Bytes) -> None:
-        """Add a model of an earlier run that Triton still serves."""
-        known = Estimate(held, Basis.LEARNED)
-        self.accounts.add(Account(record, record.package_key, known, stage=Stage.SETTLED))
-        self.ledger.hold(record.name, held)
+    # -- failures ---------------------------------------------------------------------------
 
-    async def rebase(self) -> None:
-        """Attribute what is used beyond what models hold to Triton itself, which has started."""
-        settled = self.readings.settled(await self.readings.read())
-        self.ledger.rebase(settled)
-        if settled is not None and not self.is_busy:
-            self.ledger.started(settled)
+    async def judge_load(
+        self, record: ModelRecord, error: AdapterError, since: float
+    ) -> AdapterError:
+        """Return the failure of a load as its text and the readings since its begin show it."""
+        verdict = read_verdict(error)
+        if verdict.strength is Strength.NONE:
+            return error
+        await self.readings.read()
+        scene = self._describe_scene(record, since)
+        return _convert(error, judge_load(verdict, str(error), scene), verdict)
+
+    async def judge_inference(self, record: ModelRecord, error: AdapterError) -> AdapterError:
+        """Return the failure of an inference as its text and recent readings show it."""
+        verdict = read_verdict(error)
+        if verdict.strength is Strength.NONE:
+            return error
+        await self.readings.read()
+        judgement = judge_inference(
+            verdict,
+            str(error),
+            self._describe_scene(record, None),
+            failures=self._count_failure(record, verdict),
+            is_only_model=len(self.ledger.models) <= 1,
+        )
+        return _convert(error, judgement, verdict)
+
+    def _count_failure(self, record: ModelRecord, verdict: Verdict) -> int:
+        """Count a strong failure; return how many the package had before it, in a row."""
+        if verdict.strength is not Strength.STRONG:
+            return 0
+        key = record.package.content_key if record.package else str(record.name)
+        return self._failures.add(key, clock.monotonic(), record.usage.answered_at)
+
+    def _describe_scene(self, record: ModelRecord, since: float | None) -> Scene:
+        limits = {
+            device: book.limit_bytes
+            for device, book in self.ledger.devices.items()
+            if device != UNSEEN
+        }
+        return Scene(limits, self.readings.list_since(since), devices=list(self.held(record)))
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _begin(self, reading: MemoryReading | None, *, unloads: int) -> None:
-        """Note that an operation begins to change memory; `unloads`: 1 if it is an unload, else 0.
+    async def _wait_for_memory(self, waiter: _Waiter, evictor: Evictor) -> None:
+        """Ask until the load is admitted; evict and wait as the decisions say."""
+        record = waiter.record
+        note_step(record, Step.TURN)
+        while True:
+            earlier = self._find_earlier(waiter)
+            if earlier is not None:
+                note_step(record, Step.TURN, (earlier.record.id,))
+                await self._queue_changes.wait(times.PAUSE_SECONDS)
+                continue
+            await self.readings.read()
+            now = clock.monotonic()
+            decision = self._decide(record, waiter.terms, self._request(waiter, evictor), now)
+            if decision.answer in {Answer.ADMIT, Answer.TRY}:
+                self._begin(record, decision)
+                return
+            if decision.answer is Answer.EVICT:
+                note_step(record, Step.MEMORY)
+                if await evictor.make_room(decision.victims, record):
+                    waiter.has_evicted = True
+                    continue
+            elif decision.answer is Answer.WAIT:
+                self._note_wait(waiter, decision)
+            else:
+                # a load that gave up its wait may have had enough in the end
+                if waiter.has_evicted and decision.reason is Reason.DOES_NOT_FIT:
+                    self.ledger.record_futile_eviction(decision.need.package_key, now)
+                raise make_refusal(record.id, decision)
+            await self.changes.wait(times.POLL_SECONDS)
+            # under traffic models become idle thousands of times in a second
+            await asyncio.sleep(_LOOK_SECONDS)
 
-        If no other is in progress, this is a quiet moment, and the next measurement starts from
-        `reading`; nothing is measured if the reading is not recent enough.
-        """
-        if not self.accounts.moving and len(self.accounts.unloads) == unloads:
-            settled = self.readings.settled(reading)
-            if self.ledger.snapshot().models == 0:
-                self.ledger.rebase(settled and settled.shared)
-            _, ended = self._requests()
-            self.accounts.open(settled, ended)
-            self._is_behind = False
-        self._operations += 1
+    def _find_earlier(self, waiter: _Waiter) -> _Waiter | None:
+        """Return a load that came earlier and waits for memory of the same device."""
+        for earlier in self._queue[: self._queue.index(waiter)]:
+            shares_device = any(device in earlier.devices for device in waiter.devices)
+            # a load that waits for another one of unknown need does not wait for memory
+            if shares_device and earlier.reason is not Reason.TURN:
+                return earlier
+        return None
 
-    def _inputs(
-        self,
-        package: Package,
-        reading: MemoryReading | None,
-        *,
-        loads: Collection[Account],
-        may_wait: bool,
-        can_evict: bool,
-        is_planned: bool,
-    ) -> AdmissionInput:
-        return AdmissionInput(
-            book=self.ledger.snapshot(),
-            reading=self.limits.less_reserved(reading),
-            loads=len(loads),
-            unknown_loads=sum(not (e.is_told or e.estimate.basis in KNOWN) for e in loads),
-            unloads=self._count_unloads(is_planned=is_planned),
-            is_settling=self.readings.is_settling(reading),
-            may_wait=may_wait,
-            unknown_bytes=self.sizes.default_bytes,
-            may_be_wrong=self.limits.oversize.may_try(package.content_key),
-            can_evict=can_evict,
-            is_planned=is_planned,
-            processes=package.processes,
-            # ModelMesh has made room by sizes on disk: two such loads may share what both take
-            is_told=self.reports.is_due(package) or (is_planned and tells_size(package)),
+    def _request(self, waiter: _Waiter, evictor: Evictor) -> LoadRequest:
+        purpose = waiter.terms.purpose
+        is_planned = purpose is Purpose.PLANNED
+        return LoadRequest(
+            purpose,
+            waiter.started_at,
+            deadline=waiter.started_at + waiter.terms.patience_seconds,
+            candidates=() if is_planned else evictor.candidates(),
+            is_mesh_evicting=is_planned and self.mesh.is_evicting,
         )
 
-    def _count_unloads(self, *, is_planned: bool) -> int:
-        """Return how many unloads may free memory. One that ModelMesh is about to send counts for
-        the loads that it has planned.
-        """
-        is_evicting = is_planned and self.mesh.is_evicting
-        return len(self.accounts.unloads) + len(self._undone) + is_evicting
+    def _decide(
+        self, record: ModelRecord, terms: LoadTerms, request: LoadRequest, now: float
+    ) -> Decision:
+        gpus = [device for device in self.ledger.devices if self._number(device) is not None]
+        has_choice = self.settings.places_gpus and len(gpus) > 1
+        if has_choice and record.inspected.leaves_gpu_open:
+            guess_limit_bytes = self._limit_guess(terms.purpose)
+            needs = {
+                device: self.ledger.need_of(
+                    record.inspected, device=device, guess_limit_bytes=guess_limit_bytes
+                )
+                for device in gpus
+            }
+            former = next((gpu for gpu in gpus if self._number(gpu) == record.gpu), None)
+            return decide_place(self.ledger, needs, request, now, former)
+        return decide(self.ledger, self.need_of(record, terms), request, now)
 
-    def _waited_for(self, begun: float, now: float) -> list[Account]:
-        """Return the loads that one begun at `begun` waits for; none if it has waited too long.
+    def _number(self, device: Device) -> int | None:
+        """Return CUDA's number of a GPU; None of host memory or if it is unknown."""
+        return self.ledger.devices[device].number
 
-        Beside a load that stands still it waits for no other that was admitted after it came: it
-        would wait for several that hang one after the other.
-        """
-        if now - begun >= self._limits.alone:
-            return []
-        moving = self.accounts.moving
-        if len(moving) == len(self.accounts.loads):
-            return moving
-        return [each for each in moving if each.begun < begun]
+    def _limit_guess(self, purpose: Purpose) -> int | None:
+        return self.settings.mesh_default_bytes if purpose is Purpose.PLANNED else None
 
-    @asynccontextmanager
-    async def _turn(self, record: ModelRecord) -> AsyncIterator[None]:
-        """Admit loads one after the other: one that waits for memory is not overtaken, but blocks
-        those behind it for `alone` seconds at most.
-        """
-        held, record.awaits = False, self._first
-        with self._metrics.waiting_load("memory"):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.alone):
-                    await self._admitting.acquire()
-                held, record.awaits, self._first = True, (), (record.id,)
-            try:
-                yield
-            finally:
-                if held:
-                    self._first = ()
-                    self._admitting.release()
+    def _begin(self, record: ModelRecord, decision: Decision) -> None:
+        """Reserve what was admitted. Nothing was awaited since the decision."""
+        self.ledger.begin_load(record.name, decision.need)
+        record.basis = decision.need.basis
+        figures = self._show(decision.need)
+        if decision.device is not None:
+            record.gpu = self._number(decision.device)
+            log.info("model.placed", extra={"model_id": record.id, "gpu": record.gpu} | figures)
+        basis = decision.need.basis.value
+        log.debug("model.admitted", extra={"model_id": record.id, "basis": basis} | figures)
 
-    async def _wait_for_change(self) -> None:
-        self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_SECONDS):
-                await self._changed.wait()
-
-    async def _measure(self, account: Account, lag_seconds: float) -> None:
-        if lag_seconds:
-            await asyncio.sleep(lag_seconds + _EARLY_SECONDS)
-        if account.stage is not Stage.LOADED:
-            return  # unloaded meanwhile, and maybe being loaded again
-        self._is_behind = True
-        try:
-            if account.record not in self.accounts.unloads:
-                await self._catch_up(account.record)
-        finally:
-            self.accounts.load_ended(account, self.readings.last)
-            self._changed.set()
-
-    async def _catch_up(self, record: ModelRecord) -> None:
-        """Measure what was loaded, if no operation on another model is in progress. Otherwise the
-        last of them measures at its own end.
-        """
-        expected = {each.name: each.estimate for each in self.accounts.moving}
-        busy = {*(each.record for each in self.accounts.moving), *self.accounts.unloads}
-        if not self._is_behind or not busy <= {record}:
+    def _note_wait(self, waiter: _Waiter, decision: Decision) -> None:
+        """Show what the load waits for; write each reason to the log once."""
+        record = waiter.record
+        step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
+        blockers = self._list_moving()
+        note_step(record, step, blockers)
+        if waiter.reason is decision.reason:
             return
-        operations, reading = self._operations, await self.readings.read()
-        if operations == self._operations:
-            self._is_behind = False
-            requests, _ = self._requests()
-            settled = self.readings.settled(reading)
-            for measured in self.accounts.close(settled, requests):
-                if self.readings.missed(measured, self.ledger.of(measured.name)):
-                    continue
-                account = self.accounts.models[measured.name]
-                if account.reported is None:
-                    self._learn(measured, expected.get(measured.name))
-                else:
-                    self._compare(account, measured.bytes, settled)
+        waiter.reason = decision.reason
+        self._queue_changes.notify()
+        fields = {
+            "model_id": record.id,
+            "waits_for": step.value,
+            "reason": decision.reason.value,
+            "awaits": list(blockers),
+        }
+        log.info("model.load_waits", extra=fields | self._show(decision.need))
 
-    def _compare(self, account: Account, seen: Bytes, settled: MemoryReading | None) -> None:
-        """Hold what a reading shows where that is more than Triton's report."""
-        if self.reports.is_news(account, seen):
-            read = {"reported_bytes": total(account.reported or {}), "read_bytes": total(seen)}
-            log.warning("memory.report_differs", extra={"model_id": account.record.id, **read})
-        if (larger := self.reports.larger(account, seen, settled)) is not None:
-            self._learn(self.accounts.measured(account.name, larger), None)
+    def _list_moving(self) -> tuple[ModelId, ...]:
+        """Return the models with a load or an unload that may change what is free."""
+        names = [*self.ledger.loads, *self.ledger.unloads]
+        owners = [self.registry.owner_of(name) for name in names]
+        return tuple(dict.fromkeys(owner.id for owner in owners if owner is not None))
 
-    def _learn(self, measured: Measured, expected: Estimate | None) -> None:
-        """Learn the size of the package and hold it: the most that it ever took alone, to which it
-        may grow again, else its share. `expected` is the estimate of a load that has ended.
-        """
-        key = measured.package_key
-        if measured.exact and expected is not None:
-            if expected.basis is not Basis.DEFAULT:
-                ratio = total(expected.needs) / max(1, total(measured.bytes))
-                self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
-            if self.limits.is_below(expected):
-                self.sizes.forget(key)
-        self.sizes.saw_baseline(self.ledger.snapshot().baseline)
-        account, exact = self.accounts.models[measured.name], measured.exact
-        is_reported, gpu = account.reported == measured.bytes, account.estimate.gpu
-        self.sizes.learn(key, measured.bytes, exact=exact, is_reported=is_reported, gpu=gpu)
-        most = self.sizes.learned(key) if self.sizes.is_exact(key) else measured.bytes
-        self.ledger.hold(measured.name, most or {})
-        account.basis = Basis.LEARNED
-        self.relearned.add(account.record)
+    def _show(self, need: Need) -> dict[str, object]:
+        """Return the figures for a line of the log, by device."""
+        return {
+            "needed_bytes": dict(need.bytes),
+            "free_bytes": {device: self.ledger.free(device) for device in need.bytes},
+        }
 
-    def _forget(self, record: ModelRecord) -> None:
-        self.ledger.release(record.name)
-        self.relearned.discard(record)
-        account = self.accounts.forget(record.name)
-        if account is not None and account.most is not None:
-            self.sizes.lived(account.package_key, account.most, account.estimate.gpu)
+    def _book_at_once(self, record: ModelRecord) -> None:
+        """Book a model whose memory readings were to show yet. Harmless if it is booked."""
+        reported = self._unbooked.pop(record, None)
+        if reported is not None:
+            self._book(record, reported)
+
+    def _book(self, record: ModelRecord, reported: Bytes) -> Overrun | None:
+        """Book a load that has ended; return what is wrong if it has passed the limit."""
+        need = self.ledger.loads[record.name].need
+        settlement = self.ledger.settle(record.name, reported)
+        self._compare(record, reported, settlement.rise)
+        if settlement.is_measured and not need.is_known:
+            ratio = total(need.bytes) / max(1, total(settlement.booked))
+            self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
+        self.changes.notify()
+        return settlement.overrun
+
+    def _compare(self, record: ModelRecord, reported: Bytes, measured: Bytes) -> None:
+        """Log once for each package that Triton's report of its memory differs from readings."""
+        reported_bytes = total(reported)
+        read_bytes = sum(measured.get(device, 0) for device in reported)
+        key = record.inspected.content_key
+        difference = abs(reported_bytes - read_bytes)
+        is_odd = difference > _ODD_SHARE * max(reported_bytes, read_bytes, _ODD_BYTES)
+        if not is_odd or not measured.keys() >= reported.keys() or key in self._odd_reports:
+            return
+        remember(self._odd_reports, key, None)
+        fields = {"reported_bytes": reported_bytes, "read_bytes": read_bytes}
+        log.warning("memory.report_differs", extra={"model_id": record.id, **fields})
 
 
-async def goes_on(error: AboutMemory, terms: Terms, evictor: Evictor | None) -> bool:
-    """Return whether to try a failed load again: elsewhere, or as others were evicted."""
-    if (is_elsewhere := terms.goes_elsewhere(error)) or not isinstance(error, CapacityError):
-        return is_elsewhere
-    return evictor is not None and await evictor.evict_for(error)
+# -- errors -------------------------------------------------------------------------------------
+
+
+def read_verdict(error: AdapterError) -> Verdict:
+    """Return what the reader of Triton's texts has found in an error."""
+    if isinstance(error, OutOfMemory):
+        requested_bytes = error.figures.needed_bytes
+        return Verdict(Strength.STRONG, error.matched, error.pattern, requested_bytes)
+    if isinstance(error, ModelFailed) and error.suspected is not None:
+        return Verdict(Strength.WEAK, error.suspected, None, None, of_shm=error.of_shm)
+    return Verdict(Strength.NONE, None, None, None)
+
+
+def _convert(error: AdapterError, judgement: Judgement, verdict: Verdict) -> AdapterError:
+    """Return the error that a judgement makes of a failure."""
+    if judgement.outcome is Outcome.FAILED:
+        if not isinstance(error, OutOfMemory):
+            return error
+        text = f"{error}; {judgement.evidence.value}"
+        failure = InferenceFailed(text, model_id=error.model_id)
+        failure.__cause__ = error.__cause__
+        return failure
+    is_permanent = judgement.outcome is Outcome.TOO_LARGE
+    kind = ModelTooLarge if is_permanent else OutOfMemory
+    is_weak = verdict.strength is Strength.WEAK
+    text = f"{error}; {judgement.evidence.value}" if is_weak or is_permanent else str(error)
+    converted = kind(
+        text,
+        model_id=error.model_id,
+        figures=judgement.figures,
+        matched=verdict.matched,
+        pattern=verdict.rule or "suspected",
+        was_tried=True,
+    )
+    converted.__cause__ = error if isinstance(error, StubDied) else error.__cause__
+    return converted

@@ -1,299 +1,322 @@
-"""The control plane: loads, unloads and leases models. Serialised per model, undone on failure.
+"""Load, unload, replace and lease models for callers.
 
-An operation runs in a task of its own and outlives its caller. Each model runs one operation at a
-time, in order of arrival; models wait for each other only for memory (core/admission.py).
+Each operation runs in a task that outlives its caller, under the lock of its model. Models wait for
+each other only for memory, for Triton's load slots, and for turns after an exit of Triton.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Any
 
-from adapter.control.desired import DesiredModels
-from adapter.control.housekeeping import Housekeeping
-from adapter.control.lease import Lease, Leases
-from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
-from adapter.control.loader import Loader
-from adapter.control.memory import Memory, goes_on
-from adapter.control.operations import Operations
-from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import Evictor, Options, Ports
-from adapter.control.progress import step
-from adapter.control.reconciler import Reconciler
-from adapter.control.triton_status import Phase, TritonStatus
-from adapter.control.unloader import Unloader, still_loading
-from adapter.control.unloads import Unloads
-from adapter.control.updates import Updates
-from adapter.core.ledger import Ledger
-from adapter.core.memory import NO_BYTES, Bytes, total
-from adapter.core.model import ModelId, ModelSource, Package, fresh_name
-from adapter.core.registry import ModelRecord, Registry, not_loaded
+from adapter.control.leases import Lease, Leases
+from adapter.control.loader import Loader, StoreFiles
+from adapter.control.memory import LoadTerms
+from adapter.control.operations import Kind, Operation, Operations
+from adapter.control.ports import Packages, TimeLimits
+from adapter.control.triton import (
+    Phase,
+    TritonStatus,
+    TritonWatcher,
+    explain_given_up,
+)
+from adapter.control.unloader import Unloader
+from adapter.core import times
+from adapter.core.admission import Purpose
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.blame import Blame, Requester
+from adapter.core.lost import LostModels
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.core.registry import Registry
 from adapter.core.requests import Replaces, RoomMaker
-from adapter.core.residency.terms import Terms
-from adapter.core.sizing import Sizes
-from adapter.core.state import ModelEvent, ModelState, WaitsFor
+from adapter.core.states import LOADED, ModelEvent, ModelState
+from adapter.core.wanted import Wanted, WantedReason
 from adapter.errors import (
-    AboutMemory,
     AdapterError,
     AlreadyLoaded,
+    BackendTimeout,
     BackendUnavailable,
+    CapacityError,
     ModelNotFound,
     ModelNotReady,
     UnloadedMeanwhile,
 )
 from adapter.runtime import clock
-from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.traffic import leave_out
 
 log = logging.getLogger(__name__)
 
-_THERE = {ModelState.READY: "loaded already", ModelState.LOST: "being loaded again"}
-_Act = Callable[[], object]
-_Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
-_Ended = Sequence[ModelRecord | None]
-# Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
-_UNDO_SECONDS = 4.0
+# So long beyond its time limit a caller waits for the undo of a load, or for an unload.
+_LATE_SECONDS = 1.0
 
 
-class ModelControl:
-    def __init__(
-        self,
-        ports: Ports,
-        ledger: Ledger,
-        sizes: Sizes,
-        metrics: Metrics,
-        options: Options,
-    ) -> None:
-        self._limits, self._packages, threads = options.limits, ports.packages, options.load_threads
-        self.registry = registry = Registry(clock.now)
-        self.operations = operations = Operations(metrics)
-        self.leases = leases = Leases(metrics.history)
-        orphans = OrphanProcesses(registry, ports.processes, metrics)
-        books, shared = (ports, ledger, sizes, metrics, options), orphans.are_there
-        self.memory = memory = Memory(*books, requests=leases.counts, is_shared=shared)
-        self.loads = LoadLimit(self._limits.load)
-        self.load_threads = LoadThreads(registry, memory, threads, self.loads)
-        outside = (registry, ports, self._limits, orphans)
-        self._unloader = unloader = Unloader(*outside, lose_requests=leases.lose)
-        inside = (ports, unloader, memory, metrics, self._limits)
-        self._loader = Loader(*inside, threads=self.load_threads)
-        mesh, again = memory.mesh, options.loads_again
-        self.triton_status = status = TritonStatus(ports, mesh, loads_again=again)
-        self.evictor: Evictor | None = None  # makes room for loads; set by Residency
-        self.desired = desired = self._make_desired(threads)
-        self._reconciler = found = Reconciler(
-            *(registry, memory, ports, unloader, operations),
-            desired=desired,
-            triton_status=status,
-            load_threads=threads,
-        )
-        self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
-        self.reconcile = found.reconcile
-        leases.failures = found
-        self.unloads = self._make_unloads()
-        self.updates = Updates(
-            registry,
-            memory,
-            operations,
-            loads=self.loads,
-            status=status,
-            packages=ports.packages,
-            load_seconds=options.limits.load,
-            begin_load=self._begin_load,
-            make_way=self.make_way,
-            is_pinned=self._is_pinned,
-        )
-        kept = (registry, memory, orphans, ports, found)
-        housekeeping = Housekeeping(*kept, operations=operations)
-        self._housekeeping, self.run_housekeeping = housekeeping, housekeeping.run
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Describes a load that somebody asks for."""
 
-    def _make_desired(self, load_threads: int) -> DesiredModels:
-        return DesiredModels(
-            *(self.registry, self.triton_status, load_threads),
-            load=self._load_or_wait,
-            bring_back=lambda lost: self._begin_load(lost.id, lost.source, lost, Terms()).task,
-            hangs=self._hangs,
-        )
+    source: ModelSource
+    loaded_for: LoadedFor = LoadedFor.PLATFORM
+    terms: LoadTerms = field(default_factory=LoadTerms)
+    on_exit: OnExit = OnExit.FORGET  # until it serves
+    key: ArtifactKey | None = None  # of a model of a store
+    log_fields: Mapping[str, str] = field(default_factory=dict)
 
-    def _make_unloads(self) -> Unloads:
-        return Unloads(
-            *(self.registry, self.memory, self.operations, self.leases, self._unloader),
-            packages=self._packages,
-            triton_status=self.triton_status,
-            drain_seconds=self._limits.unload / 2,
-        )
 
-    def _is_pinned(self, model_id: ModelId) -> bool:
-        return self.evictor is not None and self.evictor.is_pinned(model_id)
+@dataclass(slots=True, eq=False)
+class Models:
+    """Has the verbs for models; each operation outlives its caller."""
 
-    @property
-    def is_open(self) -> bool:
-        return self.triton_status.is_open
+    registry: Registry
+    wanted: Wanted
+    lost: LostModels
+    blame: Blame
+    operations: Operations
+    leases: Leases
+    loader: Loader
+    unloader: Unloader
+    status: TritonStatus
+    watcher: TritonWatcher
+    packages: Packages
+    files: StoreFiles
+    limits: TimeLimits
 
-    # -- what callers ask -------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------
 
     def lease(self, model_id: ModelId) -> Lease:
+        """Return a lease of a READY model. Raises ModelNotReady and ModelNotFound."""
         try:
-            return self.leases.of(self.registry.serving(model_id))
+            return self.leases.make(self.registry.serving(model_id))
         except ModelNotFound as error:
-            self.refuse_unless_open()  # the registry is not complete before `open`
-            if model_id not in self.updates.in_place:
-                raise
-            why = f"model {model_id!r} is being updated"
-            raise ModelNotReady(why, model_id=model_id) from error
+            self.status.refuse_unless_open()  # the registry is not complete before
+            operation = self.operations.load_of(model_id)
+            if operation is None:
+                raise self._explain_absence(model_id, error) from None
+        doing = "updated" if operation.kind is Kind.REPLACE else "loaded"
+        raise ModelNotReady(f"model {model_id!r} is being {doing}", model_id=model_id)
 
     async def wait_for_lease(self, model_id: ModelId, limit_seconds: float) -> Lease:
-        """Return a lease; wait for a load or an update of the model that is in progress."""
-        if limit_seconds and (work := self._work_on(model_id)) is not None:
-            leave_out()
-            await asyncio.wait({work}, timeout=limit_seconds)
+        """Return a lease; wait for a load or an update of the model that is in progress, and for a
+        Triton that is away.
+        """
+        deadline = clock.monotonic() + limit_seconds
+        if not self._can_serve(model_id):
+            with self.leases.waiting_for(model_id):
+                await self._wait_until_ready(model_id, deadline)
         return self.lease(model_id)
 
-    def _work_on(self, model_id: ModelId) -> asyncio.Future[Any] | None:
-        """Return what ends when the model may be served: its update in place, or its load."""
-        if (update := self.updates.in_place.get(model_id)) is not None:
-            return update
-        load = self.loads.in_progress.get(model_id)
-        return None if load is None else load.task
+    async def _wait_until_ready(self, model_id: ModelId, deadline: float) -> None:
+        """Wait while a load is in progress, or the model comes back after an exit of Triton."""
+        while not self._can_serve(model_id) and clock.monotonic() < deadline:
+            operation = self.operations.load_of(model_id)
+            if operation is not None:
+                await operation.wait(deadline - clock.monotonic())
+            elif self._should_return(model_id):
+                await self.status.changes.wait(times.POLL_SECONDS)
+            else:
+                return
+
+    def _can_serve(self, model_id: ModelId) -> bool:
+        """Return whether the model is loaded in a Triton that has not exited."""
+        return self._is_ready(model_id) and not self.status.has_exited
+
+    def is_being_loaded(self, model_id: ModelId) -> bool:
+        """Return whether a load or an update is in progress, which `wait_for_lease` waits for."""
+        return self.operations.load_of(model_id) is not None
+
+    async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
+        """Return the record of a loaded model; wait for its load, and raise the failure of that."""
+        operation = self.operations.load_of(model_id)
+        if operation is not None and not self._is_ready(model_id):
+            await self._wait_for_outcome(operation)
+        return self.registry.serving(model_id)
+
+    # -- loads ------------------------------------------------------------------------------
 
     async def load(
         self,
         model_id: ModelId,
         source: ModelSource,
         room_maker: RoomMaker = RoomMaker.ADAPTER,
+        requester: Requester = Requester.PLATFORM,
         /,
         **log_fields: str,
     ) -> ModelRecord:
-        """Load the model for a platform, or raise why it cannot be loaded.
+        """Load a model, or raise why it cannot be loaded.
 
-        Raises AlreadyLoaded at once, also while the same load is still in progress. A model that
-        was loaded on demand is not evicted any more once somebody else has asked for its load.
+        Raises AlreadyLoaded at once, also while its load is in progress; a model that calls have
+        loaded then stays. Raises GivenUp for a platform's load of a model that makes Triton exit.
         """
-        terms = Terms(is_planned=room_maker is RoomMaker.MESH)
-        return await self.load_on_terms(model_id, source, terms, log_fields)
-
-    async def load_on_terms(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        terms: Terms,
-        log_fields: Mapping[str, str] = MappingProxyType({}),
-    ) -> ModelRecord:
-        """Load the model as `load` does, on other terms than a platform's."""
-        self.refuse_unless_open()
-        if model_id in self.registry:
-            await self.catch_up(model_id)
-        known = self.registry.get(model_id)
-        there = "being loaded" if model_id in self.loads.in_progress else None
-        if doing := there or (known and _THERE.get(known.state)):
-            if not terms.is_on_demand:
-                self._keep(model_id)
-            raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
+        self.status.refuse_unless_open()
+        await self.wait_for_exit(model_id)
+        self.refuse_loaded(model_id)
+        self.refuse_given_up(model_id, requester)
         self.operations.refuse_when_full(model_id)
-        load = self._begin_load(model_id, source, None, terms, **log_fields)
-        return await self.loads.outcome(load)
+        is_planned = room_maker is RoomMaker.MESH
+        terms = LoadTerms(Purpose.PLANNED if is_planned else Purpose.EXPLICIT)
+        on_exit = OnExit.RELOAD if self.wanted.get(model_id) else OnExit.FORGET
+        request = LoadRequest(source, terms=terms, on_exit=on_exit, log_fields=log_fields)
+        return await self._wait_for_outcome(self.start_load(model_id, request))
 
-    def _keep(self, model_id: ModelId) -> None:
-        """Have no call evict the model any more, however often its load in progress is tried."""
-        if (known := self.registry.get(model_id)) is not None:
-            known.is_on_demand = False
-        if (load := self.loads.in_progress.get(model_id)) is not None:
-            load.terms.is_on_demand = False
+    def refuse_loaded(self, model_id: ModelId) -> None:
+        """Raise AlreadyLoaded if the model is loaded or being loaded, and keep it then."""
+        state = self._find_presence(model_id)
+        if state:
+            self.keep(model_id)
+            raise AlreadyLoaded(f"model {model_id!r} is {state}", model_id=model_id)
 
-    async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
-        """Return the record of a loaded model, or the outcome of its load in progress."""
-        if (load := self.loads.in_progress.get(model_id)) is not None:
-            return await self.loads.outcome(load)
-        return self.registry.serving(model_id)
+    def _find_presence(self, model_id: ModelId) -> str:
+        """Return how the model is there already; "" if it is not, or about to be unloaded."""
+        if self.operations.load_of(model_id) is not None:
+            return "being loaded"
+        if self.operations.is_unloading(model_id):
+            return ""
+        record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.READY:
+            return "loaded already"
+        if record is not None and record.state is ModelState.LOST and self.wanted.get(model_id):
+            return "being loaded again"
+        return ""
 
-    async def join_load(
-        self, model_id: ModelId, source: ModelSource, since: float
-    ) -> ModelRecord | None:
-        """Return what `wait_for_load` does; None once a load that has failed is undone.
+    def refuse_given_up(self, model_id: ModelId, requester: Requester) -> None:
+        """Raise GivenUp if the model makes Triton exit, unless a person wants to try it."""
+        given_up = self.blame.request_load(model_id, requester, clock.monotonic())
+        if given_up is not None:
+            raise explain_given_up(model_id, given_up)
 
-        Raises the failure of one from `source` that began at `since` (the loop's time) or later,
-        and ModelNotReady for a model that Triton has lost and that waits for its load.
-        """
-        load = self.loads.in_progress.get(model_id)
+    def keep(self, model_id: ModelId) -> None:
+        """Have no call evict the model any more."""
+        operation = self.operations.load_of(model_id)
+        records = [self.registry.get(model_id), operation.record if operation else None]
+        for record in records:
+            if record is not None:
+                record.loaded_for = LoadedFor.PLATFORM
+
+    def start_load(self, model_id: ModelId, request: LoadRequest) -> Operation[ModelRecord]:
+        """Start a load that nobody has to wait for, or join the load or update in progress."""
+        operation = self.operations.load_of(model_id)
+        if operation is not None:
+            return operation
+        record = ModelRecord(
+            model_id,
+            TritonName(""),
+            request.source,
+            request.loaded_for,
+            request.on_exit,
+            key=request.key,
+            is_source_complete=not request.source.files,
+        )
+        work = partial(self._load, record, request)
+        started = self.operations.start(model_id, Kind.LOAD, work)
+        started.record = record
+        return started
+
+    async def _load(self, record: ModelRecord, request: LoadRequest) -> ModelRecord:
+        known = self.registry.get(record.id)
+        if known is not None and known.state is ModelState.READY:
+            return known
+        if known is not None and known.state is ModelState.DEAD:
+            await self.unloader.unload(known, request.log_fields)
+        record.name = self.registry.free_name(record.id)
+        await self.loader.load(record, request.terms, request.log_fields)
+        return record
+
+    async def _wait_for_outcome(self, operation: Operation[ModelRecord]) -> ModelRecord:
+        """Return what a load has loaded. Nobody waits for the undo of one at its time limit."""
+        waited_seconds = clock.monotonic() - operation.started_at
+        limit_seconds = self.limits.load + _LATE_SECONDS - waited_seconds
+        is_update = operation.kind is Kind.REPLACE  # two loads, maybe
         try:
-            return await self.wait_for_load(model_id)
-        except AdapterError as error:
-            is_the_same = load is not None and load.source == source and load.begun >= since
-            if is_the_same and not isinstance(error, UnloadedMeanwhile):
-                raise
-            if load is not None:
-                await asyncio.wait({load.task})
-            elif self.registry.returning(model_id) is not None:
-                raise
-            return None
+            return await operation.outcome(None if is_update else max(0.0, limit_seconds))
+        except TimeoutError:
+            record = operation.record
+            text = f"model {operation.model_id!r} did not load within {self.limits.load:g} s"
+            if record is not None:
+                text = str(self.loader.explain_timeout(record))
+            raise BackendTimeout(
+                f"{text}; what there is of it is being taken down", model_id=operation.model_id
+            ) from None
 
-    def is_being_loaded(self, model_id: ModelId) -> bool:
-        """Return whether a load of the model is in progress, or an update in its place."""
-        return self._work_on(model_id) is not None
+    # -- unloads ----------------------------------------------------------------------------
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
-        """Unload the model, which is wanted no more; end a load of it. Return when it and its
-        memory are gone.
-        """
-        self.refuse_unless_open()
-        self.registry.lost.pop(model_id, None)
-        with self.desired.no_more(model_id) as begun:
-            replacing = self.loads.end(model_id)
-            task = self._begin_unload(model_id, begun, log_fields)
-            await self._unloader.outcome(model_id, task)
-            if replacing:  # loads of other versions, whose memory is to be free as well
-                await asyncio.wait(replacing, timeout=self._limits.unload)
+        """Unload a model, or end its load. Return when it and its memory are gone."""
+        self.status.refuse_unless_open()
+        was_wanted = self._forget_wanted(model_id)
+        is_loading = self.operations.load_of(model_id) is not None
+        if not is_loading and not self.registry.records_of(model_id):
+            raise _explain_nothing_to_unload(model_id, was_wanted=was_wanted)
+        text = f"model {model_id!r} was unloaded while it was being loaded"
+        reason = UnloadedMeanwhile(text, model_id=model_id)
+        self.operations.end_loads(model_id, reason)
+        work = partial(self._unload, model_id, log_fields, has_ended_load=is_loading)
+        operation = self.operations.start(model_id, Kind.UNLOAD, work)
+        try:
+            await operation.outcome(self.limits.unload + _LATE_SECONDS)
+        except TimeoutError:
+            text = f"model {model_id!r} was not gone within {self.limits.unload:g} s"
+            raise BackendTimeout(f"{text}; its unload goes on", model_id=model_id) from None
 
-    async def make_way(self, model_id: ModelId, **log_fields: str) -> None:
-        """Unload the model as `unload` does, but to load it again: it is wanted as before, and what
-        has begun is waited for, however long it takes.
-        """
-        self.refuse_unless_open()
-        await asyncio.shield(self._begin_unload(model_id, bool, log_fields))
+    async def _unload(
+        self, model_id: ModelId, log_fields: Mapping[str, str], *, has_ended_load: bool
+    ) -> None:
+        was_wanted = self._forget_wanted(model_id)  # its load may have been tried meanwhile
+        if not has_ended_load and not self.registry.records_of(model_id):
+            # another unload came first
+            raise _explain_nothing_to_unload(model_id, was_wanted=was_wanted)
+        record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.LOST:
+            self.registry.apply(record, ModelEvent.FORGOTTEN)
+        elif record is not None and record.state in LOADED:
+            await self.unloader.unload(record, log_fields)
+        stuck = self.registry.records_of(model_id)
+        if stuck and record is None:
+            raise _explain_stuck(stuck[0])
 
-    def _begin_unload(
-        self, model_id: ModelId, begun: _Act, log_fields: Mapping[str, str]
-    ) -> asyncio.Task[Bytes]:
-        if model_id not in self.registry and model_id not in self.loads.in_progress:
-            raise not_loaded(model_id)
-        known = self.registry.get(model_id)
-        ended = [known] if self.loads.is_ended(model_id) else []
-        work = self.operations.logged(
-            *("unload", model_id, self._unload(model_id, begun, ended), total),
-            log_fields=log_fields,
-            in_flight=known.usage.in_flight if known else 0,
-        )
-        return self.operations.start("unload", model_id, work)
+    def _forget_wanted(self, model_id: ModelId) -> bool:
+        """Have the model loaded no more by the adapter itself; return whether it was wanted."""
+        model = self.wanted.get(model_id)
+        if model is not None and model.reason is not WantedReason.LOST:
+            log.info("adapter.wanted_no_more", extra={"model_id": model_id})
+        self.lost.remove(model_id)
+        return self.wanted.remove(model_id)
 
     async def unload_all(self, **log_fields: str) -> None:
         """Unload every model, end every load, and unload what was loaded past the adapter."""
-        while ids := {record.id for record in self.registry.records()} | {*self.loads.in_progress}:
-            unloads = (self._unload_if_there(each, log_fields) for each in sorted(ids))
-            for outcome in await asyncio.gather(*unloads, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
-        await self._reconciler.unload_strangers()
+        self.status.refuse_unless_open()
+        ids = {record.id for record in self.registry.records()}
+        ids |= {model.model_id for model in self.wanted.models()}
+        unloads = [self._unload_any(model_id, log_fields) for model_id in sorted(ids)]
+        await asyncio.gather(*unloads)
+        await self.watcher.unload_strangers()
 
-    async def _unload_if_there(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
-        with suppress(ModelNotFound):
+    async def _unload_any(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+        try:
             await self.unload(model_id, **log_fields)
+        except ModelNotFound:
+            return  # somebody else has unloaded the model
 
-    # -- replacements -----------------------------------------------------------------------
+    # -- updates ----------------------------------------------------------------------------
 
     async def replace(
         self, model_id: ModelId, source: ModelSource, replaces: Replaces, **log_fields: str
     ) -> None:
         """Have the model loaded from the package of `source`, whatever is loaded now.
 
-        A model that is not loaded is loaded, and a load in progress is waited for. A model that
-        serves is updated (updates.py), whether or not the caller waits.
+        A model that is not loaded is loaded, and a load in progress is waited for. A package with a
+        fault, or one that is too large, changes nothing. If both versions fit, no call fails or
+        waits. Otherwise the old version is unloaded first, and calls wait as for any load; if the
+        new version then fails to load, the old version is loaded again.
         """
-        work = self._replace(model_id, source, replaces, log_fields)
-        await asyncio.shield(self.operations.start("load", model_id, work))
+        self.status.refuse_unless_open()
+        self.refuse_given_up(model_id, Requester.PERSON)
+        self.operations.refuse_when_full(model_id)
+        operation = self.operations.load_of(model_id)
+        if operation is not None and replaces is not Replaces.ALWAYS:
+            await self._wait_for_outcome(operation)
+        work = partial(self._replace, model_id, source, replaces, log_fields)
+        await self.operations.start(model_id, Kind.REPLACE, work).outcome()
 
     async def _replace(
         self,
@@ -301,286 +324,205 @@ class ModelControl:
         source: ModelSource,
         replaces: Replaces,
         log_fields: Mapping[str, str],
-    ) -> None:
-        started_at = asyncio.get_running_loop().time()
-        known = self.registry.get(model_id)
-        is_ready = known is not None and known.state is ModelState.READY
-        if known is not None and is_ready and replaces is Replaces.CHANGED_FILES:
-            if not await self._has_changed(known):
-                known.is_on_demand = False  # the caller of a load wants the model to stay
-                return
-            source = _source_again(known, source)
-            replaces = Replaces.ALWAYS
-        is_forced = replaces is Replaces.ALWAYS
-        if is_forced and await self._update_loaded(model_id, source, log_fields):
-            return
-        while not await self._load_or_join(model_id, source, replaces, log_fields, started_at):
-            pass
-
-    async def _load_or_join(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        replaces: Replaces,
-        log_fields: Mapping[str, str],
-        started_at: float,
-    ) -> bool:
-        """Load the model, or wait for its load in progress; return False to try again."""
-        try:
-            await self.load(model_id, source, **log_fields)
-        except AlreadyLoaded:
-            loaded_as = replace(source, files=())
-            known = await self.join_load(model_id, loaded_as, started_at)
-            if known is None:
-                return False
-            return await self._keep_or_update(known, source, replaces, log_fields)
-        return True
-
-    async def _update_loaded(
-        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
-    ) -> bool:
-        """Update the model if it is loaded; return whether it was. One that is not ready makes way
-        for a load.
-        """
-        while (record := self.registry.get(model_id)) is not None:
-            if record.state is not ModelState.READY:
-                with suppress(ModelNotFound):
-                    await self.make_way(model_id, **log_fields)
-                return False
-            if await self.updates.update(record, source, **log_fields):
-                return True
-        return False
-
-    async def _keep_or_update(
-        self,
-        known: ModelRecord,
-        source: ModelSource,
-        replaces: Replaces,
-        log_fields: Mapping[str, str],
-    ) -> bool:
-        """Update a model that somebody else has loaded, unless it will do. Return False if it was
-        unloaded meanwhile.
-        """
-        if replaces is not Replaces.CHANGED_FILES and known.source != replace(source, files=()):
-            return await self.updates.update(known, source, **log_fields)
-        # its load may have read older files
-        if replaces is not Replaces.OTHER_SOURCE and await self._has_changed(known):
-            return await self.updates.update(known, _source_again(known, source), **log_fields)
-        return True
+    ) -> ModelRecord:
+        old = self.registry.get(model_id)
+        if old is None or not self.registry.is_serving(old):
+            record = ModelRecord(
+                model_id,
+                TritonName(""),
+                source,
+                LoadedFor.PLATFORM,
+                is_source_complete=not source.files,
+            )
+            return await self._load(record, LoadRequest(source, log_fields=log_fields))
+        if replaces is Replaces.CHANGED_FILES:
+            if not await self._has_changed(old):
+                old.loaded_for = LoadedFor.PLATFORM
+                return old
+            source = old.source if not source.files else source
+        elif replaces is Replaces.OTHER_SOURCE and _is_same_source(old.source, source):
+            old.loaded_for = LoadedFor.PLATFORM
+            return old
+        new = _make_version(old, source, None)
+        new.loaded_for = LoadedFor.PLATFORM
+        return await self._exchange(old, new, log_fields, log_fields)
 
     async def _has_changed(self, record: ModelRecord) -> bool:
-        """Return whether the model's files are others than those that were loaded; False where that
-        cannot be told. Raises as a load does when the files can no longer be served.
+        """Return whether the model's files are others than those that were loaded."""
+        since = record.load_started_at or clock.wall()
+        content_key = record.inspected.content_key
+        return await self.packages.has_changed(record.source, content_key, since)
+
+    async def update(self, old: ModelRecord, key: ArtifactKey, **unload_fields: str) -> None:
+        """Replace a model of a store by the version that the store has now."""
+        work = partial(self._update, old, key, unload_fields)
+        await self.operations.start(old.id, Kind.REPLACE, work).outcome()
+
+    async def _update(
+        self, old: ModelRecord, key: ArtifactKey, unload_fields: Mapping[str, str]
+    ) -> ModelRecord:
+        if not self.registry.is_serving(old):
+            return old
+        new = _make_version(old, old.source, key)
+        return await self._exchange(old, new, {}, unload_fields)
+
+    async def _exchange(
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
+    ) -> ModelRecord:
+        """Load the new version beside the old one, or else in its place."""
+        fields = {"replaced_by": str(new.id), **unload_fields}
+        if self._can_load_beside(old):
+            try:
+                return await self._load_beside(old, new, log_fields, fields)
+            except CapacityError:
+                new = _make_version(new, new.source, new.key)  # a load needs a record of its own
+        return await self._load_in_place(old, new, log_fields, fields)
+
+    def _can_load_beside(self, old: ModelRecord) -> bool:
+        """Return whether another version may be loaded beside this one. Other models may call a
+        pinned one by its name in Triton, which it has to keep.
         """
-        since = record.begun_at or clock.wall()
-        return await self._packages.has_changed(record.source, record.package_key, since)
+        is_pinned = self.loader.eviction.is_pinned(old.id)
+        return old.can_run_beside and not is_pinned and self.loader.memory.has_room_beside(old)
 
-    # -- start, housekeeping and stop ---------------------------------------------------------
+    async def _load_beside(
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
+    ) -> ModelRecord:
+        new.name = self.registry.free_name(new.id)
+        await self.loader.load_beside(new, old, log_fields)
+        with suppress(BackendTimeout):  # the old version is STUCK, and the new one serves
+            await self.unloader.unload(old, unload_fields)
+        return new
 
-    async def open(self) -> None:
-        """Adopt or unload what an earlier run left in Triton; loads are accepted afterwards."""
-        await self._reconciler.take_stock()
-        self.triton_status.phase = Phase.OPEN
+    async def _load_in_place(
+        self,
+        old: ModelRecord,
+        new: ModelRecord,
+        log_fields: Mapping[str, str],
+        unload_fields: Mapping[str, str],
+    ) -> ModelRecord:
+        new.name = self.registry.free_name(new.id)
+        kept = await self.packages.keep(old.name) if old.name else ""
+        again = _make_version(old, replace(old.source, kept=kept), old.key)
+        again.files = old.files
+        if old.files is not None:
+            self.files.retain(old.files)  # for the way back: the store may have lost this version
+        try:
+            await self.loader.load_in_place(new, old, LoadTerms(), log_fields, unload_fields)
+        except AdapterError as error:
+            if old.state is None and self.status.is_open:
+                await self._load_old(old, again, error, log_fields)
+            raise
+        finally:
+            if old.files is not None:
+                self.files.release(old.files)
+            await self.packages.discard(kept)
+        return new
 
-    async def triton_restarted(self) -> None:
-        """Handle a restart of Triton, which has lost all models."""
-        self.desired.doubt()
-        await self._reconciler.triton_restarted()
-        self.desired.begin()
+    async def _load_old(
+        self,
+        old: ModelRecord,
+        again: ModelRecord,
+        error: AdapterError,
+        log_fields: Mapping[str, str],
+    ) -> None:
+        """Load the old version again after `error`, and say so in it."""
+        again.name = self.registry.free_name(old.id)
+        try:
+            await self.loader.load(again, LoadTerms(), log_fields)
+        except AdapterError as failure:
+            outcome = f"the model that was there could not be loaded again: {failure}"
+        else:
+            again.load_started_at = old.load_started_at  # its files are those of then
+            outcome = "the model that was there was loaded again"
+        error.args = (f"{error}; {outcome}",)
+
+    # -- stop -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Accept no more operations."""
-        self.triton_status.phase = Phase.STOPPING
-        self.desired.stop()
+        self.status.phase = Phase.STOPPING
+        self.operations.close()
 
-    async def drain(self, seconds: float) -> None:
-        """Close, and wait for the operations in progress; then end the loads that still are."""
-        self.close()
-        await self.operations.drain(seconds)
-        self.loads.stop()
-        with suppress(AdapterError):  # a disk error must not keep the adapter from stopping
-            await self._housekeeping.save()
+    # -- inside -----------------------------------------------------------------------------
 
-    async def undone(self) -> None:
-        """Wait, for a bounded time, until what `drain` has ended is undone."""
-        await self.operations.drain(_UNDO_SECONDS)
+    def _is_ready(self, model_id: ModelId) -> bool:
+        record = self.registry.get(model_id)
+        return record is not None and record.state is ModelState.READY
 
-    # -- operations -------------------------------------------------------------------------
+    def _should_return(self, model_id: ModelId) -> bool:
+        """Return whether Triton has exited with the model, which the adapter loads again."""
+        record = self.registry.get(model_id)
+        if record is not None and record.state is ModelState.READY:
+            return self.status.has_exited and not self.status.has_lost(record)
+        return record is not None and record.state is ModelState.LOST
 
-    def _begin_load(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        lost: ModelRecord | None,
-        terms: Terms,
-        /,
-        **log_fields: str,
-    ) -> LimitedLoad:
-        """Begin a load; `lost`: the model that it is to bring back."""
-        load = self.loads.begin(model_id, source, terms)
-        asked_for = terms.takes_over.asked_for if terms.takes_over else model_id
-        work = self.operations.logged(
-            *("load", asked_for, self._load(load, source, lost), self._size_of),
-            log_fields=log_fields,
-            url=source.url,
-        )
-        load.task = self.operations.start("load", model_id, work)
-        load.task.add_done_callback(lambda _: self.loads.done(load))
-        return load
+    def _explain_absence(self, model_id: ModelId, error: ModelNotFound) -> AdapterError:
+        """Return the error for a call of a model that is not loaded.
 
-    async def _load_or_wait(self, model_id: ModelId, source: ModelSource) -> None:
-        try:
-            await self.load(model_id, source)
-        except AlreadyLoaded:  # by a caller, by an earlier run, or it is coming back
-            await self.wait_for_load(model_id)
-
-    def _hangs(self, name: str) -> bool:
-        known = self.registry.get(ModelId(name))
-        return known is not None and self.load_threads.hangs_since(known) is not None
-
-    def _size_of(self, record: ModelRecord) -> int:
-        return total(self.memory.ledger.of(record.name))
-
-    async def _load(
-        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None
-    ) -> ModelRecord:
-        """Load, and again each time that room could be made after it ran out of memory."""
-        evictor = self.evictor if load.terms.evicts else None
-        async with AsyncExitStack() as turn:
-            if load.terms.unloads_first:
-                await self.make_way(load.model_id)
-            async with self.loads.of(load):
-                await turn.enter_async_context(self.operations.lock(load.model_id))
-            while True:
-                try:
-                    return await self._load_once(load, source, lost, evictor)
-                except AboutMemory as error:
-                    # a load that Triton does not end has released its files
-                    has_files = load.model_id in self.registry.coming
-                    if lost is not None or (load.terms.is_on_demand and not has_files):
-                        raise
-                    if not await goes_on(error, load.terms, evictor):
-                        raise
-
-    async def _load_once(
-        self,
-        load: LimitedLoad,
-        source: ModelSource,
-        lost: ModelRecord | None,
-        evictor: Evictor | None,
-    ) -> ModelRecord:
-        model_id, terms = load.model_id, load.terms
-        async with AsyncExitStack() as undo, self.loads.of(load):  # ends it, not its undo
-            record = await self._begin_record(model_id, source, lost, terms)
-            record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()
-            undo.push(partial(self._load_failed, record, lost))
-            # pushed before each act: one that failed or was given up may still have done its work
-            undo.push_async_callback(self._undo, record, lambda: self.unloads.remove(record))
-            step(record, WaitsFor.PACKAGE)
-            if lost is not None:
-                await self._reconciler.clear_away(lost)
-            package = await self._prepare(record, source)
-            self._loader.note_package(record, source, package)
-            estimate = await self.memory.admit(record, package, terms, evictor)
-            undo.push_async_callback(self._loader.load_undone, record)
-            step(record, WaitsFor.FILES)
-            placement = await self._packages.place(
-                record.name, record.asked_for, package, record.gpu
-            )
-            self.registry.place(record, placement)
-            self.memory.placed(record)
-            undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
-            undo.push(lambda _, error, __: self.desired.trials.call_failed(record.asked_for, error))
-            step(record, WaitsFor.TRITON)
-            process = await self._loader.load(record, package, estimate)
-            held = self.memory.ledger.of(record.name)
-            await self._packages.confirm(record.name, source, package.content_key, held)
-            self.triton_status.refuse_ended(process, model_id)  # `reconcile` would not notice
-            await self._serve(record, source, terms)
-            undo.pop_all()
-            self.desired.loaded(record.id, source)
-            return record
-
-    async def _prepare(self, record: ModelRecord, source: ModelSource) -> Package:
-        """Prepare the package. One that asks for Triton's response cache gets a name in Triton that
-        no model had: Triton finds cached answers by name, version and inputs, and keeps those of
-        models that are unloaded.
+        It is the same kind for a model that was given up: a platform that does not hear that a
+        model is gone would send requests to it for ever.
         """
-        package = await self._packages.prepare(record.name, record.asked_for, source)
-        if not package.asks_for_cache:
-            return package
-        await self._packages.remove(record.name)
-        self.registry.rename(record, fresh_name(record.asked_for))
-        return await self._packages.prepare(record.name, record.asked_for, source)
+        given_up = self.blame.find_given_up(model_id, clock.monotonic())
+        if given_up is None:
+            return error
+        return ModelNotFound(str(explain_given_up(model_id, given_up)), model_id=model_id)
 
-    async def _serve(self, record: ModelRecord, source: ModelSource, terms: Terms) -> None:
-        """Let the model that was loaded have calls; those of another if it is to take its place."""
-        async with AsyncExitStack() as turn:
-            if (old := terms.takes_over) is not None:
-                await turn.enter_async_context(self.operations.lock(old.asked_for))
-                self.registry.refuse_unless_served(old)
-                if terms.is_on_demand:
-                    self.registry.refuse_unless_evictable(old)
-            record.source = replace(source, files=(), kept="")
-            # what is loaded on demand is loaded again by the next call for it
-            record.can_load_again = not source.files and not terms.is_on_demand
-            self.registry.apply(record, ModelEvent.LOADED)
-            if old is not None:
-                self.registry.exchange(record, old)
-
-    async def _begin_record(
-        self, model_id: ModelId, source: ModelSource, lost: ModelRecord | None, terms: Terms
-    ) -> ModelRecord:
-        known = self.registry.get(model_id)
-        if lost is not None and known is not lost:  # it was unloaded meanwhile
-            raise not_loaded(model_id)
-        if known is not None and known.state is ModelState.DEAD:
-            await self.unloads.unload(model_id)
-        elif known is not None and lost is None and not terms.is_on_demand:
-            known.is_on_demand = False  # an unload has failed: this load is refused, and keeps it
-        asked_for = terms.takes_over.asked_for if terms.takes_over else model_id
-        name = self.registry.free_name(asked_for, model_id, replaced=lost)
-        return self.registry.begin_load(model_id, name, source, asked_for)
-
-    def _load_failed(
-        self, record: ModelRecord, lost: ModelRecord | None, *raised: *_Raised
-    ) -> None:
-        self._loader.tell_what_was_undone(record, raised[1])
-        event, is_stuck = ModelEvent.LOAD_FAILED, record.state is ModelState.STUCK
-        if lost is not None and not is_stuck:
-            event = self.desired.after(record.id, raised[1])
-        elif record.files is not None and record.files.is_tried_again and not is_stuck:
-            event = ModelEvent.PUT_BACK
-        self.registry.apply(record, event)
-
-    async def _unload(self, model_id: ModelId, begun: _Act, ended: _Ended) -> Bytes:
-        """`ended`: the record of a load that is being undone, None in a load that has none yet."""
-        async with self.operations.lock(model_id):
-            begun()
-            known = self.registry.get(model_id)
-            if known is None and ended:
-                if ended[0] is not None and ended[0].state is ModelState.STUCK:
-                    raise still_loading(ended[0])
-                return NO_BYTES
-            if known is None or known.state is not ModelState.LOST:
-                return await self.unloads.unload(model_id)
-            self.registry.apply(known, ModelEvent.VANISHED)
-            await self._reconciler.clear_away(known)
-            return NO_BYTES
-
-    async def _undo(self, record: ModelRecord, act: Callable[[], Awaitable[None]]) -> None:
-        step(record, WaitsFor.UNDOING)
-        try:
-            await act()
-        except AdapterError as error:
-            # nothing more can be done, and the failure of the load itself is raised
-            log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
-
-    def refuse_unless_open(self) -> None:
-        if not self.is_open:
-            raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+    async def wait_for_exit(self, model_id: ModelId) -> None:
+        """Wait until an exit of Triton is handled, before anything is said of its models."""
+        deadline = clock.monotonic() + times.PATIENCE_SECONDS
+        while self.status.has_exited and self._is_ready(model_id):
+            if clock.monotonic() > deadline:
+                text = "Triton has exited, and is not back yet"
+                raise BackendUnavailable(text, model_id=model_id, delivered=False)
+            await self.status.changes.wait(times.POLL_SECONDS)
 
 
-def _source_again(record: ModelRecord, source: ModelSource) -> ModelSource:
-    """Return where to load the model from again: `source` if its request brought its files."""
-    return record.source if record.can_load_again else source
+def _explain_nothing_to_unload(model_id: ModelId, *, was_wanted: bool) -> ModelNotFound:
+    """Return the error for an unload of a model that is not loaded."""
+    text = f"model {model_id!r} is not loaded"
+    if was_wanted:
+        text = f"{text}; its unload ends the adapter's own attempts to load it"
+    return ModelNotFound(text, model_id=model_id)
+
+
+def _explain_stuck(record: ModelRecord) -> BackendTimeout:
+    """Return the error for an unload of a model whose load Triton does not finish."""
+    started_at = record.load_started_at
+    since = (
+        "since an earlier run" if started_at is None else f"for {clock.wall() - started_at:.0f} s"
+    )
+    return BackendTimeout(
+        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {since}, and"
+        " nothing else can end the load; the unload follows it, and until then the memory stays"
+        " reserved; see docs/operations.md#a-load-hangs",
+        model_id=record.id,
+    )
+
+
+def _make_version(old: ModelRecord, source: ModelSource, key: ArtifactKey | None) -> ModelRecord:
+    """Return the record of another version of a model. The load chooses its name in Triton."""
+    new = ModelRecord(
+        old.id,
+        TritonName(""),
+        source,
+        old.loaded_for,
+        old.on_exit,
+        key=key,
+        is_source_complete=not source.files,
+    )
+    new.usage.used_at = old.usage.used_at
+    new.usage.called_at = old.usage.called_at
+    return new
+
+
+def _is_same_source(one: ModelSource, other: ModelSource) -> bool:
+    return one == replace(other, files=())

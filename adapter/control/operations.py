@@ -1,15 +1,21 @@
-"""Runs operations: each in a task of its own, one at a time per model, one log line each."""
+"""Run one load, unload or update of a model at a time, each in a task that outlives its caller."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from adapter.core.model import ModelId
+from adapter.core.record import ModelRecord, Step
 from adapter.errors import (
     AdapterError,
+    BackendUnavailable,
     InsufficientMemory,
     ModelTooLarge,
     OutOfMemory,
@@ -21,122 +27,264 @@ from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
 
+# Loads outlive their callers, so no limit on callers bounds them.
 _MAX_OPERATIONS = 1000
 
 
+class Kind(Enum):
+    """Names the kinds of operations."""
+
+    LOAD = "load"
+    REPLACE = "replace"
+    UNLOAD = "unload"
+
+
+class Operation(Generic[T]):
+    """Runs once the model's lock is free. Callers wait for `outcome`, and may leave."""
+
+    record: ModelRecord | None = None  # of a load
+
+    def __init__(self, model_id: ModelId, kind: Kind, work: Work[T], lock: asyncio.Lock) -> None:
+        self.model_id = model_id
+        self.kind = kind
+        self.started_at = clock.monotonic()
+        self._lock = lock
+        self._reason: asyncio.Future[AdapterError] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[T] = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Work[T]) -> T:
+        try:
+            async with self._lock:
+                return await work()
+        except asyncio.CancelledError:
+            if self._reason.done():
+                raise self._reason.result() from None
+            raise
+
+    @property
+    def reason(self) -> AdapterError | None:
+        """Return why the operation was ended; None if it was not."""
+        return self._reason.result() if self._reason.done() else None
+
+    @property
+    def is_load(self) -> bool:
+        """Return whether this is a load or an update that was not ended."""
+        return self.kind is not Kind.UNLOAD and self.reason is None
+
+    def end(self, reason: AdapterError) -> None:
+        """End the operation and undo it; its callers get `reason` at once."""
+        if not self._reason.done():
+            self._reason.set_result(reason)
+            self.task.cancel()
+
+    async def wait(self, limit_seconds: float | None = None) -> bool:
+        """Wait for the end, whatever it is; return whether it came within `limit_seconds`."""
+        either: set[asyncio.Future[Any]] = {self.task, self._reason}
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(either, timeout=limit_seconds, return_when=first)
+        return bool(done)
+
+    async def outcome(self, limit_seconds: float | None = None) -> T:
+        """Return the result, or raise the failure. Raises TimeoutError while it is in progress."""
+        if not await self.wait(limit_seconds):
+            raise TimeoutError
+        if self._reason.done():
+            raise self._reason.result().with_traceback(None)
+        error = None if self.task.cancelled() else self.task.exception()
+        if error is not None:
+            raise error.with_traceback(None)  # others get the same error
+        try:
+            return self.task.result()
+        except asyncio.CancelledError:  # the loop ends, and with it the adapter
+            raise BackendUnavailable("the adapter is stopping", delivered=False) from None
+
+
 class Operations:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.history = metrics.history
-        self._tasks: set[asyncio.Task[Any]] = set()
-        # an operation has its lock before the model has a record, or beyond it
+    """Starts operations, and knows which model is being loaded, replaced or unloaded."""
+
+    def __init__(self) -> None:
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
-        self._update_locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+        self._of_model: defaultdict[ModelId, list[Operation[Any]]] = defaultdict(list)
+        self._by_task: dict[asyncio.Task[Any], Operation[Any]] = {}
+        self._is_open = True
 
-    def lock(self, model_id: ModelId) -> asyncio.Lock:
-        """Return the FIFO lock of this model; an unused lock is garbage collected."""
-        return self._locks.setdefault(model_id, asyncio.Lock())
-
-    def update_lock(self, model_id: ModelId) -> asyncio.Lock:
-        """Return the lock of the updates of this model, each of which has several operations."""
-        return self._update_locks.setdefault(model_id, asyncio.Lock())
+    def __len__(self) -> int:
+        return len(self._by_task)
 
     def refuse_when_full(self, model_id: ModelId) -> None:
-        """Raise Overloaded at the limit: no limit on callers bounds loads, which outlive them."""
-        if len(self._tasks) >= _MAX_OPERATIONS:
+        """Raise Overloaded while too many operations are in progress."""
+        if len(self) >= _MAX_OPERATIONS:
             raise Overloaded(
-                f"{len(self._tasks)} loads and unloads are under way already",
+                f"{len(self)} loads and unloads are in progress already",
                 model_id=model_id,
                 delivered=False,
             )
 
-    def start(
-        self, operation: str, model_id: ModelId | None, work: Coroutine[Any, Any, T]
-    ) -> asyncio.Task[T]:
-        """Run `work` to its end, even if its caller stops waiting. `operation` and `model_id` are
-        for the log; None: the operation concerns no single model.
-        """
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, operation, model_id))
-        return task
+    def start(self, model_id: ModelId, kind: Kind, work: Work[T]) -> Operation[T]:
+        """Start an operation, which waits for those of the same model before it."""
+        if not self._is_open:
+            raise BackendUnavailable("the adapter is stopping", delivered=False)
+        lock = self._locks.setdefault(model_id, asyncio.Lock())
+        operation = Operation(model_id, kind, work, lock)
+        self._by_task[operation.task] = operation
+        self._of_model[model_id].append(operation)
+        operation.task.add_done_callback(partial(self._forget, operation))
+        return operation
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._tasks)
+    def _forget(self, operation: Operation[Any], task: asyncio.Task[Any]) -> None:
+        del self._by_task[task]
+        operations = self._of_model[operation.model_id]
+        operations.remove(operation)
+        if not operations:
+            del self._of_model[operation.model_id]
+        # the callers may have left, and a bug must be seen
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AdapterError):
+            fields = {"operation": operation.kind.value, "model_id": operation.model_id}
+            log.error("operation.failed", exc_info=error, extra=fields)
 
-    async def drain(self, seconds: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+    def load_of(self, model_id: ModelId) -> Operation[Any] | None:
+        """Return the newest load or update of this model, queued or in progress."""
+        operations = self._of_model.get(model_id, [])
+        loads = [operation for operation in operations if operation.is_load]
+        return loads[-1] if loads else None
 
-    async def logged(
+    def is_unloading(self, model_id: ModelId) -> bool:
+        """Return whether an unload of this model is queued or in progress."""
+        operations = self._of_model.get(model_id, [])
+        return any(operation.kind is Kind.UNLOAD for operation in operations)
+
+    def is_busy(self, model_id: ModelId) -> bool:
+        """Return whether any operation of this model is queued or in progress."""
+        return model_id in self._of_model
+
+    def end_loads(self, model_id: ModelId, reason: AdapterError) -> list[Operation[Any]]:
+        """End all loads and updates of this model, queued or in progress; return them."""
+        operations = self._of_model.get(model_id, [])
+        loads = [operation for operation in operations if operation.kind is not Kind.UNLOAD]
+        for operation in loads:
+            operation.end(reason)
+        return loads
+
+    def find_reason(self) -> AdapterError | None:
+        """Return why the operation of the present task was ended; None if it was not."""
+        task = asyncio.current_task()
+        operation = None if task is None else self._by_task.get(task)
+        return None if operation is None else operation.reason
+
+    # -- stop -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse new operations from now on."""
+        self._is_open = False
+
+    async def drain(self, limit_seconds: float) -> None:
+        """Wait for the operations in progress, at most for `limit_seconds`."""
+        if self._by_task:
+            await asyncio.wait(self._by_task.keys(), timeout=limit_seconds)
+
+    def end_all_loads(self) -> None:
+        """End all loads and updates, because the adapter stops."""
+        for model_id in list(self._of_model):
+            text = f"model {model_id!r} was not loaded before the adapter stopped"
+            reason = BackendUnavailable(text, model_id=model_id, delivered=False)
+            self.end_loads(model_id, reason)
+
+
+def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = ()) -> None:
+    """Show what a load or an unload spends its time on now, and the models that it waits for."""
+    if step is not record.step:
+        log.debug("model.step", extra={"model_id": record.id, "waits_for": step.value})
+    record.step = step
+    record.blockers = blockers
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Holds what a load or an unload has come to, for its last line."""
+
+    size_bytes: int = 0  # taken or freed
+
+
+class Journal:
+    """Writes a line when a load or an unload begins and when it ends, and counts them."""
+
+    def __init__(self, metrics: Metrics, operations: Operations) -> None:
+        self.metrics = metrics
+        self.evictions: Counter[str] = Counter()  # by reason
+        self._operations = operations
+
+    @contextmanager
+    def record(
+        self,
+        operation: str,  # load or unload
+        model_id: ModelId,
+        log_fields: Mapping[str, str],  # for both lines
+        **begin_fields: object,  # for the first line
+    ) -> Iterator[Outcome]:
+        """Write the two lines of the operation in the block; update metrics and history."""
+        started_at = clock.monotonic()
+        ending = Outcome()
+        fields: dict[str, object] = {"model_id": model_id, **log_fields}
+        log.info(f"model.{operation}ing", extra=fields | begin_fields)  # noqa: G004 - its name
+        in_progress = self.metrics.operations_in_flight.labels(operation)
+        try:
+            with in_progress.track_inprogress():
+                yield ending
+        except asyncio.CancelledError:
+            reason = self._operations.find_reason()
+            if reason is not None:
+                self._record_failure(operation, model_id, reason, started_at, fields)
+            raise
+        except AdapterError as error:
+            self._record_failure(operation, model_id, error, started_at, fields)
+            raise
+        except Exception:
+            seconds = self._count(operation, "bug", started_at)
+            # the error itself has a line of its own (operation.failed)
+            log.info(f"model.{operation}_failed", extra=fields | {"seconds": seconds})  # noqa: G004
+            raise
+        if operation == "load":
+            self.metrics.loaded_bytes.observe(ending.size_bytes)
+        seconds = self._count(operation, "ok", started_at)
+        self.metrics.history.done(operation, model_id, seconds, ending.size_bytes, log_fields)
+        if "evicted" in log_fields:
+            self._count_eviction(log_fields["evicted"], seconds)
+        outcome = {"bytes": ending.size_bytes, "seconds": seconds}
+        log.info(f"model.{operation}ed", extra=fields | outcome)  # noqa: G004 - its name
+
+    def _record_failure(
         self,
         operation: str,
         model_id: ModelId,
-        work: Coroutine[Any, Any, T],
-        size_of: Callable[[T], int],
-        *,
-        log_fields: Mapping[str, str],
-        **begun_fields: object,
-    ) -> T:
-        """Await `work`; write a log line when it begins and when it ends, and update the metrics.
-
-        `size_of`: the bytes that the outcome has taken, or freed. `log_fields` are for both lines,
-        `begun_fields` for the first.
-        """
-        begun, outcome, level = clock.monotonic(), "ok", logging.INFO
-        event, fields = f"model.{operation}ed", {"model_id": model_id, **log_fields}
-        ending: dict[str, Any] = dict(fields)
-        log.info(f"model.{operation}ing", extra=fields | begun_fields)  # noqa: G004 - its name
-        try:
-            with self._metrics.operations_in_flight.labels(operation).track_inprogress():
-                result = await work
-        except AdapterError as error:
-            outcome = type(error).__name__
-            event, level = self._failed(operation, model_id, error, begun)
-            ending |= {"reason": str(error), "error": outcome}
-            raise
-        except BaseException:
-            outcome, event = "bug", f"model.{operation}_failed"
-            raise
-        else:
-            ending["bytes"] = size = size_of(result)
-            if operation == "load":
-                self._metrics.loaded_bytes.observe(size)
-            self.history.done(operation, model_id, clock.monotonic() - begun, size, log_fields)
-            return result
-        finally:
-            ending["seconds"] = round(self._measured(operation, outcome, begun), 3)
-            log.log(level, event, extra=ending)
-
-    def _measured(self, operation: str, outcome: str, begun: float) -> float:
-        """Count an operation that has ended; return how many seconds it took."""
-        seconds = clock.monotonic() - begun
-        self._metrics.operations.labels(operation, outcome).inc()
-        self._metrics.operation_seconds.labels(operation).observe(seconds)
-        return seconds
-
-    def _failed(
-        self, operation: str, model_id: ModelId, error: AdapterError, begun: float
-    ) -> tuple[str, int]:
-        """Note a failure; return the event that tells it, and the level of its line."""
-        self.history.failed(operation, model_id, error, clock.monotonic() - begun)
-        self._count_out_of_memory(error)
-        error.is_logged = True
+        error: AdapterError,
+        started_at: float,
+        fields: dict[str, object],
+    ) -> None:
         is_refused = was_refused(error)
-        event = f"model.{operation}_{'refused' if is_refused else 'failed'}"
-        return event, logging.INFO if is_refused else logging.WARNING
-
-    def _count_out_of_memory(self, error: AdapterError) -> None:
+        outcome = type(error).__name__
+        seconds = self._count(operation, outcome, started_at)
+        if not error.is_of_fetch:  # each caller's own line says what is wrong with the files
+            error.is_logged = True
+            self.metrics.history.failed(operation, model_id, error, seconds)
         if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
-            phase = "refused" if was_refused(error) else "load"
-            self._metrics.count_out_of_memory(phase, error.pattern)
+            phase = "refused" if is_refused else "load"
+            self.metrics.count_out_of_memory(phase, error.pattern)
+        event = f"model.{operation}_{'refused' if is_refused else 'failed'}"
+        level = logging.INFO if is_refused else logging.WARNING
+        ending = {"reason": str(error), "error": outcome, "seconds": seconds}
+        log.log(level, event, extra=fields | ending)
 
-    def _ended(self, operation: str, model_id: ModelId | None, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        # Read the exception here too: the caller may have gone, and no failure may go unseen.
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, AdapterError):
-            fields = {"operation": operation, "model_id": model_id}
-            log.error("operation.failed", exc_info=error, extra=fields)
+    def _count_eviction(self, reason: str, seconds: float) -> None:
+        self.evictions[reason] += 1
+        self.metrics.endpoint_evictions.labels("memory", reason).inc()
+        self.metrics.endpoint_unloading_seconds.observe(seconds)
+
+    def _count(self, operation: str, outcome: str, started_at: float) -> float:
+        """Count an operation that has ended; return how many seconds it took."""
+        seconds = clock.monotonic() - started_at
+        self.metrics.operations.labels(operation, outcome).inc()
+        self.metrics.operation_seconds.labels(operation).observe(seconds)
+        return round(seconds, 3)

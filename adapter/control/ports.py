@@ -1,18 +1,12 @@
-"""The protocols that control depends on. Classes of backend and packages fit them structurally."""
+"""Declare what control needs of the world; classes of backend, packages and store match it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from adapter.core.artifacts import (
-    Artifact,
-    ArtifactKey,
-    CacheUse,
-    DiskUse,
-    FetchProgress,
-)
-from adapter.core.measuring import GpuBytes
-from adapter.core.memory import Bytes, MemoryReading
+from adapter.core.admission import Candidate
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.memory import Bytes, GpuBytes, MemoryReading
 from adapter.core.model import (
     ModelId,
     ModelSource,
@@ -22,25 +16,28 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
-from adapter.core.residency.placement import Placing, as_triton_does
+from adapter.core.record import ModelRecord, OnExit
 from adapter.core.triton_input import Unclassified
-from adapter.errors import CapacityError
 
 
 class Triton(Protocol):
+    """Sends control calls to Triton. Each raises BackendUnavailable if Triton exits meanwhile."""
+
     @property
     def live(self) -> bool:
-        """Whether Triton answered the last probe."""
+        """Return whether Triton answered the last probe."""
 
     @property
     def lives(self) -> int:
-        """How many times Triton became live."""
+        """Return how many times Triton became live."""
 
     @property
     def version(self) -> str:
         """The version that Triton reports; "" if unknown."""
 
-    async def load(self, name: TritonName, model_id: ModelId) -> None: ...
+    async def load(self, name: TritonName, model_id: ModelId) -> None:
+        """Load a model of Triton's repository. Raises LoadFailed and OutOfMemory."""
+
     async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
         """Have the model compute zeros once; return why it was not asked to, None where it was.
 
@@ -53,10 +50,18 @@ class Triton(Protocol):
     async def unclassified(self, name: TritonName) -> Unclassified | None:
         """Return the outputs whose `classification` ends Triton; None where it does not tell."""
 
-    async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
-    async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
-    async def ready(self) -> set[str]: ...
-    async def being_loaded(self) -> set[str]: ...
+    async def unload(self, name: TritonName, model_id: ModelId) -> None:
+        """Ask for an unload. Triton answers before the model is gone."""
+
+    async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
+        """Wait until Triton has unloaded these models; return those that it still has."""
+
+    async def ready(self) -> set[str]:
+        """Return the models that Triton serves."""
+
+    async def being_loaded(self) -> set[str]:
+        """Return the models that Triton is loading."""
+
     async def present(self) -> set[str]:
         """Return the models that Triton has, or is loading or unloading."""
 
@@ -80,7 +85,7 @@ class Processes(Protocol):
 
     @property
     def are_seen(self) -> bool:
-        """Whether Triton is embedded, so that its processes can be seen at all."""
+        """Whether Triton is embedded: only then its processes can be seen."""
 
     # -- list -------------------------------------------------------------------------------
 
@@ -92,8 +97,8 @@ class Processes(Protocol):
     ) -> Mapping[TritonName, Sequence[str | None]]:
         """Return the instances of each model whose python processes live.
 
-        An instance is None while its process completes the configuration. A model that needs no
-        python process is missing; one that has lost its process has no instance.
+        None stands for a process that completes the configuration. A model without python
+        is missing; a model that has lost its process is listed without an instance.
         """
 
     async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
@@ -103,21 +108,12 @@ class Processes(Protocol):
         """
 
     async def abandoned(self) -> frozenset[ProcessId]:
-        """Return processes started by models that have no python process any more."""
-
-    async def resident_bytes(self) -> Mapping[str, int]:
-        """Return the host memory of processes by their only model, and under "" that of the others.
-
-        Return nothing while processes cannot be seen.
-        """
+        """Return processes that models have started whose own python processes have ended."""
 
     # -- kill -------------------------------------------------------------------------------
 
     async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Kill these processes and all that they started; return those that lived."""
-
-    async def kill_models(self, names: Collection[TritonName]) -> None:
-        """Kill the python processes of these models; their loads or requests then fail."""
 
     async def end_loads(self, names: Collection[TritonName]) -> bool:
         """Kill the python processes in which these models are initialized; return whether any were.
@@ -129,7 +125,7 @@ class Processes(Protocol):
     async def free_regions(self, names: Collection[TritonName]) -> int:
         """Free the shared memory of python processes that have died; return the bytes.
 
-        Triton, which keeps it, must have let go of these models.
+        Triton keeps it, so it must have unloaded these models before.
         """
 
     # -- wait -------------------------------------------------------------------------------
@@ -169,16 +165,9 @@ class NoProcesses:
         """Return nothing."""
         return frozenset()
 
-    async def resident_bytes(self) -> Mapping[str, int]:
-        """Return nothing."""
-        return {}
-
     async def kill(self, _processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Kill nothing."""
         return frozenset()
-
-    async def kill_models(self, _names: Collection[TritonName]) -> None:
-        """Kill nothing."""
 
     async def end_loads(self, _names: Collection[TritonName]) -> bool:
         """Kill nothing."""
@@ -199,9 +188,11 @@ class NoProcesses:
 
 
 class Packages(Protocol):
-    async def prepare(
-        self, name: TritonName, model_id: ModelId, source: ModelSource
-    ) -> Package: ...
+    """Inspects packages, and places them in Triton's repository."""
+
+    async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
+        """Read a package, unpacked under the name where need be. Raises InvalidModel."""
+
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         """Return whether the files are others than those of `content_key`; those of an archive
         since then (time.time). Raises as `prepare` does.
@@ -209,55 +200,49 @@ class Packages(Protocol):
 
     async def place(
         self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
-    ) -> Placement: ...
+    ) -> Placement:
+        """Put a prepared package where Triton reads it; return the names of its models."""
+
     async def confirm(
-        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
-    ) -> None: ...
-    async def remove(self, name: TritonName) -> None: ...
+        self, name: TritonName, source: ModelSource, content_key: str, size: Bytes
+    ) -> None:
+        """Note for later runs that Triton serves the model, and what it takes."""
+
+    async def remove(self, name: TritonName) -> None:
+        """Remove what was prepared and placed under the name, if anything."""
+
     async def keep(self, name: TritonName) -> str:
         """Keep what was unpacked of the package, or written for it, beyond its removal; return what
         ModelSource.kept is then, empty where all files are the caller's.
         """
 
-    async def discard(self, kept: str) -> None:
-        """Remove what `keep` has kept, if anything."""
+    async def discard(self, path: str) -> None:
+        """Remove what `keep` has put aside, if anything."""
 
-    async def staged(self) -> Sequence[StagedModel]: ...
+    async def staged(self) -> Sequence[StagedModel]:
+        """Return what an earlier run has left in Triton's repository."""
 
 
 class MemoryReader(Protocol):
-    @property
-    def last(self) -> MemoryReading | None: ...
-    async def read(self) -> MemoryReading | None: ...
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether the readings have not changed since a change of memory that they must show."""
+    """Reads the memory of Triton's devices."""
 
-    def changed(self, since: float) -> None:
-        """Note a change that readings must show, from `since` (time.monotonic) at the earliest."""
+    async def read(self) -> MemoryReading | None:
+        """Return a reading that is begun after this call; None if nothing can be read."""
 
 
 class SizeStore(Protocol):
-    async def save(self, data: object) -> None: ...
+    """Keeps learned sizes from one run to the next."""
 
-
-class Evictor(Protocol):
-    """Makes room for what does not fit: evicts models that were loaded on demand."""
-
-    @property
-    def can_evict(self) -> bool: ...
-    def is_pinned(self, model_id: ModelId) -> bool: ...
-    async def evict_for(self, error: CapacityError) -> bool:
-        """Evict what `error` needs, at least one model; return False when nothing could go."""
+    async def save(self, data: object) -> None:
+        """Write the sizes. Raises AdapterError if that fails."""
 
 
 class DiskEvictor(Protocol):
-    """Unloads models, so that their files may leave the disk for others."""
+    """Unloads models whose files keep others from the disk."""
 
     async def unload_one(self, missing_bytes: int) -> bool:
-        """Unload the least recently used of the models that `missing_bytes` need.
-
-        Return False when none may be unloaded now.
+        """Unload a model that may be evicted, so that its files may leave: the least recently used
+        of those that `missing_bytes` need. Return False when none may be now.
         """
 
     @property
@@ -265,24 +250,22 @@ class DiskEvictor(Protocol):
         """Whether a model that is busy now may be unloaded later."""
 
     def bytes_that_stay(self) -> int:
-        """Return what the files of models take on disk that are never unloaded for others."""
+        """Return what the files of those take on disk that are never unloaded for others."""
 
 
 class Artifacts(Protocol):
-    """The stores, and the disk cache in front of them."""
+    """Fetches models of the stores through the disk cache."""
 
     async def fetch(
         self,
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        models: DiskEvictor | None = None,
-        callers: Collection[str] = (),
+        models: DiskEvictor | None = None,  # unloads models when nothing else may leave the disk
+        callers: Collection[str] = (),  # of the model, at any time: fetches alternate among them
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact from disk (DISK) or from the store (MISS), in the version that the
-        store has now. The artifact stays on disk until `release`, one for each fetch. `models`:
-        of which idle ones are unloaded when nothing else may leave the disk for it. `callers`: who
-        waits for it, at any time; each has its turn.
+        store has now. The artifact stays on disk until `release`, one for each fetch.
 
         Raises ArtifactNotFound, InvalidModel, NoRoom, StoreDenied, StoreUnavailable.
         """
@@ -300,56 +283,82 @@ class Artifacts(Protocol):
         """Return whether the store still has this version. Raises as `fetch` does."""
 
     async def find(self, key: ArtifactKey) -> ArtifactKey | None:
-        """Return the key that the store has: `key` itself, or with .tar.gz, .tgz, .tar or .zip
-        behind it; None where it has none. Raises as `fetch` does.
+        """Return the key that the store has: `key` itself, or with the suffix of an archive behind
+        it; None without either. Raises as `fetch` does.
         """
 
 
+class Evictor(Protocol):
+    """Makes room in memory for one load."""
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return the models that may be evicted, now or once they are idle, in their order."""
+
+    async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
+        """Evict these for the load of `record`; return whether any went."""
+
+
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """Holds what control uses of the world."""
+class World:
+    """Holds the implementations of the ports."""
 
     triton: Triton
     packages: Packages
     memory: MemoryReader
-    server: Server | None = None  # None for an external Triton
-    sizes: SizeStore | None = None  # None keeps no learned sizes
+    server: Server | None = None  # None for a Triton that is not embedded
     processes: Processes = field(default_factory=NoProcesses)
+    sizes: SizeStore | None = None  # None if no sizes are kept
+    artifacts: Artifacts | None = None  # None without a store
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Time limits in seconds.
-
-    `stall`: how long an unload may make no progress before its processes are killed. `recovery`:
-    how long to wait for memory that is about to be freed. `alone`: how long a load of unknown size
-    waits to run without others. `stub_gone`: how long a load goes on without its python process
-    before it is given up; `stub_gone_slow`: the same where Triton itself is slow to notice that it
-    died; `stub_unseen`: the same if none was ever seen. `linger`: how long
-    processes started by a model may outlive it; `killed`: how long a killed process may. `warm_up`:
-    how long the inference may take that warms a model up; None: there is none.
-    """
+    """Holds the time limits that are settings, in seconds."""
 
     load: float = 350.0
     unload: float = 340.0
-    stall: float = 30.0
-    recovery: float = 5.0
-    alone: float = 20.0
-    stub_gone: float = 5.0
-    stub_gone_slow: float = 25.0
-    stub_unseen: float = 60.0
-    linger: float = 3.0
-    killed: float = 5.0
-    warm_up: float | None = None
+    stall: float = 30.0  # an unload without progress has lost its process
+    warm_up: float | None = None  # of the inference that warms a model up; None for no warm-up
+    model_wait: float = 55.0  # a call waits for its model to be fetched and loaded
+
+
+def keep_no_headroom(_limit_bytes: int) -> int:
+    """Return the headroom of a device for which none is set."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """`loads_again`: as in TritonStatus; `load_threads`: how many loads Triton runs at a time;
-    `placing`: as in Placer.
-    """
+class MemorySettings:
+    """Holds the settings about memory."""
+
+    limit_bytes: int | None = None  # of each device; None for all that it has
+    headroom_of: Callable[[int], int] = keep_no_headroom  # by the limit of a device
+    process_limits: Mapping[int, int] = field(default_factory=dict)  # MPS, by CUDA's number
+    places_gpus: bool = False  # choose the GPU of a package that leaves it open
+    mesh_default_bytes: int | None = None  # the most that a load planned by ModelMesh may guess
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Holds the settings about models of stores."""
+
+    names: frozenset[str] = frozenset({""})  # of the stores; "" is `model_store`
+    pin: tuple[str, ...] = ()  # patterns of models that are never evicted
+    policy: str = "cost"
+    min_residency_seconds: float = 1.0
+    idle_unload_seconds: float = 0.0  # 0 disables it
+    revalidate_seconds: float = 0.0  # 0 disables it
+    load_concurrency: int = 2  # loads that calls wait for, at a time
+    max_waiting: int = 256  # callers without a lease, of all models
+    max_waiting_for_one: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Holds all settings of control."""
 
     limits: TimeLimits = TimeLimits()
-    loads_again: bool | None = False
-    load_threads: int = 4
-    placing: Placing = as_triton_does
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    stores: StoreSettings = StoreSettings()
+    on_exit: OnExit | None = None  # None: reload, unless a ModelMesh loads its models again
+    load_threads: int = 4  # loads that Triton runs at a time

@@ -1,327 +1,337 @@
-"""Unloads a model from Triton until its processes have ended; keeps a list of stuck models."""
+"""Take one model out of Triton: its requests, Triton itself, processes, and what its load did."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 
-from adapter.control.orphans import OrphanProcesses
-from adapter.control.ports import Ports, TimeLimits
-from adapter.core import versions
-from adapter.core.memory import Bytes
-from adapter.core.model import ModelId, ProcessId, TritonName
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState
+from adapter.control.leases import AtWork, Leases, is_exit
+from adapter.control.memory import Memory
+from adapter.control.operations import Journal, note_step
+from adapter.control.ports import Processes, Server, TimeLimits, Triton
+from adapter.control.readings import Readings
+from adapter.core import times
+from adapter.core.memory import total
+from adapter.core.model import ProcessId, TritonName
+from adapter.core.record import ModelRecord, Step
+from adapter.core.registry import Registry
+from adapter.core.states import ModelEvent, ModelState
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.runtime import clock
+from adapter.runtime.clock import run_to_end
 
 log = logging.getLogger(__name__)
 
 # How long Triton takes at most to unload a model whose process has ended normally.
 _NORMAL_SECONDS = 1.0
-_POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
-
-# Between two looks at the processes of a load that is to end.
-_END_FIRST_SECONDS, _END_LAST_SECONDS = 0.1, 1.0
-# A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
+# A load may end alone for this time: Triton never answers one that is killed as it ends.
 _GRACE_SECONDS = 1.5
-# within which Triton answers a load that was ended, if it ever does
-_ENDED_SECONDS, _ENDED_SLOWLY_SECONDS = 10.0, 25.0
-ENDED = "its python processes were killed, so that Triton ends its load"
-
-_LATE_SECONDS = 1.0  # so long beyond its limit a caller waits for an unload
-
-_NOT_LOADED = (ModelState.LOADING, ModelState.STUCK)
+_KILLED = "its python processes were killed, so that Triton ends its load"
 
 _Processes = frozenset[ProcessId]
 
 
+@dataclass(slots=True, eq=False)
 class Unloader:
     """Unloads models, and kills processes that outlive their model."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        ports: Ports,
-        limits: TimeLimits,
-        orphans: OrphanProcesses,
-        *,
-        lose_requests: Callable[[ModelRecord], None],
-    ) -> None:
-        """`lose_requests` ends the leases of a model whose requests can never be answered."""
-        self._registry = registry
-        self._triton = ports.triton
-        self._processes = ports.processes
-        self._limits = limits
-        self._orphans = orphans
-        self._lose_requests = lose_requests
+    registry: Registry
+    leases: Leases
+    at_work: AtWork
+    memory: Memory
+    readings: Readings
+    journal: Journal
+    triton: Triton
+    server: Server | None
+    processes: Processes
+    limits: TimeLimits
 
-    def give_up(self, record: ModelRecord) -> None:
-        """Mark a model as stuck: Triton never ends its load, and an unload would wait for that.
+    async def unload(self, record: ModelRecord, log_fields: Mapping[str, str]) -> None:
+        """Unload a model that is READY or DEAD. Return when it and its memory are gone.
 
-        It keeps one of Triton's few load threads, mostly until Triton is restarted.
+        Raises BackendTimeout if Triton does not release the model, which is STUCK then. An unload
+        that has started is never cancelled: a half unloaded model can neither serve nor be loaded.
         """
-        self._registry.apply(record, ModelEvent.GIVEN_UP)
-        stuck = len(self._registry.stuck)
+        is_dead = record.state is ModelState.DEAD
+        self.registry.apply(record, ModelEvent.UNLOAD_STARTED)  # new requests get a 404
+        await run_to_end(self._unload(record, log_fields, is_dead=is_dead))
+
+    async def _unload(
+        self, record: ModelRecord, log_fields: Mapping[str, str], *, is_dead: bool
+    ) -> None:
+        in_flight = record.usage.in_flight
+        with self.journal.record("unload", record.id, log_fields, in_flight=in_flight) as outcome:
+            outcome.size_bytes = await self._wait_and_take_down(record, is_dead=is_dead)
+
+    async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> int:
+        """Wait until the model is gone; return the bytes that were booked for it."""
+        note_step(record, Step.REQUESTS)
+        if not await self.leases.wait_until_idle(record, self.limits.unload / 2):
+            log.warning("model.drain_timed_out", extra={"model_id": record.id})
+        note_step(record, Step.TRITON)
+        await self.readings.read()
+        leaving = self.memory.begin_unload(record)
+        if not await self.remove_from_triton(record, is_dead=is_dead):
+            await self.give_up(record)
+            raise _explain_stuck(record)
+        await record.undo.aclose()
+        self.at_work.forget(record)
+        await self.readings.wait_until_back(leaving)
+        self.registry.apply(record, ModelEvent.UNLOADED)
+        return total(leaving.booked)
+
+    async def undo_load(
+        self, record: ModelRecord, call: asyncio.Future[None] | None, *, is_memory: bool
+    ) -> None:
+        """Unload what a failed load has left in Triton. The record ends up absent or STUCK.
+
+        `call` is the load that Triton has not answered.
+        """
+        self.registry.apply(record, ModelEvent.LOAD_FAILED)
+        note_step(record, Step.UNDOING)
+        if not await self.remove_from_triton(record, call=call):
+            await self.give_up(record)
+            return
+        self.memory.release(record, is_memory=is_memory)
+        await record.undo.aclose()
+        self.registry.apply(record, ModelEvent.UNLOADED)
+
+    async def give_up(self, record: ModelRecord) -> None:
+        """Leave a model to Triton, which does not finish with it: it is STUCK until that changes.
+
+        A stuck load keeps one of Triton's few load threads, mostly until Triton is restarted.
+        """
+        if await self._have_processes_ended(record.placement.names):
+            self.memory.release(record)
+        else:
+            self.memory.strand(record)
+        self.registry.apply(record, ModelEvent.GIVEN_UP)
+        stuck = self.registry.counts()[ModelState.STUCK]
         log.error("model.load_stuck", extra={"model_id": record.id, "stuck": stuck})
 
-    async def outcome(self, model_id: ModelId, task: asyncio.Task[Bytes]) -> None:
-        """Wait for an unload, whose error is raised; BackendTimeout a second after its limit."""
-        done, _ = await asyncio.wait({task}, timeout=self._limits.unload + _LATE_SECONDS)
-        if not done:
-            why = f"was not gone within {self._limits.unload:g} s; its unload goes on"
-            raise BackendTimeout(f"model {model_id!r} {why}", model_id=model_id)
-        task.result()
+    # -- Triton -----------------------------------------------------------------------------
 
-    async def unload(
+    async def remove_from_triton(
         self,
         record: ModelRecord,
         *,
+        call: asyncio.Future[None] | None = None,
         is_dead: bool = False,
-        to_the_end: bool = False,
-        load: asyncio.Future[None] | None = None,
-    ) -> None:
-        """Unload the model; return when Triton no longer has it and, with an embedded server, its
-        processes and all that they started have ended. A stuck model is left alone. `load`: the
-        call of its load that Triton has not answered; the load is ended.
+    ) -> bool:
+        """Have Triton unload the model, and end its processes; return False if Triton is stuck.
 
-        The processes of an unload without progress are killed. Raises BackendTimeout if some
-        survive; `to_the_end` waits for them without limit instead.
+        A Triton that exits meanwhile has released everything.
         """
-        if record.name in self._registry.stuck:
-            return
         names = frozenset(record.placement.names)
-        # taken now: `_unload_again` starts others under the same names
-        processes = await self._processes.claim([*map(TritonName, names)])
-        try:
-            if load is not None:
-                # an unload sent before may overtake the load, and one that waits may end Triton
-                await self._answered(record, load, is_loading=True)
-            await self._ask(record, is_loading=load is not None)
-            left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
-            if left:
-                left = await self._end_soon(record, left, processes, is_dead=is_dead)
-        except BackendTimeout:
-            if self._is_given_up_with(record):
-                self.give_up(record)
-            raise
-        await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)
-        await self._free_regions(record)
-
-    def _is_given_up_with(self, record: ModelRecord) -> bool:
-        """Return whether no record would remain of a model that Triton keeps after a failed unload:
-        its load is being undone, or it has left the table.
-        """
-        if record.name in self._registry.stuck:
-            return False  # that is known
-        known = self._registry.get(record.id)
-        if known is record:
-            return record.state in _NOT_LOADED
-        return known is None or known.name != record.name
-
-    async def _ask(self, record: ModelRecord, *, is_loading: bool) -> None:
-        """Ask Triton for the unload, which waits for loads of these models in Triton."""
-        is_forgotten = self._registry.get(record.id) is not record
-        for name in reversed(record.placement.load):
-            call = asyncio.ensure_future(self._triton.unload(name, record.id))
+        if not names:
+            return True
+        pid = self.server.pid if self.server else None
+        deadline = clock.monotonic() + self.limits.unload / 2
+        while True:
             try:
-                if is_forgotten or record.state in _NOT_LOADED:
-                    await self._answered(record, call, is_loading=is_loading or is_forgotten)
-                await call
-            finally:
-                call.cancel()
+                return await self._remove(record, names, call, is_dead=is_dead)
+            except AdapterError as error:
+                if not is_exit(error):
+                    fields = {"model_id": record.id, "reason": str(error)}
+                    log.warning("model.undo_failed", extra=fields)
+                    return False
+            # only the connection may have been lost: then Triton still has the model
+            if await self._has_exited(pid, deadline):
+                return True
+            if clock.monotonic() >= deadline:
+                return False
+            call = None
 
-    async def _answered(
-        self, record: ModelRecord, call: asyncio.Future[None], *, is_loading: bool
-    ) -> None:
-        """Wait until Triton has answered, and end the load of the model if it does not end soon."""
-        begun, pause = clock.monotonic(), _END_FIRST_SECONDS
-        end = begun + self._limits.unload
-        while not (await asyncio.wait({call}, timeout=pause))[0]:
-            now, pause = clock.monotonic(), min(pause * 1.2, _END_LAST_SECONDS)
-            if now > end:
-                raise still_loading(record)
-            is_due = is_loading and now - begun > _GRACE_SECONDS
-            if is_due and await self.end_loading(record):
-                record.was_ended = True
-                is_slow = versions.has(versions.SLOW_POLLS, self._triton.version)
-                end = min(end, now + (_ENDED_SLOWLY_SECONDS if is_slow else _ENDED_SECONDS))
-                log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
+    async def _has_exited(self, pid: int | None, deadline: float) -> bool:
+        """Wait until Triton answers again; return True once an embedded one has exited."""
+        while clock.monotonic() < deadline:
+            await asyncio.sleep(times.POLL_SECONDS)
+            if self.server is not None and self.server.pid != pid:
+                return True
+            if self.triton.live:
+                return False
+        return False
 
-    async def end_loading(self, record: ModelRecord) -> bool:
-        """Kill the processes in which Triton initializes the model, so that its load fails; return
-        whether there were any. A model that is loaded, or being unloaded, is left alone: its unload
-        would never end.
-        """
-        if not self._processes.are_seen:
-            return False
-        loading = await self._triton.being_loaded()
-        names = [TritonName(n) for n in record.placement.names if n in loading]
-        return await self._processes.end_loads(names)
-
-    async def may_hold_memory(self, record: ModelRecord) -> bool:
-        """Return whether Triton may still hold memory for a stuck model."""
-        names = frozenset(record.placement.names)
-        return not names <= await self._lost_processes(names)
-
-    async def _free_regions(self, record: ModelRecord) -> None:
-        """Give back what Triton never does: the shared memory of processes that have died."""
-        with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be ending
-            freed = await self._processes.free_regions([*map(TritonName, record.placement.names)])
-            if freed:
-                log.info("model.regions_freed", extra={"model_id": record.id, "bytes": freed})
-
-    async def _end_soon(
+    async def _remove(
         self,
         record: ModelRecord,
-        left: set[str],
-        processes: _Processes,
+        names: frozenset[TritonName],
+        call: asyncio.Future[None] | None,
         *,
         is_dead: bool,
-    ) -> set[str]:
-        """Hasten the unload of `left`. Returns those for which `_unload_again` was needed."""
-        is_dead = is_dead or bool(await self._lost_processes(left))
-        # a model that seems dead gets a second too: its process may just have ended normally; one
-        # that still computes had its time during the drain
-        is_hopeless = is_dead or record.usage.in_flight > 0
-        grace_seconds = _NORMAL_SECONDS if is_hopeless else self._limits.stall
-        left = await self._triton.wait_gone(left, grace_seconds)
-        if not left:
-            return left
-        log.warning("model.unload_stalled", extra={"model_id": record.id, "names": sorted(left)})
-        if await self._kill(record, processes):
-            is_dead = True
-            left = await self._triton.wait_gone(left, _NORMAL_SECONDS)
-        if left:
-            await self._unload_again(record, left, is_dead=is_dead)
-        return left
+    ) -> bool:
+        # taken now: `_load_and_unload` starts others under the same names
+        processes = await self.processes.claim(names)
+        if call is not None and not await self._end_load(record, names, call):
+            return False
+        for name in reversed(record.placement.load):
+            if not await self._ask(record, names, name):
+                return False
+        remaining = await self.triton.wait_gone(names, _NORMAL_SECONDS)
+        reloaded: set[str] = set()
+        if remaining:
+            reloaded = await self._hurry(record, remaining, processes, is_dead=is_dead)
+            if await self.triton.wait_gone(names, _NORMAL_SECONDS):
+                return False
+        await self._end_processes(record, processes, reloaded)
+        await self._free_regions(record)
+        return True
 
-    async def _unload_again(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
-        """The unload of a model whose python process has died stays in UNLOADING for ever. Loading
-        the same name again gives Triton a live process, and the unload of that one completes.
-        Of the first process Triton then says nothing any more (docs/design/triton.md).
-        """
-        for name in map(TritonName, left):
-            try:
-                await self._load_again(record, name)
-            except BackendTimeout as error:
-                self.give_up(record)
-                why = f"{_not_gone(record)}: it does not end the load that was to free it, and the"
-                why += " model is left to it"
-                raise BackendTimeout(why, model_id=record.id) from error
-            except AdapterError as error:
-                if not is_dead:
-                    if await self._triton.wait_gone({name}, _NORMAL_SECONDS):
-                        raise _not_gone(record) from error
-                    left = left - {name}  # its unload was only slow
-                    continue
-                # Its files are gone, or its load was ended: Triton has a line in its index at most.
-                reason = {"model_id": record.id, "reason": str(error)}
-                log.warning("model.abandoned", extra=reason)
-                left = left - {name}
-                continue
-            await self._triton.unload(name, record.id)
-        if await self._triton.wait_gone(left, self._limits.unload / 2):
-            raise _not_gone(record)
-
-    async def _load_again(self, record: ModelRecord, name: TritonName) -> None:
-        """Load, and end the load if it does not end soon: `initialize` may hang by now."""
-        load = asyncio.ensure_future(self._triton.load(name, record.id))
+    async def _ask(
+        self, record: ModelRecord, names: frozenset[TritonName], name: TritonName
+    ) -> bool:
+        """Ask Triton for an unload, which waits for a load of the same model in Triton."""
+        call = asyncio.ensure_future(self.triton.unload(name, record.id))
         try:
-            await self._answered(record, load, is_loading=True)
+            if not await self._end_load(record, names, call):
+                return False
+            await call
+        finally:
+            call.cancel()
+        return True
+
+    async def _end_load(
+        self, record: ModelRecord, names: frozenset[TritonName], call: asyncio.Future[None]
+    ) -> bool:
+        """Wait until Triton has answered a call; kill what is being loaded if that takes long.
+
+        Return False if Triton will not answer, as far as anybody knows.
+        """
+        await asyncio.wait({call}, timeout=_GRACE_SECONDS)
+        deadline = clock.monotonic() + self.limits.unload / 2
+        while not call.done():
+            if await self.kill_loading(names):
+                deadline = min(deadline, clock.monotonic() + times.KILLED_SECONDS)
+                log.warning("model.load_ended", extra={"model_id": record.id, "reason": _KILLED})
+            elif await self._have_processes_ended(names):
+                deadline = min(deadline, clock.monotonic() + _NORMAL_SECONDS)
+            if clock.monotonic() > deadline:
+                return False
+            await asyncio.wait({call}, timeout=_NORMAL_SECONDS)
+        if not call.cancelled():
+            call.exception()  # mark the failure as seen: the load was to end
+        return True
+
+    async def kill_loading(self, names: Collection[str]) -> bool:
+        """Kill the processes in which Triton initializes these models, so that their load fails;
+        return whether there were any. Processes of loaded models stay, and of those that are being
+        unloaded: such an unload would never end.
+        """
+        if not self.processes.are_seen:
+            return False
+        loading = await self.triton.being_loaded()
+        return await self.processes.end_loads([TritonName(n) for n in names if n in loading])
+
+    async def _hurry(
+        self, record: ModelRecord, names: set[str], processes: _Processes, *, is_dead: bool
+    ) -> set[str]:
+        """Hasten an unload that takes long; return the models that were loaded once more for it."""
+        # requests that still compute had their time before the unload
+        is_computing = record.usage.in_flight > 0
+        is_hopeless = is_dead or is_computing or await self._has_lost_a_process(names)
+        grace_seconds = _NORMAL_SECONDS if is_hopeless else self.limits.stall
+        remaining = await self.triton.wait_gone(names, grace_seconds)
+        if not remaining:
+            return set()
+        fields = {"model_id": record.id, "names": sorted(remaining)}
+        log.warning("model.unload_stalled", extra=fields)
+        if await self._kill(record, processes):
+            remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
+        # also where every process seems to live: those of another container cannot be seen
+        for name in remaining:
+            await self._load_and_unload(record, TritonName(name))
+        return remaining
+
+    async def _load_and_unload(self, record: ModelRecord, name: TritonName) -> None:
+        """Free a model whose python process has died: Triton's unload of it never ends.
+
+        Loading the same name again gives Triton a live process, and the unload of that one
+        completes. Triton is silent about the first process from then on (docs/design/triton.md).
+        """
+        load = asyncio.ensure_future(self.triton.load(name, record.id))
+        try:
+            if not await self._end_load(record, frozenset({name}), load):
+                return
             await load
+        except AdapterError as error:
+            if is_exit(error):
+                raise
+            # without its files Triton has a line of the model in its index at most
+            fields = {"model_id": record.id, "reason": str(error)}
+            log.warning("model.abandoned", extra=fields)
         finally:
             load.cancel()
+        await self.triton.unload(name, record.id)
+        # an unload like any other: the setting is about those without progress
+        await self.triton.wait_gone({name}, times.HANG_SECONDS)
 
-    # -- processes that outlive the unload ----------------------------------------------------
+    # -- processes --------------------------------------------------------------------------
 
-    async def _see_ended(
-        self, record: ModelRecord, processes: _Processes, *, reloaded: set[str], to_the_end: bool
+    async def _end_processes(
+        self, record: ModelRecord, processes: _Processes, reloaded: set[str]
     ) -> None:
-        """Wait until the model's processes have ended, and kill those that do not.
-
-        After `_unload_again`, of the models `reloaded`, Triton's index says nothing of the process
-        that computes. The requests in flight are waited for as well then, until it is seen that
-        no process is left to answer them; `_hurry` has killed what there was.
-        """
-        outlasting = partial(self._outlasting, record, reloaded)
-        linger_seconds = self._limits.linger
-        if reloaded:
-            linger_seconds = min(linger_seconds, _NORMAL_SECONDS)
-        if (left := await outlasting(processes, linger_seconds)) is None:
-            return
-        await self._kill(record, left)
-        if (left := await outlasting(left, self._limits.killed)) is None:
-            return
-        if not to_the_end:
-            raise _not_gone(record)
-        with self._orphans.unended(record, left):
-            while left is not None:
-                await self._kill(record, left)
-                left = await outlasting(left, self._limits.killed)
-
-    async def _outlasting(
-        self, record: ModelRecord, reloaded: set[str], processes: _Processes, seconds: float
-    ) -> _Processes | None:
-        """Return the processes that live after `seconds`; None as soon as nothing is left to wait
-        for. An empty set: requests that may still be answered.
-        """
-        end = clock.monotonic() + seconds
-        names = [*map(TritonName, record.placement.names)]
-        living = await self._processes.wait(names, processes, seconds)
-        if living or not reloaded:
-            return living or None
-        if not await _outlasts(lambda: record.usage.in_flight > 0, end - clock.monotonic()):
-            return None
-        if await self._never_answers(record, reloaded):
-            self._lose_requests(record)
-            return None
-        return living
-
-    async def _never_answers(self, record: ModelRecord, reloaded: set[str]) -> bool:
-        """Return whether all `reloaded` models have lost the processes that they computed in. An
-        ensemble computes nothing by itself.
-        """
-        placement = record.placement
-        ensembles = {*placement.load[-1:]} if placement.along else set()
-        computing = reloaded - ensembles
-        return computing <= await self._lost_processes(computing)
+        """Wait for the model's processes to end, and kill those that do not."""
+        linger_seconds = _NORMAL_SECONDS if reloaded else times.LINGER_SECONDS
+        names = record.placement.names
+        living = await self.processes.wait(names, processes, linger_seconds)
+        if living:
+            await self._kill(record, living)
+            living = await self.processes.wait(names, living, times.KILLED_SECONDS)
+        if living:
+            fields = {
+                "model_id": record.id,
+                "processes": sorted(process.pid for process in living),
+                "in_flight": record.usage.in_flight,
+            }
+            log.warning("model.left_running", extra=fields)
+        elif reloaded and await self._has_lost_a_process(reloaded):
+            self.leases.lose(record)  # no process is left to answer the requests in flight
 
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Kill the processes that live; return whether there were any."""
-        return await self._orphans.kill(processes, model_id=record.id)
+        killed = await self.processes.kill(processes)
+        note_killed(self.journal, killed, model_id=record.id)
+        return bool(killed)
 
-    async def _lost_processes(self, names: Collection[str]) -> frozenset[str]:
-        """Return which of these models have lost their python processes, as far as that is seen."""
+    async def _has_lost_a_process(self, names: Collection[str]) -> bool:
+        """Return whether one of these models has lost its python process."""
+        living = await self._list_instances(names)
+        return not all(living.values())
+
+    async def _have_processes_ended(self, names: Collection[str]) -> bool:
+        """Return whether all these models are python models whose processes are gone."""
+        living = await self._list_instances(names)
+        return bool(names) and len(living) == len(names) and not any(living.values())
+
+    async def _list_instances(self, names: Collection[str]) -> Mapping[TritonName, bool]:
+        """Return whether a process lives of each model that needs one; nothing if none is seen."""
         with suppress(BackendUnavailable):
-            found = await self._processes.instances([*map(TritonName, names)])
-            return frozenset(name for name, instances in found.items() if not instances)
-        return frozenset()
+            instances = await self.processes.instances([TritonName(name) for name in names])
+            return {name: bool(living) for name, living in instances.items()}
+        return {}
+
+    async def _free_regions(self, record: ModelRecord) -> None:
+        """Free what Triton never does: the shared memory of processes that have died."""
+        with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be exiting
+            freed_bytes = await self.processes.free_regions(record.placement.names)
+            if freed_bytes:
+                fields = {"model_id": record.id, "bytes": freed_bytes}
+                log.info("model.regions_freed", extra=fields)
 
 
-async def _outlasts(is_left: Callable[[], bool], seconds: float) -> bool:
-    """Poll until nothing is left, for `seconds` at most; return whether something is."""
-    end, pause = clock.monotonic() + seconds, _POLL_FIRST_SECONDS
-    while is_left():
-        if clock.monotonic() + pause > end:
-            return True
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, _POLL_LAST_SECONDS)
-    return False
+def note_killed(journal: Journal, processes: _Processes, **log_fields: str) -> None:
+    """Log and count processes of models that were killed, if there were any."""
+    if not processes:
+        return
+    pids = sorted(process.pid for process in processes)
+    log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
+    journal.metrics.processes_killed.inc(len(pids))
 
 
-def still_loading(record: ModelRecord) -> BackendTimeout:
-    begun = (
-        f"for {clock.wall() - record.begun_at:.0f} s" if record.begun_at else "since an earlier run"
-    )
+def _explain_stuck(record: ModelRecord) -> BackendTimeout:
     return BackendTimeout(
-        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and "
-        "nothing else can end the load; the unload follows it, and until then the memory stays "
-        "booked; see docs/operations.md#a-load-hangs",
+        f"Triton does not release model {record.id!r}: its name and its memory stay taken until it"
+        " does; see docs/operations.md#a-load-hangs",
         model_id=record.id,
     )
-
-
-def _not_gone(record: ModelRecord) -> BackendTimeout:
-    return BackendTimeout(f"Triton does not release model {record.id!r}", model_id=record.id)

@@ -1,248 +1,407 @@
-"""Decides whether a load is admitted, waits or is refused, on figures alone: nothing is awaited
-between the decision and the reservation.
+"""Decide about a load: admit it, try it, let it wait, evict others for it, or refuse it.
+
+A refusal makes a platform unload other models. So 507 is for a need that does not fit while other
+models are loaded. Where no unload can help, the load is tried, and Triton's answer counts. The
+rules, in this order:
+
+1. The package declares more than a device can ever have: 400 ModelTooLarge. The same if it ran out
+   of memory with nothing else loaded, and an emptied device would have as little. Nothing is
+   evicted for it. The refusal ends with its reason.
+2. With readings, one guessed need is loaded at a time. So each of them is measured, and no two of
+   them run out of memory together. The next one waits for the end of the load before it, or for
+   5 s.
+3. A need that is free is admitted.
+4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
+   memory is an exception: if the machine itself has less than is surely needed, the kernel would
+   end more than the load, so the answer is 507.
+5. Candidates are evicted in their order, as few as suffice, if evicting all of them can be enough.
+   Memory that is leaving counts as gone. Busy candidates are waited for.
+6. Loads and unloads in progress on the lacking devices are waited for. After that, or if there are
+   none, the answer is 507.
+
+A caller awaits nothing between the decision and `Ledger.begin_load`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from adapter.core.ledger import DeviceBook, LedgerSnapshot
-from adapter.core.memory import HOST, UNSEEN, Bytes, Device, MemoryReading
-from adapter.core.model import ModelId
-from adapter.core.sizing import KNOWN, Basis, Estimate, format_size
+from adapter.core import times
+from adapter.core.byte_sizes import format_size
+from adapter.core.ledger import Ledger, Overrun
+from adapter.core.memory import HOST, UNSEEN, Bytes, Device
+from adapter.core.model import ModelId, TritonName
+from adapter.core.sizes import BASIS_TEXTS, LEAST_NEED_BYTES, Basis, Need
+from adapter.core.victims import choose_fewest
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
-SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
-_MESH_UNIT = 8192  # ModelMesh counts in these, rounded down
-# With less than this free a load of unknown size is not worth a try.
-_LEAST_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionInput:
-    """Holds what a decision is based on.
-
-    `loads` are the others between their admission and their settling, `unknown_loads` those of
-    them without a known footprint, of which Triton will not report one either. `unloads` are under
-    way, or wait for their memory to come back.
-    `is_settling`: the reading may be older than the last change of the ledger. `may_wait` is False
-    once the caller has waited for memory as long as it will; turns are still waited for.
-
-    `unknown_bytes` is what is supposed of a model of which nothing is known. `may_be_wrong`: what
-    was learned of this package may be, and was not tried in this run. `proven` is what it was
-    measured to take when that was too much. `can_evict`: a refusal makes room. `is_planned`:
-    ModelMesh has made room by its own books, so that a refusal evicts nothing. `processes`: as of
-    the package. `is_told`: Triton will report what the model takes, or ModelMesh plans with the
-    size of its files.
-    """
-
-    book: LedgerSnapshot
-    reading: MemoryReading | None
-    loads: int = 0
-    unknown_loads: int = 0
-    unloads: int = 0
-    is_settling: bool = False
-    may_wait: bool = True
-    unknown_bytes: int = 0
-    may_be_wrong: bool = False
-    proven: Bytes | None = None
-    can_evict: bool = False
-    is_planned: bool = False
-    processes: int | None = None
-    is_told: bool = False
+_SEE_REFUSED = "see docs/memory.md#why-a-load-is-refused"
 
 
 class Answer(Enum):
+    """Says what to do with a load."""
+
     ADMIT = "admit"
+    TRY = "try"
     WAIT = "wait"
+    EVICT = "evict"
+    INSUFFICIENT = "507 InsufficientMemory"
+    TOO_LARGE = "400 ModelTooLarge"
 
 
-def decide(model_id: ModelId, estimate: Estimate, inputs: AdmissionInput) -> Answer:
-    """Admit, wait, or raise InsufficientMemory or ModelTooLarge (docs/memory.md, Admission).
+class Reason(Enum):
+    """Explains an answer; the texts of refusals end with it."""
 
-    A refusal makes the platform unload other models and come again. So it is given only when the
-    need is known, nothing is changing that may make room, and there is something that could go.
-    Everything else is tried, and Triton's answer counts. Where a refusal is no answer to anybody,
-    but evicts something, it is given for a guess as well, and other loads are not waited for.
+    FITS = "the need is free"
+    NOTHING_TO_UNLOAD = "nothing is there that could be unloaded"
+    TURN = "another load of unknown size is in progress"
+    LEAVING = "enough is about to be free"
+    EVICTION = "enough can be evicted"
+    BUSY = "models that could be evicted have requests"
+    IN_PROGRESS = "a load or an unload is in progress"
+    MESH = "ModelMesh is about to unload models"
+    DOES_NOT_FIT = "unload other models"
+    WAITED = "what it waited for took too long: unload other models"
+    FUTILE = "what was evicted for it lately was not enough"
+    KERNEL = "the machine has less memory than that, and the kernel would end more than this load"
+    DECLARED = "no unload can make enough room"
+    PROCESS_LIMIT = "MPS allows no more to its processes"
+    TRIED = "it ran out of memory with nothing else loaded, and no unload can give it more"
 
-    ModelMesh evicts before it loads, by the sizes that it was told, and remembers a failed load for
-    minutes. So a load of its that is planned may use the headroom, and one of unknown size is tried
-    while anything is left below the limit.
-    """
-    book, reading = inputs.book, inputs.reading
-    device = book.tightest(estimate.needs, reading)
-    if device is None:
-        return Answer.ADMIT
-    _refuse_what_can_never_fit(model_id, estimate, inputs)
-    if waits_its_turn(estimate, inputs):
-        return Answer.WAIT
-    refusal = _refusal(estimate, device, inputs)
-    if refusal is None:
-        return Answer.ADMIT
-    loads = 0 if inputs.can_evict else inputs.loads
-    may_change = inputs.unloads > 0 or loads > 0 or inputs.is_settling
-    if inputs.may_wait and may_change:
-        return Answer.WAIT
-    if not inputs.can_evict and (book.models == 0 or not refusal.is_sure):
-        return Answer.ADMIT
-    free, limit = book.free(reading)[refusal.device], book.devices[refusal.device].limit_bytes
-    error = InsufficientMemory(
-        f"model {model_id!r} {refusal.needs}; "
-        f"{format_size(free)} of {format_size(limit)} are free{_where(refusal.device)}",
-        model_id=model_id,
-        figures=MemoryFigures(refusal.needed, free, limit, refusal.device),
-    )
-    error.is_known = estimate.basis in KNOWN
-    raise error
+
+class Purpose(Enum):
+    """Says who asks for a load."""
+
+    EXPLICIT = "explicit"  # a platform or a person, who can unload others after a 507
+    ON_DEMAND = "on demand"  # a call: 507 would help nobody
+    PLANNED = "planned"  # ModelMesh, which has made room by its own figures
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    """`needs` is for people. `is_sure`: a try would be for nothing."""
+class Candidate:
+    """A model that may be evicted."""
 
-    device: Device
-    needed: int
-    needs: str
-    is_sure: bool
+    name: TritonName
+    is_busy: bool = False  # a model with requests is evicted when they have ended
 
 
-def _refusal(estimate: Estimate, device: Device, inputs: AdmissionInput) -> _Refusal | None:
-    """Why it does not fit now; None when it does. `device` is the tightest for it."""
-    book = inputs.book
-    if inputs.is_planned:
-        return _refusal_of_planned(estimate, inputs)
-    free = book.free(inputs.reading)
-    if estimate.basis not in KNOWN:
-        least = max(inputs.unknown_bytes, _LEAST_BYTES)
-        usable = [each for each in estimate.needs if each in free]
-        full = min(usable, key=lambda each: free[each], default=None)
-        if full is not None and free[full] < least:
-            needed = max(least, estimate.needs[full])
-            needs = f"is of unknown size, for which {format_size(least)} must be free"
-            return _Refusal(full, needed, needs, is_sure=True)
-    needed = estimate.needs.get(device, 0)
-    if needed <= free[device]:
-        return None
-    needs = f"needs {format_size(needed)} ({estimate.basis.value})"
-    is_sure = _is_sure(estimate.basis, needed, free[device], book.devices[device])
-    return _Refusal(device, needed, needs, is_sure)
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Describes who asks for a load, how long it may wait, and which models may be evicted."""
+
+    purpose: Purpose = Purpose.EXPLICIT
+    started_at: float = 0.0  # when it began to wait
+    deadline: float = 0.0  # when an on-demand or planned load has waited long enough
+    candidates: tuple[Candidate, ...] = ()  # in the order of eviction
+    is_mesh_evicting: bool = False  # see MeshBooks.is_evicting
 
 
-def _refusal_of_planned(estimate: Estimate, inputs: AdmissionInput) -> _Refusal | None:
-    left = inputs.book.left(inputs.reading)
-    is_known = estimate.basis in KNOWN
-    lacking = {d: left[d] - (n if is_known else 1) for d, n in estimate.needs.items() if d in left}
-    device = min(lacking, key=lambda each: lacking[each], default=None)
-    if device is None or lacking[device] >= 0:
-        return None
-    needed = estimate.needs[device]
-    needs = f"needs {format_size(needed)} ({estimate.basis.value})"
-    if not is_known:
-        needs = "is of unknown size, and nothing is left below the limit"
-    return _Refusal(device, needed, needs, is_sure=True)
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Holds the answer to a load, its reason, and the figures of the device that lacks most."""
+
+    answer: Answer
+    reason: Reason
+    need: Need
+    figures: MemoryFigures = field(default_factory=MemoryFigures)
+    victims: tuple[TritonName, ...] = ()
+    device: Device | None = None  # where the package is placed, if the adapter chooses
 
 
-def _refuse_what_can_never_fit(
-    model_id: ModelId, estimate: Estimate, inputs: AdmissionInput
-) -> None:
-    """Raise ModelTooLarge, unless a learned size may be wrong and nothing else is loaded."""
-    book, needs, basis = inputs.book, estimate.needs, estimate.basis.value
-    if inputs.proven is not None:
-        needs, basis = inputs.proven, "measured"
-    elif estimate.basis not in KNOWN or _is_worth_a_try(estimate, inputs):
-        return
-    for device, booked in book.devices.items():
-        needed, limit = needs.get(device, 0), booked.limit_bytes
-        client, processes = booked.client_limit_bytes, inputs.processes
-        if client is not None and processes and needed > client * processes:
-            raise ModelTooLarge(
-                f"model {model_id!r} needs {format_size(needed)} ({basis}); MPS allows"
-                f" {format_size(client)}{_where(device)} to each of its processes: {processes};"
-                f" {SEE_REFUSED}",
-                model_id=model_id,
-                figures=MemoryFigures(needed, None, client * processes, device),
-            )
-        if needed > limit or (inputs.proven is not None and needed > 0):
-            raise ModelTooLarge(
-                f"model {model_id!r} needs {format_size(needed)} ({basis}); it can never fit into"
-                f" {format_size(limit)}{_where(device)}{_taken(booked)}; {SEE_REFUSED}",
-                model_id=model_id,
-                figures=MemoryFigures(needed, None, limit, device),
-            )
-
-
-def _is_worth_a_try(estimate: Estimate, inputs: AdmissionInput) -> bool:
-    return estimate.basis is Basis.LEARNED and inputs.may_be_wrong and inputs.book.models == 0
-
-
-def waits_its_turn(estimate: Estimate, inputs: AdmissionInput) -> bool:
-    """Return whether it must wait for other loads. Where growth is measured, a load of unknown size
-    runs alone: all growth is its own, and two of them do not run out of memory together. Loads that
-    Triton reports need not.
+def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Decision:
+    """Return whether a load may begin on the devices of its need: at once, as a try, or after
+    evictions or a wait. Or refuse it. Changes nothing.
     """
-    if inputs.reading is None:
-        return False
-    is_known = estimate.basis in KNOWN or inputs.is_told
-    others = inputs.unknown_loads if is_known else inputs.loads
-    return others > 0
+    refusal = _find_permanent_refusal(ledger, need)
+    if refusal is not None:
+        return refusal
+    is_planned = request.purpose is Purpose.PLANNED
+    free = {device: _free(ledger, device, is_planned=is_planned) for device in need.bytes}
+    figures = _figures_of(ledger, need, free)
+    if not _has_turn(ledger, need, request, now):
+        return Decision(Answer.WAIT, Reason.TURN, need, figures)
+    lacking = _find_lacking(need, free)
+    if not lacking:
+        return Decision(Answer.ADMIT, Reason.FITS, need, figures)
+    if all(ledger.is_empty(device) for device in lacking):
+        return _decide_on_empty_devices(ledger, need, lacking, figures)
+    return replace(_decide_on_others(ledger, need, request, now, lacking), figures=figures)
 
 
-def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
-    """Return whether it surely does not fit. Files tell the size in memory to within a factor of
-    two or so: half of it would not fit either, not even with half of the headroom.
+# -- devices ------------------------------------------------------------------------------------
+
+
+def place_on(
+    ledger: Ledger,
+    needs: Mapping[Device, Need],
+    former: Device | None = None,  # where the model was before Triton lost it
+) -> list[Device]:
+    """Sort the devices for a package that leaves the choice open, the best one first.
+
+    Those that could never have the package come last. Apart from that the former one comes first,
+    and then the device with most memory free now.
     """
-    if basis is Basis.DISK:
-        return needed > 2 * free + book.headroom_bytes
-    return basis in KNOWN
+
+    def rank(device: Device) -> tuple[bool, bool, int, Device]:
+        can_never = needs[device].bytes[device] > ledger.devices[device].room_bytes
+        return can_never, device != former, -ledger.free(device), device
+
+    return sorted(needs, key=rank)
 
 
-def _taken(book: DeviceBook) -> str:
-    taken = book.baseline_bytes
-    return (
-        f", of which {format_size(taken)} are used by something other than loaded models"
-        if taken
-        else ""
+def decide_place(
+    ledger: Ledger,
+    needs: Mapping[Device, Need],
+    request: LoadRequest,
+    now: float,
+    former: Device | None = None,  # where the model was before Triton lost it
+) -> Decision:
+    """Choose one of several devices and decide about the load there.
+
+    All devices come into question before an eviction, and before a wait that may take long.
+    """
+    decisions = [
+        replace(decide(ledger, needs[device], request, now), device=device)
+        for device in place_on(ledger, needs, former)
+    ]
+    return min(decisions, key=_rank)
+
+
+def _rank(decision: Decision) -> int:
+    """Return the place of a decision among those for several devices; the lowest is taken."""
+    if decision.reason in {Reason.TURN, Reason.LEAVING}:
+        return 2
+    order = {
+        Answer.ADMIT: 0,
+        Answer.TRY: 1,
+        Answer.EVICT: 3,
+        Answer.WAIT: 4,
+        Answer.INSUFFICIENT: 5,
+        Answer.TOO_LARGE: 6,
+    }
+    return order[decision.answer]
+
+
+# -- refusals for people --------------------------------------------------------------------------
+
+
+def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | ModelTooLarge:
+    """Return the error that refuses a load, with its figures and what to do."""
+    figures = decision.figures
+    needed = format_size(figures.needed_bytes or 0)
+    free = format_size(max(0, figures.free_bytes or 0))
+    limit = format_size(figures.limit_bytes or 0)
+    text = (
+        f"model {model_id!r} needs {needed} ({BASIS_TEXTS[decision.need.basis]});"
+        f" {free} of {limit} are free{_name(figures)}: {decision.reason.value}; {_SEE_REFUSED}"
     )
+    if decision.answer is Answer.TOO_LARGE:
+        return ModelTooLarge(text, model_id=model_id, figures=figures)
+    error = InsufficientMemory(text, model_id=model_id, figures=figures)
+    error.is_known = decision.need.is_known
+    return error
 
 
-def _where(device: Device) -> str:
-    return "" if device in {HOST, UNSEEN} else f" on {device}"
+def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMemory | ModelTooLarge:
+    """Return the error of a load that was ended, or undone, because it passed a limit."""
+    figures = overrun.figures
+    needed = format_size(figures.needed_bytes or 0)
+    free = format_size(figures.free_bytes or 0)
+    reason = Reason.DECLARED if overrun.is_permanent else Reason.DOES_NOT_FIT
+    text = (
+        f"model {model_id!r} needs more than {needed}, where {free} were free{_name(figures)},"
+        f" and was unloaded: {reason.value}; {_SEE_REFUSED}"
+    )
+    error = ModelTooLarge if overrun.is_permanent else InsufficientMemory
+    return error(text, model_id=model_id, figures=figures, was_tried=True)
 
 
-class MeshBooks:
-    """ModelMesh's books: the capacity that it was told, None before, and what it counts by model.
+def _name(figures: MemoryFigures) -> str:
+    is_only_device = figures.device in {None, HOST, UNSEEN}
+    return "" if is_only_device else f" on {figures.device}"
 
-    ModelMesh fills its capacity to the last unit, and evicts only by these figures. When a load
-    turns out larger than predicted they exceed the capacity: an eviction is on its way, but
-    ModelMesh does not hold back the next load for it (docs/modelmesh.md).
+
+# -- the rules ------------------------------------------------------------------------------------
+
+
+def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
+    """Return the refusal of a package that no unload can make room for, None for others.
+
+    It declares more than a device can ever have or than MPS allows its processes. Or it ran out of
+    memory with nothing else loaded, and would get as little now. A measured or guessed need alone
+    refuses nothing.
     """
+    declared = replace(need, basis=Basis.DECLARED)
+    for device, count in need.declared.items():
+        book = ledger.devices[device]
+        if count > book.room_bytes:
+            figures = MemoryFigures(count, book.room_bytes, book.limit_bytes, device)
+            return Decision(Answer.TOO_LARGE, Reason.DECLARED, declared, figures)
+        if book.process_limit_bytes is not None and need.processes is not None:
+            limit_bytes = book.process_limit_bytes * need.processes
+            if count > limit_bytes:
+                figures = MemoryFigures(count, limit_bytes, limit_bytes, device)
+                return Decision(Answer.TOO_LARGE, Reason.PROCESS_LIMIT, declared, figures)
+    tried = ledger.tried.get(need.package_key, {})
+    proofs = [device for device in need.bytes if device in tried]
+    if not proofs or any(_has_more_now(ledger, device, tried[device]) for device in proofs):
+        return None
+    device = max(proofs, key=need.bytes.__getitem__)
+    limit_bytes = ledger.devices[device].limit_bytes
+    needed_bytes = max(need.bytes[device], tried[device])
+    figures = MemoryFigures(needed_bytes, tried[device], limit_bytes, device)
+    return Decision(Answer.TOO_LARGE, Reason.TRIED, need, figures)
 
-    def __init__(self) -> None:
-        self.is_present = False  # a ModelMesh has called runtimeStatus
-        self.capacity: int | None = None
-        self._sizes: dict[ModelId, int] = {}  # from before a model's record until after it
 
-    def start(self, capacity: int) -> None:
-        """Note the capacity that a ModelMesh is told at its start, with nothing loaded."""
-        self.capacity = capacity
-        self._sizes.clear()
+def _has_more_now(ledger: Ledger, device: Device, tried_bytes: int) -> bool:
+    """Return whether the device would have more than at a try, if all models were unloaded."""
+    book = ledger.devices[device]
+    emptied_bytes = book.limit_bytes - book.settled_bytes + ledger.booked(device)
+    return emptied_bytes > tried_bytes + LEAST_NEED_BYTES
 
-    def count(self, model_id: ModelId, size_bytes: int) -> None:
-        """Note the size of a model, as predicted for its load or as answered after it."""
-        self._sizes[model_id] = max(1, size_bytes // _MESH_UNIT)
 
-    def drop(self, model_id: ModelId) -> None:
-        """Note that the model was unloaded, or its load has failed. Harmless when it is unknown."""
-        self._sizes.pop(model_id, None)
+def _decide_on_empty_devices(
+    ledger: Ledger, need: Need, lacking: Collection[Device], figures: MemoryFigures
+) -> Decision:
+    """Try a load, because nothing could be unloaded for it.
 
-    @property
-    def is_evicting(self) -> bool:
-        """Whether the models exceed the capacity, so that ModelMesh unloads some."""
-        return self._exceeds(sum(self._sizes.values()))
+    It is refused only if the machine itself has less host memory free than the load surely needs.
+    The kernel would then end more than this load.
+    """
+    if HOST in lacking:
+        book = ledger.devices[HOST]
+        known_bytes = need.known_bytes.get(HOST, 0)
+        if book.available_bytes is not None and known_bytes > book.available_bytes:
+            figures = MemoryFigures(known_bytes, book.available_bytes, book.limit_bytes, HOST)
+            return Decision(Answer.INSUFFICIENT, Reason.KERNEL, need, figures)
+    return Decision(Answer.TRY, Reason.NOTHING_TO_UNLOAD, need, figures)
 
-    def evicts_for(self, model_id: ModelId, size_bytes: int) -> bool:
-        """Return whether ModelMesh unloads others once it learns that the model takes that much."""
-        others = sum(units for each, units in self._sizes.items() if each != model_id)
-        return others > 0 and self._exceeds(others + size_bytes // _MESH_UNIT)
 
-    def _exceeds(self, units: int) -> bool:
-        return self.capacity is not None and units > self.capacity // _MESH_UNIT
+def _decide_on_others(
+    ledger: Ledger, need: Need, request: LoadRequest, now: float, lacking: Collection[Device]
+) -> Decision:
+    """Evict others for a load, wait for them, or refuse it for now."""
+    is_futile = _is_futile(ledger, need, now)
+    eviction = None if is_futile else _decide_eviction(ledger, need, request)
+    if eviction is not None:
+        decision = eviction
+    elif ledger.is_in_progress(lacking):
+        decision = Decision(Answer.WAIT, Reason.IN_PROGRESS, need)
+    elif request.is_mesh_evicting:
+        decision = Decision(Answer.WAIT, Reason.MESH, need)
+    else:
+        reason = Reason.FUTILE if is_futile else Reason.DOES_NOT_FIT
+        decision = Decision(Answer.INSUFFICIENT, reason, need)
+    if decision.answer is Answer.WAIT and not _should_wait(ledger, need, request, now):
+        return Decision(Answer.INSUFFICIENT, Reason.WAITED, need)
+    return decision
+
+
+def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
+    """Return whether a load need not wait for another one with a guessed need.
+
+    Readings measure a load. Where there are none, no load waits for its turn.
+
+    A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
+    for minutes.
+    """
+    guessed_loads = [load for load in ledger.loads.values() if not load.need.is_known]
+    is_read = any(ledger.devices[device].used_bytes is not None for device in need.bytes)
+    if need.is_known or not guessed_loads or not is_read:
+        return True
+    if request.purpose is Purpose.PLANNED:
+        return now >= request.deadline
+    return now - request.started_at >= times.MEMORY_SECONDS
+
+
+def _should_wait(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
+    """Return whether a load may wait for memory.
+
+    An explicit load waits while an unload is in progress, and for 5 s after its turn and after
+    memory was last seen back. An on-demand or planned load waits until its deadline.
+    """
+    if request.purpose is not Purpose.EXPLICIT:
+        return now < request.deadline
+    turn_at = request.started_at + (0.0 if need.is_known else times.MEMORY_SECONDS)
+    is_unloading = bool(ledger.unloads or ledger.returning)
+    return is_unloading or now - max(turn_at, ledger.returned_at) < times.MEMORY_SECONDS
+
+
+def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decision | None:
+    """Choose victims, or wait for leaving memory or busy models; None if eviction cannot help."""
+    free = {device: ledger.free_soon(device) for device in need.bytes}
+    lacking = _find_lacking(need, free)
+    if not lacking:
+        return Decision(Answer.WAIT, Reason.LEAVING, need)
+    evictable = ledger.evictable()
+    candidates = [model for model in request.candidates if model.name in evictable]
+    sizes = [evictable[candidate.name] for candidate in candidates]
+    has_candidates = all(any(device in size for size in sizes) for device in lacking)
+    if not has_candidates or not _can_evict_enough(ledger, need, request):
+        return None
+    idle = []
+    has_busy = False
+    for candidate, size in zip(candidates, sizes, strict=True):
+        if not any(device in size for device in lacking):
+            continue
+        if candidate.is_busy:
+            has_busy = True
+        else:
+            idle.append((candidate.name, size))
+    freed = {device: sum(size.get(device, 0) for _, size in idle) for device in need.bytes}
+    emptied = {device: count + freed[device] for device, count in free.items()}
+    if has_busy and _find_lacking(need, emptied):
+        return Decision(Answer.WAIT, Reason.BUSY, need)
+    missing = {device: count - free[device] for device, count in need.bytes.items()}
+    victims = tuple(choose_fewest(idle, missing))
+    return Decision(Answer.EVICT, Reason.EVICTION, need, victims=victims)
+
+
+def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
+    """Return whether the need would fit if all candidates were evicted, busy ones included.
+
+    Two figures say what stays then, and the lesser counts. The first is what an empty device and
+    the other models have: all other memory may be growth of the candidates, and would leave with
+    them. The second is what `settled` has beyond the candidates, since models may be booked with
+    more than they have.
+    """
+    names = {candidate.name for candidate in request.candidates}
+    staying = [booked for name, booked in ledger.models.items() if name not in names]
+    unshown = [load.reserved for name, load in ledger.loads.items() if name in names]
+    for device, count in need.bytes.items():
+        book = ledger.devices[device]
+        staying_bytes = sum(booked.get(device, 0) for booked in staying)
+        unshown_bytes = sum(reserved.get(device, 0) for reserved in unshown)
+        leaving_bytes = ledger.booked(device) - staying_bytes
+        empty_bytes = book.empty_bytes or 0
+        rest_bytes = min(empty_bytes + staying_bytes, book.settled_bytes - leaving_bytes)
+        taken_bytes = ledger.reserved(device) - unshown_bytes + rest_bytes
+        if count > book.limit_bytes - book.headroom_bytes - taken_bytes:
+            return False
+    return True
+
+
+def _is_futile(ledger: Ledger, need: Need, now: float) -> bool:
+    """Return whether an eviction for the package has lately brought too little."""
+    evicted_at = ledger.futile_evictions.get(need.package_key)
+    return evicted_at is not None and now - evicted_at < times.RECENT_SECONDS
+
+
+def _free(ledger: Ledger, device: Device, *, is_planned: bool) -> int:
+    """Return the free bytes for a load. A planned load may use the headroom."""
+    headroom_bytes = ledger.devices[device].headroom_bytes if is_planned else 0
+    return ledger.free(device) + headroom_bytes
+
+
+def _find_lacking(need: Need, free: Bytes) -> list[Device]:
+    return [device for device, count in need.bytes.items() if count > free[device]]
+
+
+def _figures_of(ledger: Ledger, need: Need, free: Bytes) -> MemoryFigures:
+    """Return the figures of the device that lacks most, or has least to spare."""
+    if not need.bytes:
+        return MemoryFigures()
+    missing = {device: count - free[device] for device, count in need.bytes.items()}
+    device = max(missing, key=missing.__getitem__)
+    limit_bytes = ledger.devices[device].limit_bytes
+    return MemoryFigures(need.bytes[device], max(0, free[device]), limit_bytes, device)

@@ -1,196 +1,250 @@
-"""Judges failures that may be a lack of memory: was memory low, and is the text to be believed?
+"""Judge failures of Triton: was it a lack of memory?
 
-Some failures for lack of memory do not mention it (a killed python process, TensorRT's enqueue).
-Such weak evidence counts only when an observation agrees (docs/memory.md, Words that need
-evidence).
+Triton's statuses do not tell, so its texts are read (`adapter.core.oom`). A strong text says that
+an allocator has failed. A weak one may mean something else, and counts if an observation agrees:
+less than 5 % of a device was free meanwhile, the kernel killed a process, or /dev/shm was full.
 
-A text that does mention it is believed once of each model that answers an inference with it: each
-507 makes the platform unload other models, and a model may repeat in its error what its caller
-wrote. After that the text is compared with what is known of memory, and a 507 that cannot help is
-not repeated.
+The text of a failed load is believed. A failed inference is different: its model may repeat in its
+error what a caller wrote, and each 507 makes a platform unload other models. So the strong text of
+an inference is compared with the figures of its device, in this order:
+
+- It asks for more than the device has: not believed, because no unload can help.
+- It is the first one of its package in a row: believed.
+- It is the fourth one in a row, and nothing else is loaded: 400 ModelTooLarge.
+- Nothing is known of the device: not believed a second time.
+- It asks for a tenth of what is free, or less: not believed. Allocators do not fail so early.
+
+The device is the one that the text names. Otherwise it is each device that the model is booked on.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from adapter.core.ledger import LedgerSnapshot
-from adapter.core.limits import EvictionLoopBreaker
 from adapter.core.memory import HOST, Bytes, Device, MemoryReading
-from adapter.core.sizing import remember
-from adapter.errors import (
-    AdapterError,
-    InferenceFailed,
-    MemoryFigures,
-    ModelFailed,
-    OutOfMemory,
-)
+from adapter.core.oom import Strength, Verdict
+from adapter.core.sizes import remember
+from adapter.errors import MemoryFigures
 
-_MIB = 2**20
-# below a twentieth of a device allocators begin to fail, whatever the headroom is
-_LOW_SHARE = 20
-# An allocator hardly ever fails with four times as much free as was requested.
-_FAR_MORE = 4
-SUSPECTED = "suspected"  # the rule of a failure that counts because memory was low
+# Below a twentieth of a device allocators begin to fail, as memory is in pieces.
+LOW_SHARE = 0.05
+# An allocator finds a tenth of what is free, however scattered that is.
+PLAUSIBLE_SHARE = 0.1
+# One failure after a reload may be bad luck. A model that cannot compute in the whole device fails
+# each time.
+MAX_FAILURES = 3
+# With less than this free /dev/shm is full: Triton's smallest region takes 1 MiB.
+LEAST_SHM_BYTES = 2**20
+
+_OF_SHM = re.compile(r"shared memory|/dev/shm|\bshm\b", re.IGNORECASE)
 _OF_GPU = re.compile(
     r"\b(?:cuda|gpu|hip|cu(?:blas|dnn|solver|sparse|rand|fft))|cuda_", re.IGNORECASE
 )
-_OF_SHM = re.compile(r"shared memory|/dev/shm|\bshm\b", re.IGNORECASE)
+_OF_HOST = re.compile(r"bad_alloc|bad allocation|memoryerror|\[errno 12\]|enomem", re.IGNORECASE)
 
 
-class View(Enum):
-    LOW = "low"
-    OK = "ok"
-    UNKNOWN = "unknown"
+class Outcome(Enum):
+    """Names what a failure was."""
+
+    OUT_OF_MEMORY = "507 OutOfMemory"
+    TOO_LARGE = "400 ModelTooLarge"
+    FAILED = "the failure that it seems"
+
+
+class Evidence(Enum):
+    """Explains a judgement; the texts of errors end with it."""
+
+    TEXT = "an allocator said so"
+    LOW = "memory was low at that time"
+    NO_WORDS = "its text does not mention memory"
+    NOT_LOW = "memory was not low"
+    MORE_THAN_DEVICE = "not taken for out of memory: it asks for more than the device has"
+    FAR_MORE_FREE = "not taken for out of memory: far more was free than it asked for"
+    UNSEEN_AGAIN = "not taken for out of memory again: its device is not measured"
+    ALONE = "again with nothing else loaded"
+
+
+class Place(Enum):
+    """Names the memory that a text is about."""
+
+    GPU = "gpu"
+    HOST = "host"
+    SHM = "shm"
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """One device. `free_bytes` is limit less used, as observed; reservations are not deducted."""
+class Judgement:
+    """Holds what a failure was, the evidence for it, and the figures for its error."""
 
-    free_bytes: int
-    limit_bytes: int
-    headroom_bytes: int
-
-    @property
-    def is_low(self) -> bool:
-        return self.free_bytes < max(self.headroom_bytes, self.limit_bytes // _LOW_SHARE)
+    outcome: Outcome
+    evidence: Evidence
+    figures: MemoryFigures = field(default_factory=MemoryFigures)
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySample:
-    """One observation of all devices. The other fields are as in MemoryReading."""
+class Scene:
+    """Describes memory around a failure."""
 
-    devices: Mapping[Device, DeviceSample]
-    shm_free_bytes: int | None = None
-    oom_kills: int | None = None
-
-    @property
-    def says_something(self) -> bool:
-        return bool(self.devices) or self.shm_free_bytes is not None or self.oom_kills is not None
-
-    @property
-    def is_shm_low(self) -> bool:
-        return self.shm_free_bytes is not None and self.shm_free_bytes < _MIB
-
-    @property
-    def is_low(self) -> bool:
-        return self.is_shm_low or any(device.is_low for device in self.devices.values())
+    limits: Bytes  # of each device, as of the ledger; none for devices that are not seen
+    readings: Sequence[MemoryReading] = ()  # from shortly before the call until after it, in order
+    devices: Collection[Device] = ()  # devices where the model is booked, or its load has reserved
 
 
-def sample_of(book: LedgerSnapshot, reading: MemoryReading) -> MemorySample:
-    devices = {}
-    for device, figures in reading.devices.items():
-        booked = book.devices.get(device)
-        limit = booked.limit_bytes if booked else figures.limit_bytes
-        devices[device] = DeviceSample(
-            free_bytes=limit - figures.used_bytes,
-            limit_bytes=limit,
-            headroom_bytes=booked.headroom_bytes if booked else 0,
-        )
-    return MemorySample(devices, reading.shm_free_bytes, reading.oom_kills)
-
-
-def view_of(samples: Sequence[MemorySample], *, predicted: Bytes) -> View:
-    """Return whether memory was low. `samples` are from shortly before the failing call until just
-    after it, in order; `predicted` is what the call was expected to take beyond the first sample.
-    """
-    if not any(sample.says_something for sample in samples):
-        return View.UNKNOWN
-    low = (
-        any(sample.is_low for sample in samples)
-        or _lacks(samples[0], predicted)
-        or _processes_were_killed(samples)
-    )
-    return View.LOW if low else View.OK
-
-
-def view_of_shm(samples: Sequence[MemorySample]) -> View:
-    """Return whether /dev/shm was full."""
-    if all(sample.shm_free_bytes is None for sample in samples):
-        return View.UNKNOWN
-    return View.LOW if any(sample.is_shm_low for sample in samples) else View.OK
-
-
-def corroborated(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:
-    """Return OutOfMemory for a suspected failure while memory was low; else `error`."""
-    if view is not View.LOW or not isinstance(error, ModelFailed) or error.suspected is None:
-        return error
-    found = OutOfMemory(
-        f"{error} (memory was low at that time)",
-        model_id=error.model_id,
-        figures=figures,
-        matched=error.suspected,
-        pattern=SUSPECTED,
-    )
-    found.__cause__ = error.__cause__
-    return found
-
-
-def _lacks(sample: MemorySample, predicted: Bytes) -> bool:
-    return any(
-        device in sample.devices and sample.devices[device].free_bytes < needed
-        for device, needed in predicted.items()
-    )
-
-
-def _processes_were_killed(samples: Sequence[MemorySample]) -> bool:
-    counts = [sample.oom_kills for sample in samples if sample.oom_kills is not None]
-    return bool(counts) and counts[-1] > counts[0]
-
-
-class Suspicion:
-    """Doubts texts of failed inferences. Keeps past failures by key, one for each package."""
+class FailedInferences:
+    """Counts the strong failures of each package in a row."""
 
     def __init__(self) -> None:
-        self._breaker = EvictionLoopBreaker()
-        self._failed: dict[str, None] = {}
+        self._rows: dict[str, tuple[int, float]] = {}  # the number, and when the last one was
 
-    def judged(
-        self,
-        error: OutOfMemory,
-        key: str,
-        *,
-        free: Mapping[Device, int],
-        is_alone: bool,
-    ) -> OutOfMemory | InferenceFailed:
-        """Return `error` if it is believed, else InferenceFailed. `free`: the free bytes of each
-        device by a reading that does not lag, empty without one. `is_alone`: no other model is
-        loaded.
+    def add(self, package_key: str, now: float, answered_at: float) -> int:
+        """Count a failure; return the number of those before it.
+
+        An answer since then, at `answered_at`, ends a row. A reload alone does not.
         """
-        is_first = key not in self._failed
-        remember(self._failed, key, None)
-        hopeless = self._breaker.out_of_memory(
-            key, alone=is_alone, requested_bytes=None, limit_bytes=None
-        )
-        if is_first:
-            return error
-        if _is_far_more(error, free):
-            return _doubted(error, "far more was free than that")
-        return _doubted(error, "again with nothing else loaded") if hopeless else error
+        count, failed_at = self._rows.get(package_key, (0, now))
+        before = 0 if answered_at > failed_at else count
+        remember(self._rows, package_key, (before + 1, now))
+        return before
 
 
-def is_of_gpu(error: AdapterError) -> bool:
-    """Return whether the text is about the memory of a GPU."""
-    return _OF_GPU.search(str(error)) is not None
+def judge_load(verdict: Verdict, text: str, scene: Scene) -> Judgement:
+    """Judge the failure of a load by the reader's verdict on its text."""
+    if verdict.strength is Strength.STRONG:
+        return Judgement(Outcome.OUT_OF_MEMORY, Evidence.TEXT, _figures_of(verdict, text, scene))
+    return _judge_weak(verdict, text, scene)
 
 
-def _is_far_more(error: OutOfMemory, free: Mapping[Device, int]) -> bool:
-    """Return whether every device that the text may be about has far more free than requested.
-    For /dev/shm, and for host memory on a machine with GPUs, that is unknown.
+def judge_inference(
+    verdict: Verdict,
+    text: str,
+    scene: Scene,
+    *,
+    failures: int,  # strong ones of the package before this one, in a row
+    is_only_model: bool,  # nothing else is loaded
+) -> Judgement:
+    """Judge whether a failed inference ran out of memory, by the reader's verdict on its text.
+
+    A weak text counts if memory was low. A strong one is compared with the figures of its device,
+    by the rules at the top of this module: they believe the first failure in a row, unless it asks
+    for more than the device has, and doubt those that follow.
     """
-    needed, is_about_gpu = error.figures.needed_bytes, is_of_gpu(error)
-    about = [count for device, count in free.items() if (device != HOST) == is_about_gpu]
-    if needed is None or not about or _OF_SHM.search(str(error)):
-        return False
-    return needed * _FAR_MORE <= min(about)
+    if verdict.strength is not Strength.STRONG:
+        return _judge_weak(verdict, text, scene)
+    figures = _figures_of(verdict, text, scene)
+    evidence = Evidence.TEXT
+    outcome = Outcome.OUT_OF_MEMORY
+    requested = verdict.requested_bytes
+    devices = _devices_of(text, scene)
+    limits = [scene.limits[device] for device in devices]
+    free = _list_free(name_place(text), devices, scene)
+    if requested is not None and limits and requested > max(limits):
+        outcome = Outcome.FAILED
+        evidence = Evidence.MORE_THAN_DEVICE
+    elif failures == 0:
+        pass
+    elif is_only_model and failures >= MAX_FAILURES:
+        outcome = Outcome.TOO_LARGE
+        evidence = Evidence.ALONE
+    elif not free:
+        outcome = Outcome.FAILED
+        evidence = Evidence.UNSEEN_AGAIN
+    elif requested is not None and requested <= PLAUSIBLE_SHARE * min(free):
+        outcome = Outcome.FAILED
+        evidence = Evidence.FAR_MORE_FREE
+    return Judgement(outcome, evidence, figures)
 
 
-def _doubted(error: OutOfMemory, reason: str) -> InferenceFailed:
-    """Return the error of an inference whose text is not believed."""
-    failure = InferenceFailed(
-        f"{error} (not taken for out of memory: {reason})", model_id=error.model_id
+def name_place(text: str) -> Place | None:
+    """Return the memory that a text is about; None if it does not say."""
+    if _OF_SHM.search(text):
+        return Place.SHM
+    if _OF_GPU.search(text):
+        return Place.GPU
+    return Place.HOST if _OF_HOST.search(text) else None
+
+
+def is_seen(text: str, devices: Collection[Device]) -> bool:
+    """Return whether a text may be about one of these devices, which are all that are known.
+
+    What it says of a GPU tells nothing about host memory.
+    """
+    return name_place(text) is not Place.GPU or any(device != HOST for device in devices)
+
+
+def was_memory_low(scene: Scene, devices: Collection[Device]) -> bool:
+    """Return whether a device was nearly full meanwhile, the kernel has killed a process of this
+    container for memory, or /dev/shm was full.
+    """
+    kills = [reading.oom_kills for reading in scene.readings if reading.oom_kills is not None]
+    has_killed = bool(kills) and kills[-1] > kills[0]
+    is_any_low = any(
+        limit - reading.used[device] < LOW_SHARE * limit
+        for reading in scene.readings
+        for device, limit in scene.limits.items()
+        if device in devices and device in reading.used
     )
-    failure.__cause__ = error
-    return failure
+    return has_killed or is_any_low or was_shm_full(scene)
+
+
+def was_shm_full(scene: Scene) -> bool:
+    """Return whether a reading has seen /dev/shm full."""
+    free = [reading.shm_free_bytes for reading in scene.readings]
+    return any(count is not None and count < LEAST_SHM_BYTES for count in free)
+
+
+def _judge_weak(verdict: Verdict, text: str, scene: Scene) -> Judgement:
+    if verdict.strength is Strength.NONE:
+        return Judgement(Outcome.FAILED, Evidence.NO_WORDS)
+    devices = _devices_of(text, scene) or list(scene.limits)
+    is_low = was_shm_full(scene) if verdict.of_shm else was_memory_low(scene, devices)
+    if not is_low:
+        return Judgement(Outcome.FAILED, Evidence.NOT_LOW)
+    return Judgement(Outcome.OUT_OF_MEMORY, Evidence.LOW, _figures_of(verdict, text, scene))
+
+
+def _devices_of(text: str, scene: Scene) -> list[Device]:
+    """Return the measured devices that a failure may be about.
+
+    If the text names a kind of device, these are the model's devices of that kind, or else all of
+    that kind. Otherwise these are the model's devices. A text about /dev/shm is about no device.
+    """
+    place = name_place(text)
+    if place is Place.SHM:
+        return []
+    devices = list(scene.limits)
+    if place is Place.GPU:
+        devices = [device for device in devices if device != HOST]
+    elif place is Place.HOST:
+        devices = [device for device in devices if device == HOST]
+    own_devices = [device for device in devices if device in scene.devices]
+    return own_devices if own_devices or place is None else devices
+
+
+def _list_free(place: Place | None, devices: Collection[Device], scene: Scene) -> list[int]:
+    """Return the limit of each of these devices less the last reading, at least 0, or the free
+    bytes of /dev/shm. Devices that it does not show are left out; without readings the list
+    is empty.
+    """
+    if not scene.readings:
+        return []
+    last = scene.readings[-1]
+    if place is Place.SHM:
+        return [] if last.shm_free_bytes is None else [last.shm_free_bytes]
+    used = last.used
+    return [max(0, scene.limits[device] - used[device]) for device in devices if device in used]
+
+
+def _figures_of(verdict: Verdict, text: str, scene: Scene) -> MemoryFigures:
+    """Return the requested bytes, and the figures of the fullest of the measured devices that the
+    failure may be about. If none of these is measured, the figures stay unknown: those of another
+    device would seem to refute the error.
+    """
+    used = scene.readings[-1].used if scene.readings else {}
+    devices = _devices_of(text, scene)
+    free = {device: scene.limits[device] - used[device] for device in devices if device in used}
+    if not free:
+        return MemoryFigures(verdict.requested_bytes)
+    device = min(free, key=free.__getitem__)
+    free_bytes = max(0, free[device])
+    return MemoryFigures(verdict.requested_bytes, free_bytes, scene.limits[device], device)

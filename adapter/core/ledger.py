@@ -1,279 +1,646 @@
-"""The book of memory bytes per device and model: reserved before a load, held after it, released
-when gone.
+"""Account for the memory of each device, by one formula.
 
-Synchronous throughout, hence atomic on the event loop: nobody can decide on a state of the book
-that another is changing.
+    free = limit - headroom - max(used, settled + reserved)
+
+    used      the newest reading; without readings: settled + reserved + leaving
+    reserved  the needs of loads in progress, and what Triton is stuck with
+    settled   what everything else takes: loaded models, Triton itself, growth, neighbours, memory
+              that allocators keep
+    leaving   the booked bytes of unloads in progress, and the reserved ones of undone loads
+    booked    what a loaded model took, as far as readings or Triton's report tell
+    empty     the least reading with nothing loaded, in this life of Triton; 0 until there was one
+
+Nobody measures `settled`. It follows from two things. Loads and unloads move it: a load that ends
+adds what it is booked with, an unload that begins subtracts that. And each reading corrects it:
+
+    used - reserved - leaving <= settled <= used
+
+This is the whole theory. A reading is the sum of three figures: `settled`; what loads in progress
+have taken so far, between 0 and `reserved`; and what unloads have not given back yet, between 0 and
+`leaving`. So each reading gives bounds to `settled`. With nothing in progress both bounds are
+equal, and `settled` is the reading: this mends whatever was wrong, and nobody has to find out which
+model it belongs to. Under steady traffic, where something is always in progress, `settled` is
+carried from one reading to the next.
+
+A load or an unload is in progress until a reading is newer than its end: the time that the reading
+shows is that of the reading less the lag of its source. If none comes within 5 s of the end, the
+ledger counts without readings.
+
+What a loaded model is booked with follows from the same figures. What was reserved for it counts as
+far as the reading allows:
+
+    used - before - reserved of other loads - leaving <= booked <= used - before + reusable
+
+`before` is the reading when the load began, if nothing else was in progress since; then the package
+is measured. Otherwise `before` is `settled`. `reusable` is memory that belongs to no model, and may
+be the load's: what allocators have kept of earlier models, which the load may have used again; and
+what readings have shown since beyond all that was reserved, which `settled` has by now.
+
+The formula relies on unloads being faster than loads: what is leaving should have left before the
+loads in progress have taken all that is reserved for them. Otherwise Triton fails a load, which is
+a 507.
+
+Memory that belongs to no model (`not_attributed`) is shown to operators. No decision depends on it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from adapter.core.memory import UNSEEN, Bytes, Device, DeviceState, MemoryReading, at_least_zero
-from adapter.core.model import TritonName
+from adapter.core import times
+from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device
+from adapter.core.model import Package, TritonName
+from adapter.core.sizes import MIB, Need, Sizes, remember, usable_devices
 from adapter.errors import MemoryFigures
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceBook:
-    """All in bytes. `baseline` is what is taken with no model of ours loaded.
-
-    `index` is CUDA's number of the GPU within Triton, None where nobody says. `client_limit`:
-    what MPS allows each process of it, None without such a limit. `fresh`: what was taken with no
-    model when Triton had just started, or before it was asked for the first one. `unaccounted`:
-    what was used beyond that and what models hold, at the last quiet moment; both None before one.
-    """
-
-    limit_bytes: int
-    headroom_bytes: int
-    baseline_bytes: int
-    reserved_bytes: int
-    held_bytes: int
-    index: int | None = None
-    client_limit_bytes: int | None = None
-    fresh_bytes: int | None = None
-    unaccounted_bytes: int | None = None
-
-    def free_bytes(self, used_bytes: int | None) -> int:
-        """Return what may be handed out: what is left below the limit, less the headroom."""
-        return max(0, self.left_bytes(used_bytes) - self.headroom_bytes)
-
-    def left_bytes(self, used_bytes: int | None) -> int:
-        """Return what is left below the limit, by the worse of book and observation; negative when
-        the limit is exceeded.
-
-        The observation lags behind loads that have only begun, the book does not know what others
-        take (docs/memory.md).
-        """
-        booked = self.baseline_bytes + self.held_bytes + self.reserved_bytes
-        return self.limit_bytes - max(booked, (used_bytes or 0) + self.reserved_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSnapshot:
-    """`models` are those with something reserved or held. The sums are over the known devices."""
-
-    devices: Mapping[Device, DeviceBook]
-    models: int
-
-    def free(self, reading: MemoryReading | None) -> Bytes:
-        used: Bytes = reading.used if reading else {}
-        return {device: book.free_bytes(used.get(device)) for device, book in self.devices.items()}
-
-    def show(self, reading: MemoryReading | None) -> dict[Device, DeviceState]:
-        """Return the figures of each device for operators, probes and contracts."""
-        used: Bytes = reading.used if reading else {}
-        return {
-            device: DeviceState(
-                limit_bytes=book.limit_bytes,
-                used_bytes=used.get(device),
-                free_bytes=book.free_bytes(used.get(device)),
-                baseline_bytes=book.baseline_bytes,
-                reserved_bytes=book.reserved_bytes,
-                held_bytes=book.held_bytes,
-                headroom_bytes=book.headroom_bytes,
-                unaccounted_bytes=book.unaccounted_bytes,
-            )
-            for device, book in self.devices.items()
-        }
-
-    def left(self, reading: MemoryReading | None) -> Bytes:
-        """Return what is left below each limit, the headroom included; negative above a limit."""
-        used: Bytes = reading.used if reading else {}
-        return {device: book.left_bytes(used.get(device)) for device, book in self.devices.items()}
-
-    def free_bytes(self, reading: MemoryReading | None) -> int | None:
-        """None without devices: there is no limit to hold anything to."""
-        return sum(self.free(reading).values()) if self.devices else None
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """None without devices."""
-        return sum(book.limit_bytes for book in self.devices.values()) if self.devices else None
-
-    @property
-    def headroom_bytes(self) -> int:
-        return sum(book.headroom_bytes for book in self.devices.values())
-
-    @property
-    def baseline(self) -> Bytes:
-        return {device: book.baseline_bytes for device, book in self.devices.items()}
-
-    @property
-    def baseline_bytes(self) -> int:
-        return sum(book.baseline_bytes for book in self.devices.values())
-
-    @property
-    def reserved_bytes(self) -> int:
-        return sum(book.reserved_bytes for book in self.devices.values())
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(book.held_bytes for book in self.devices.values())
-
-    def most_of_one(self, figures: MemoryFigures) -> int | None:
-        """Return the most that one process may take of the device of `figures`."""
-        book = self.devices.get(Device(figures.device or ""))
-        client = book.client_limit_bytes if book else None
-        known = [each for each in (figures.limit_bytes, client) if each is not None]
-        return min(known, default=None)
-
-    def tightest(self, needs: Bytes, reading: MemoryReading | None) -> Device | None:
-        """Where the most is missing or, when all fits, the least is left. None without devices."""
-        free = self.free(reading)
-        return max(free, key=lambda device: needs.get(device, 0) - free[device], default=None)
-
-
-class Ledger:
-    """`memory_limit` bounds every device by itself. `headroom` says what to keep free of a limit,
-    `client_limits` what a process may take of each GPU, by CUDA's numbers.
-
-    Bytes on a device that is not known (yet) are kept with their model and count in no sum.
-    """
-
-    def __init__(
-        self,
-        memory_limit: int | None,
-        headroom: Callable[[int], int],
-        client_limits: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:
-        self._memory_limit = memory_limit
-        self._client_limits = client_limits
-        self._headroom = headroom
-        self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
-        self._models: dict[TritonName, _Entry] = {}  # and stuck loads
-        # kept up to date: a look costs the same for 10 and 10,000
-        self._reserved, self._held = _Sum(), _Sum()
-
-    def open(self, reading: MemoryReading | None) -> None:
-        """Add the devices of `reading` that are not known yet; those that are stay as they are.
-
-        Without a reading the limit that was set is all there is to go by: it becomes the limit of
-        UNSEEN, which goes again once devices are read and no model has anything on it.
-        """
-        if reading is None:
-            if self._memory_limit is not None and not self._empty:
-                self._add(UNSEEN, self._memory_limit, None)
-            return
-        for device, seen in reading.devices.items():
-            if device not in self._empty:
-                self._add(device, seen.limit_bytes, seen.index)
-        if reading.devices and not self._reserved.on[UNSEEN] + self._held.on[UNSEEN]:
-            self._empty.pop(UNSEEN, None)
-
-    @property
-    def has_devices(self) -> bool:
-        """Return whether any device has a limit."""
-        return bool(self._empty)
-
-    def rebase(self, reading: MemoryReading | None) -> None:
-        """Take what is used and no model's for the baseline.
-
-        Nothing happens while something is reserved: how much of that is in `reading` nobody knows.
-        """
-        if reading is None or self._reserved.models:
-            return
-        for device, book in self._empty.items():
-            if (used := reading.used.get(device)) is not None:
-                baseline = max(0, used - self._held.on[device])
-                self._empty[device] = replace(book, baseline_bytes=baseline)
-
-    def settle_baseline(self, reading: MemoryReading) -> None:
-        """`reading` shows only what is no model's."""
-        for device, book in self._empty.items():
-            if (used := reading.used.get(device)) is not None:
-                self._empty[device] = replace(book, baseline_bytes=used)
-
-    def started(self, reading: MemoryReading) -> None:
-        """Note what a Triton takes that has just started. `reading` is from a quiet moment."""
-        for device, book in self._empty.items():
-            self._empty[device] = replace(book, fresh_bytes=None)
-        self.audit(reading)
-
-    def audit(self, reading: MemoryReading) -> None:
-        """Note what neither a fresh Triton nor a model accounts for: what failed loads have leaked,
-        say, or an unload has not given back. `reading` is from a quiet moment.
-        """
-        for device, book in self._empty.items():
-            if (used := reading.used.get(device)) is None:
-                continue
-            others = max(0, used - self._held.on[device])
-            fresh = others if book.fresh_bytes is None else book.fresh_bytes
-            unaccounted = max(0, others - fresh)
-            self._empty[device] = replace(book, fresh_bytes=fresh, unaccounted_bytes=unaccounted)
-
-    def reserve(self, name: TritonName, needs: Bytes) -> None:
-        """Book an estimate for a load that begins."""
-        if name in self._models:
-            raise ValueError(f"{name!r} is in the ledger already")
-        if any(count < 0 for count in needs.values()):
-            raise ValueError(f"{dict(needs)} cannot be reserved: bytes are not negative")
-        self._put(name, _Entry(self._reserved, dict(needs)))
-
-    def settle(self, name: TritonName, measured: Bytes | None) -> Bytes:
-        """The load is done: hold what was measured, or the estimate when nothing could be."""
-        known = self._models.get(name)
-        if known is None or known.sum is not self._reserved:
-            raise KeyError(f"nothing is reserved for {name!r}")
-        self.hold(name, known.amounts if measured is None else measured)
-        return self.of(name)
-
-    def hold(self, name: TritonName, held: Bytes) -> None:
-        """What the model takes became known otherwise than by settling its load."""
-        self._put(name, _Entry(self._held, at_least_zero(held)))
-
-    def release(self, name: TritonName) -> None:
-        """The bytes are free again. Harmless when there are none: undoing may come twice."""
-        self._put(name, None)
-
-    def of(self, name: TritonName) -> Bytes:
-        entry = self._models.get(name)
-        return entry.amounts if entry else {}
-
-    def snapshot(self) -> LedgerSnapshot:
-        books = {
-            device: replace(
-                book,
-                reserved_bytes=self._reserved.on[device],
-                held_bytes=self._held.on[device],
-            )
-            for device, book in self._empty.items()
-        }
-        return LedgerSnapshot(books, models=len(self._models))
-
-    def _add(self, device: Device, limit_bytes: int, index: int | None) -> None:
-        if self._memory_limit is not None:
-            limit_bytes = min(limit_bytes, self._memory_limit)
-        headroom = self._headroom(limit_bytes)
-        if device == UNSEEN:  # of one GPU or several
-            client = max(self._client_limits.values(), default=None)
-        else:
-            client = None if index is None else self._client_limits.get(index)
-        self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index, client)
-
-    def _put(self, name: TritonName, entry: "_Entry | None") -> None:
-        """Enter in place of what there was of the model; None: it has nothing any more."""
-        if (old := self._models.pop(name, None)) is not None:
-            old.sum.models -= 1
-            old.sum.on.subtract(old.amounts)
-        if entry is not None:
-            self._models[name] = entry
-            entry.sum.models += 1
-            entry.sum.on.update(entry.amounts)
+# An unload is answered when readings show most of its memory free. Drivers and allocators return
+# the last quarter late or never.
+UNLOADED_SHARE = 0.75
+# An unload that frees less of a device is not waited for: the noise of other processes is of that
+# size.
+_WORTH_WAITING_BYTES = 16 * MIB
 
 
 @dataclass(slots=True)
-class _Sum:
-    """How many models have something reserved, or held, and the bytes of all on each device."""
+class DeviceBook:
+    """Holds the figures of one device, in bytes."""
 
-    models: int = 0
-    on: Counter[Device] = field(default_factory=Counter)
+    limit_bytes: int  # of the operator or of the device, whichever is less
+    headroom_bytes: int = 0
+    process_limit_bytes: int | None = None  # the most that MPS allows each process
+    number: int | None = None  # CUDA's number of the GPU; None of host memory or if unknown
+    used_bytes: int | None = None  # by the newest reading; None without readings
+    available_bytes: int | None = None  # free in the machine and cgroup; host memory only
+    settled_bytes: int = 0
+    empty_bytes: int | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the most bytes that all models together could ever have of the device: its limit
+        without what Triton takes when it is empty.
+        """
+        return self.limit_bytes - (self.empty_bytes or 0)
+
+
+@dataclass(slots=True)
+class LoadEntry:
+    """Describes a load in progress."""
+
+    need: Need
+    reserved: dict[Device, int]
+    before: Bytes  # the readings when it began, of devices that had one
+    reusable: dict[Device, int]  # `not_attributed` when it began, and what has come to it since
+    is_alone: bool  # nothing else is or was in progress on its devices since its begin
+    is_only: bool  # nothing else was loaded on its devices
+    ended_at: float | None = None  # when Triton had loaded it; None until then
+
+    def reading_before(self, device: Device) -> int | None:
+        """Return the reading that the load can be measured from; None if it was not alone."""
+        return self.before.get(device) if self.is_alone else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """One model's bytes, and the sum that they are in: that of what is reserved, or held."""
+class Leaving:
+    """Describes memory that is expected back."""
 
-    sum: _Sum
-    amounts: Bytes
+    booked: Bytes
+    before: Bytes  # the readings when it began to leave
+    ended_at: float = math.inf  # when Triton was done; until then readings may still show it
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """Names the load to end when more memory is used than a limit that only the adapter
+    enforces.
+    """
+
+    name: TritonName
+    figures: MemoryFigures  # the load needs more than `needed_bytes`: it has them by now
+    is_permanent: bool  # nothing else was loaded or loading: ModelTooLarge, not 507
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Holds what a successful load was booked with."""
+
+    booked: Bytes
+    is_measured: bool
+    overrun: Overrun | None  # set if the model is to be unloaded again
+    # by readings, beside other models on a device: the first model there makes a CUDA context
+    rise: Bytes = field(default_factory=dict)
+
+
+def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
+    """Return how many bytes of a device may be used: all that it has where nothing is set, and
+    never more, as a setting above its size would promise what is not there.
+    """
+    return size_bytes if setting_bytes is None else min(setting_bytes, size_bytes)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Accounts for the memory of loads and models on each device, and is corrected by readings."""
+
+    devices: dict[Device, DeviceBook]
+    sizes: Sizes = field(default_factory=Sizes)
+    # the bytes that each loaded model is booked with
+    models: dict[TritonName, Bytes] = field(default_factory=dict)
+    # loads in progress, in the order of their begin
+    loads: dict[TritonName, LoadEntry] = field(default_factory=dict)
+    # loads and unloads that Triton does not finish, with the bytes that it keeps for them
+    stuck: dict[TritonName, Bytes] = field(default_factory=dict)
+    unloads: dict[TritonName, Leaving] = field(default_factory=dict)
+    # unloads and undone loads that have ended, until a reading is newer
+    returning: list[Leaving] = field(default_factory=list)
+    # by package: what was free for a load that ran out of memory with nothing else loaded
+    tried: dict[str, Bytes] = field(default_factory=dict)
+    # by package: when evictions for it brought too little
+    futile_evictions: dict[str, float] = field(default_factory=dict)
+    shown_at: float = -math.inf  # the time that the newest reading shows
+    booked_until: float = -math.inf  # the last end of a load or an unload that is booked
+    returned_at: float = -math.inf  # when memory was last seen back
+
+    # -- the formula ----------------------------------------------------------------------------
+
+    def free(self, device: Device) -> int:
+        """Return the bytes that further loads may reserve; negative if more is taken or promised.
+
+        This is the limit, less the headroom and the larger of two figures: the newest reading, and
+        `settled` plus `reserved`. Without a reading, memory that is leaving still counts as used.
+        """
+        book = self.devices[device]
+        promised = book.settled_bytes + self.reserved(device)
+        used = promised + self.leaving(device) if book.used_bytes is None else book.used_bytes
+        return book.limit_bytes - book.headroom_bytes - max(used, promised)
+
+    def free_soon(self, device: Device) -> int:
+        """Return what will be free when the unloads in progress have ended."""
+        book = self.devices[device]
+        promised = book.settled_bytes + self.reserved(device)
+        return book.limit_bytes - book.headroom_bytes - promised
+
+    def reserved(self, device: Device) -> int:
+        """Return the needs of loads in progress, and what Triton is stuck with."""
+        return self._reserved_for_loads(device) + _sum(self.stuck.values(), device)
+
+    def leaving(self, device: Device) -> int:
+        """Return the bytes that may become free at any moment: of unloads in progress, and of loads
+        that failed and whose memory is not back yet.
+        """
+        return _sum((leaving.booked for leaving in self._departures()), device)
+
+    def booked(self, device: Device) -> int:
+        """Return what all loaded models are booked with."""
+        return _sum(self.models.values(), device)
+
+    def not_attributed(self, device: Device) -> int:
+        """Return the bytes that neither an empty Triton nor a model accounts for: growth, leaks,
+        neighbours, memory that allocators keep.
+        """
+        book = self.devices[device]
+        return max(0, book.settled_bytes - self.booked(device) - (book.empty_bytes or 0))
+
+    def evictable(self) -> dict[TritonName, Bytes]:
+        """Return the bytes of each model that Triton has loaded: the booked ones, or the reserved
+        ones until a reading shows the model.
+        """
+        sizes = dict(self.models)
+        for name, load in self.loads.items():
+            if load.ended_at is not None:
+                sizes[name] = load.reserved
+        return sizes
+
+    def is_in_progress(self, devices: Collection[Device]) -> bool:
+        """Return whether a load or an unload may change one of the devices."""
+        moving: list[Bytes] = [load.reserved for load in self.loads.values()]
+        moving += [leaving.booked for leaving in self._departures()]
+        return any(_is_on(size, devices) for size in moving)
+
+    def is_empty(self, device: Device) -> bool:
+        """Return whether nothing is loaded, loading, stuck or leaving on the device."""
+        sizes = [*self.models.values(), *self.stuck.values()]
+        is_taken = any(device in size for size in sizes)
+        return not is_taken and not self.is_in_progress([device])
+
+    def need_of(
+        self,
+        package: Package,
+        *,
+        device: Device | None = None,
+        guess_limit_bytes: int | None = None,
+    ) -> Need:
+        """Return what the load of a package needs (see `Sizes.need_of`)."""
+        rooms = {}
+        numbers = {}
+        for place, book in self.devices.items():
+            rooms[place] = book.room_bytes - book.headroom_bytes
+            numbers[place] = book.number
+        return self.sizes.need_of(
+            package,
+            rooms,
+            usable_devices(package, numbers),
+            device=device,
+            guess_limit_bytes=guess_limit_bytes,
+        )
+
+    # -- readings -------------------------------------------------------------------------------
+
+    def open_device(self, device: Device, book: DeviceBook) -> None:
+        """Begin to account for a device that a reading shows for the first time.
+
+        A model that was loaded before any reading may be on each device. It gets 0 bytes of this
+        one: so the device is not empty, and the model can be evicted for others.
+        """
+        self.devices[device] = book
+        for name, booked in self.models.items():
+            if booked.keys() <= {UNSEEN}:
+                self.models[name] = {**booked, device: 0}
+
+    def observe(
+        self,
+        used: Bytes,
+        now: float,
+        lag_seconds: float = 0.0,
+        available: Bytes = NO_BYTES,  # free in the machine and cgroup; host memory only
+    ) -> None:
+        """Correct the ledger by a reading. A device that it lacks counts as unread from now on.
+
+        A reading from before an end that is booked already changes nothing: the ledger knows more.
+        """
+        if now - lag_seconds <= self.booked_until:
+            return
+        self.shown_at = now - lag_seconds
+        for device, book in self.devices.items():
+            book.used_bytes = used.get(device)
+            book.available_bytes = available.get(device)
+        self._forget_returned(now)
+        for device, book in self.devices.items():
+            self._grow_reservation(device)
+            self._correct(device)
+            if book.used_bytes is None:
+                continue
+            if book.empty_bytes is not None:
+                # with models loaded no less is used than without them
+                book.empty_bytes = min(book.empty_bytes, book.used_bytes)
+            elif self.is_empty(device):
+                book.empty_bytes = book.used_bytes
+
+    def advance(self, now: float) -> None:
+        """Count without readings if a load or an unload has waited 5 s for a newer one.
+
+        A caller that polls memory calls this each time, whether a reading has come or not.
+        """
+        ends = [leaving.ended_at for leaving in self.returning]
+        ends += [load.ended_at for load in self.loads.values() if load.ended_at is not None]
+        if any(self.shown_at <= end <= now - times.MEMORY_SECONDS for end in ends):
+            self._forget_readings(self.devices)
+        self._forget_returned(now)
+
+    def _forget_readings(self, devices: Collection[Device]) -> None:
+        for device in devices:
+            if device in self.devices:
+                self.devices[device].used_bytes = None
+                self.devices[device].available_bytes = None
+
+    def _is_shown(self, ended_at: float) -> bool:
+        """Return whether a reading is newer than an end. Without readings none is waited for."""
+        has_readings = any(book.used_bytes is not None for book in self.devices.values())
+        return ended_at < self.shown_at or not has_readings
+
+    def _forget_returned(self, now: float) -> None:
+        """Drop the unloads and undone loads whose end the newest reading shows, or all without one.
+
+        Ignore readings from before these ends from now on, and correct `settled`.
+        """
+        ends = [leaving.ended_at for leaving in self.returning if self._is_shown(leaving.ended_at)]
+        if not ends:
+            return
+        self.returning = [
+            leaving for leaving in self.returning if not self._is_shown(leaving.ended_at)
+        ]
+        self.booked_until = max(self.booked_until, *ends)
+        self.returned_at = now
+        for device in self.devices:
+            self._correct(device)
+
+    def _grow_reservation(self, device: Device) -> None:
+        """Raise the only guessed reservation by what a reading shows above all that is promised.
+
+        With several guesses nothing tells whose load takes more, so all stay.
+        """
+        book = self.devices[device]
+        loads = [load for load in self.loads.values() if device in load.reserved]
+        guessed = [load for load in loads if not load.need.is_known]
+        if book.used_bytes is not None and len(guessed) == 1:
+            promised = book.settled_bytes + self.reserved(device) + self.leaving(device)
+            guessed[0].reserved[device] += max(0, book.used_bytes - promised)
+
+    def _correct(self, device: Device) -> None:
+        """Keep `settled` between what the newest reading allows."""
+        book = self.devices[device]
+        if book.used_bytes is not None:
+            lower = book.used_bytes - self.reserved(device) - self.leaving(device)
+            before_bytes = book.settled_bytes
+            book.settled_bytes = _clamp(before_bytes, lower, book.used_bytes)
+            for load in self.loads.values():
+                if device in load.reusable:
+                    load.reusable[device] += max(0, book.settled_bytes - before_bytes)
+
+    # -- loads ----------------------------------------------------------------------------------
+
+    def begin_load(self, name: TritonName, need: Need) -> None:
+        """Reserve what an admitted load needs. The decision stood on a reading of this moment."""
+        is_alone = not self.is_in_progress(need.bytes)
+        is_only = all(self.is_empty(device) for device in need.bytes)
+        self._disturb(need.bytes)
+        self.loads[name] = LoadEntry(
+            need,
+            reserved=dict(need.bytes),
+            before=self._readings(need.bytes),
+            reusable={device: self.not_attributed(device) for device in need.bytes},
+            is_alone=is_alone,
+            is_only=is_only,
+        )
+
+    def rename_load(self, old_name: TritonName, name: TritonName) -> None:
+        """Give a load in progress another name in Triton; it keeps its place in the order."""
+        self.loads = {name if key == old_name else key: load for key, load in self.loads.items()}
+
+    def end_load(self, name: TritonName, now: float) -> None:
+        """Record that Triton has loaded the model. It is booked once `can_settle`."""
+        self.loads[name].ended_at = now
+
+    def can_settle(self, name: TritonName) -> bool:
+        """Return whether a reading shows all that the load took, or none is waited for."""
+        ended_at = self.loads[name].ended_at
+        return ended_at is not None and self._is_shown(ended_at)
+
+    def settle(self, name: TritonName, reported: Bytes = NO_BYTES) -> Settlement:
+        """Book a load that has ended well, and learn the size of its package. `reported` is what
+        Triton says that the model takes.
+
+        Before `can_settle`, as for a model that is unloaded at once, readings do not count: the
+        newest one is from before the end of the load.
+        """
+        overrun = self.overrun_of(name)
+        is_shown = self.can_settle(name)
+        load = self.loads.pop(name)
+        if not is_shown:
+            self._forget_readings(load.reserved)
+        if load.ended_at is not None:
+            self.booked_until = max(self.booked_until, load.ended_at)
+        had = self._free_for(load)
+        rise = {} if load.is_only else self._find_rise(load)
+        booked: dict[Device, int] = {}
+        is_measured = True
+        for device in {**load.reserved, **reported}:
+            if device in reported:
+                booked[device] = reported[device]
+            else:
+                booked[device] = self._book(load, device)
+                is_measured = is_measured and self._is_measured(load, device)
+            if device in self.devices:
+                self.devices[device].settled_bytes += booked[device]
+                self._correct(device)
+        key = load.need.package_key
+        self.models[name] = booked
+        is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
+        self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
+        if overrun is None:
+            self.sizes.end_shortage(key)
+            self.tried.pop(key, None)
+        elif overrun.is_permanent:
+            remember(self.tried, key, had)
+        return Settlement(booked, is_measured, overrun, rise)
+
+    def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
+        """Release a load that has failed, once Triton has undone it.
+
+        If it lacked memory, its package needs more the next time. If also nothing else was loaded
+        or in progress, `tried` remembers what readings have shown free for it: a load that cannot
+        get more is refused from then on.
+        """
+        load = self.loads.pop(name)
+        self._return(load.reserved, now)
+        if is_memory:
+            self.sizes.record_shortage(
+                load.need.package_key, load.reserved, is_known=load.need.is_known
+            )
+            # without readings nobody knows what else has been there
+            is_read = load.before.keys() >= load.reserved.keys()
+            if load.is_only and load.is_alone and is_read:
+                remember(self.tried, load.need.package_key, self._free_for(load))
+
+    def find_overrun(self, device: Device) -> Overrun | None:
+        """Return the load to end if more is used than the limit: the newest one in progress with a
+        guessed need, else the newest one. None where the limit holds, where nothing is read, or
+        where no load is in progress: then loaded models have grown, and none of them is ended.
+        """
+        book = self.devices.get(device)
+        if book is None or book.used_bytes is None or book.used_bytes <= book.limit_bytes:
+            return None
+        names = [name for name, load in self.loads.items() if device in load.reserved]
+        if not names:
+            return None
+        guessed = [name for name in names if not self.loads[name].need.is_known]
+        name = (guessed or names)[-1]
+        load = self.loads[name]
+        before = load.reading_before(device)
+        own_bytes = load.reserved[device]
+        if before is not None:
+            own_bytes = max(own_bytes, book.used_bytes - before)
+        free_bytes = max(0, book.limit_bytes - book.used_bytes + own_bytes)
+        figures = MemoryFigures(own_bytes, free_bytes, book.limit_bytes, device)
+        return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
+
+    def overrun_of(self, name: TritonName) -> Overrun | None:
+        """Return the overrun of a device that this load is to be ended for, None without one."""
+        for device in self.loads[name].reserved:
+            overrun = self.find_overrun(device)
+            if overrun is not None and overrun.name == name:
+                return overrun
+        return None
+
+    def _book(self, load: LoadEntry, device: Device) -> int:
+        """Return what a load is booked with: its reservation, as far as the reading allows."""
+        believed = load.reserved[device]
+        book = self.devices.get(device)
+        if book is None or book.used_bytes is None:
+            return believed
+        before = load.reading_before(device)
+        if before is None:
+            before = book.settled_bytes
+        lower = book.used_bytes - before - self._reserved_for_loads(device) - self.leaving(device)
+        upper = book.used_bytes - before + load.reusable[device]
+        return _clamp(believed, max(0, lower), max(0, upper))
+
+    def _is_measured(self, load: LoadEntry, device: Device) -> bool:
+        return device in self._find_rise(load)
+
+    def _find_rise(self, load: LoadEntry) -> Bytes:
+        """Return what readings have risen by during a load, of devices where it was alone."""
+        if not load.is_alone:
+            return NO_BYTES
+        used = self._readings(load.before)
+        return {device: count - load.before[device] for device, count in used.items()}
+
+    def _free_for(self, load: LoadEntry) -> Bytes:
+        """Return the bytes that each device had free when this load began. They mean something only
+        for a load that was alone on its devices: that is for the caller to know.
+        """
+        free = {}
+        for device in load.reserved:
+            book = self.devices[device]
+            free[device] = book.limit_bytes - load.before.get(device, book.settled_bytes)
+        return free
+
+    # -- unloads --------------------------------------------------------------------------------
+
+    def begin_unload(self, name: TritonName) -> Leaving:
+        """Count a loaded model no longer, and expect its memory back.
+
+        Expected is what the model is booked with, but at most what `settled` has beyond an empty
+        device: a dead process has given its memory back already. Loads on its devices are not alone
+        any more. Return what is expected, for `is_unload_done`.
+        """
+        booked = self._find_remaining(self.models.pop(name))
+        leaving = Leaving(booked, self._readings(booked))
+        self._disturb(booked)
+        self.unloads[name] = leaving
+        for device, count in booked.items():
+            if device in self.devices:
+                self.devices[device].settled_bytes -= count
+        return leaving
+
+    def _find_remaining(self, booked: Bytes) -> Bytes:
+        """Return the part of its booked bytes that a model still has. It has left `models`.
+
+        The memory of a process that has died is back before the unload, and readings show that. So
+        it is at most what `settled` has beyond an empty device.
+        """
+        remaining = dict(booked)
+        for device, count in booked.items():
+            book = self.devices.get(device)
+            if book is not None:
+                remaining[device] = _clamp(book.settled_bytes - (book.empty_bytes or 0), 0, count)
+        return remaining
+
+    def end_unload(self, name: TritonName, now: float) -> None:
+        """Record that Triton has unloaded the model. Harmless after the end of Triton's life."""
+        leaving = self.unloads.pop(name, None)
+        if leaving is not None:
+            self._return(leaving.booked, now)
+
+    def strand(self, name: TritonName) -> None:
+        """Keep the bytes of a load or an unload that Triton does not finish.
+
+        They stay taken until Triton has finished it after all (`free_stuck`) or has exited.
+        """
+        load = self.loads.pop(name, None)
+        self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
+
+    def record_futile_eviction(self, package_key: str, now: float) -> None:
+        """Record that a load of this package was refused though others had left for it.
+
+        For `times.RECENT_SECONDS` nobody is evicted for the package again.
+        """
+        remember(self.futile_evictions, package_key, now)
+
+    def free_stuck(self, name: TritonName, now: float) -> None:
+        """Release what Triton was stuck with, and has finished after all."""
+        size = self.stuck.pop(name, None)
+        if size is not None:
+            self._disturb(size)
+            self._return(size, now)
+
+    def _return(self, size: Bytes, now: float) -> None:
+        """Expect a newer reading to show that the bytes are back."""
+        self.returning.append(Leaving(size, NO_BYTES, now))
+        self._forget_returned(now)
+
+    # -- lives of Triton ------------------------------------------------------------------------
+
+    def adopt(self, name: TritonName, booked: Bytes) -> None:
+        """Book a model that an earlier run of the adapter has loaded.
+
+        A reading that shows the model already is not counted twice. `empty` falls to what is left
+        beside all models. Loads on its devices are not alone any more.
+        """
+        self._disturb(booked)
+        self.models[name] = booked
+        for device, count in booked.items():
+            if device in self.devices:
+                book = self.devices[device]
+                book.settled_bytes += count
+                self._correct(device)
+                if book.empty_bytes is not None:
+                    # the earlier readings, which the model was in, were not of an empty device
+                    most_bytes = max(0, book.settled_bytes - self.booked(device))
+                    book.empty_bytes = min(book.empty_bytes, most_bytes)
+
+    def start_life(self) -> None:
+        """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that
+        it broke off end by `fail_load`.
+        """
+        for booked in self.models.values():
+            for device in booked.keys() & self.devices.keys():
+                self.devices[device].settled_bytes -= booked[device]
+        self.models.clear()
+        self.unloads.clear()
+        self.returning.clear()
+        self.stuck.clear()
+        self._disturb(self.devices)
+        for book in self.devices.values():
+            book.empty_bytes = None
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _departures(self) -> Iterable[Leaving]:
+        return [*self.unloads.values(), *self.returning]
+
+    def _reserved_for_loads(self, device: Device) -> int:
+        """Return the bytes that are reserved for loads in progress, whether taken yet or not."""
+        return _sum((load.reserved for load in self.loads.values()), device)
+
+    def _readings(self, devices: Collection[Device]) -> Bytes:
+        books = {device: self.devices.get(device) for device in devices}
+        return {
+            device: book.used_bytes
+            for device, book in books.items()
+            if book is not None and book.used_bytes is not None
+        }
+
+    def _disturb(self, devices: Collection[Device]) -> None:
+        """Record that loads in progress on these devices are not alone any more."""
+        for load in self.loads.values():
+            if _is_on(load.reserved, devices):
+                load.is_alone = False
+
+
+def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
+    """Return whether to answer an unload, `seconds` after Triton has ended it.
+
+    Readings show the bytes in use fallen by 3/4 of what is expected since the unload began. This is
+    so on each device where 16 MiB or more are expected. Or 5 s have passed. Without readings the
+    answer follows at once.
+    """
+    if seconds >= times.MEMORY_SECONDS:
+        return True
+    return all(
+        leaving.before[device] - used[device] >= UNLOADED_SHARE * count
+        for device, count in leaving.booked.items()
+        if count >= _WORTH_WAITING_BYTES and device in leaving.before and device in used
+    )
+
+
+def _sum(sizes: Iterable[Bytes], device: Device) -> int:
+    return sum(size.get(device, 0) for size in sizes)
+
+
+def _is_on(size: Mapping[Device, int], devices: Collection[Device]) -> bool:
+    """Return whether the size names any of the devices, be it with 0 bytes."""
+    return any(device in devices for device in size)
+
+
+def _clamp(value: int, lower: int, upper: int) -> int:
+    return min(max(value, lower), upper)

@@ -15,6 +15,8 @@ UNSEEN = Device("memory")
 # A device that is missing takes no bytes.
 Bytes = Mapping[Device, int]
 NO_BYTES: Bytes = {}
+# Bytes of one model by CUDA's number of the GPU.
+GpuBytes = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelOutput,
 )
 
-from adapter.core.sizing import parse_size
+from adapter.core.byte_sizes import parse_size
 from adapter.errors import AdapterError
 from adapter.packages.backends import BACKENDS, PYTHON
 from adapter.packages.config import is_ensemble, parse, read_config

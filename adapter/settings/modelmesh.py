@@ -5,7 +5,7 @@ The names and their defaults are those of kserve/modelmesh-runtime-adapter (docs
 
 from collections.abc import Iterator, Mapping
 
-from adapter.core.sizing import format_size
+from adapter.core.byte_sizes import format_size
 
 # A mesh counts in units of 8 KiB, in 32 bits with a sign.
 MAX_SIZE_BYTES = 2**44

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from adapter.core.sizing import exact_size
+from adapter.core.byte_sizes import format_exact_size
 from adapter.errors import InvalidSettings
 from adapter.settings import modelmesh, sagemaker
 from adapter.settings.locations import Endpoint, HoldsCredentials, StoreLocation
@@ -366,11 +366,11 @@ def _with_unit(name: str, value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, Reserve) and not value.percent:
-        return exact_size(value.size_bytes)
+        return format_exact_size(value.size_bytes)
     text = as_text(name, value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if metavar_of(name) == "SIZE":
-            return exact_size(int(value))
+            return format_exact_size(int(value))
         return f"{text} s" if metavar_of(name) == "SECONDS" else text
     return text
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from adapter.core.artifacts import parse_artifact_path
-from adapter.core.sizing import parse_size
+from adapter.core.byte_sizes import parse_size
 from adapter.errors import InvalidRequest
 from adapter.settings.locations import Endpoint, StoreLocation, parse_endpoints, parse_location
 

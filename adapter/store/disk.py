@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
-from adapter.core.residency.victims import fewest
-from adapter.core.sizing import format_size
+from adapter.core.byte_sizes import format_size
+from adapter.core.victims import choose_fewest
 from adapter.errors import AdapterError, BackendError, NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
@@ -23,6 +23,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
 _ADVICE = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
+_DISK = "disk"  # the one place that `choose_fewest` is asked about
 
 
 @dataclass(slots=True)
@@ -385,10 +386,14 @@ class Disk:
             return None
         idle.sort(key=lambda cached: (not cached.is_lost, not cached.is_replaced, cached.last_used))
         # those that nobody fetches any more are not spared
-        freed = (
-            0 if cached.is_lost or cached.is_replaced else cached.note.size_bytes for cached in idle
-        )
-        leaving = fewest(zip(idle, freed, strict=True), missing)
+        candidates = [
+            (
+                cached,
+                {} if cached.is_lost or cached.is_replaced else {_DISK: cached.note.size_bytes},
+            )
+            for cached in idle
+        ]
+        leaving = choose_fewest(candidates, {_DISK: missing})
         if not leaving:
             return None
         self._remove(leaving[0])

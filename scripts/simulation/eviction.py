@@ -1,6 +1,6 @@
 """Measures evictions for docs/measurements.md: the seconds that callers wait for cold models.
 
-The adapter's own policies decide (adapter/core/residency/policies.py, victims.py). A call comes
+The adapter's own policies decide (adapter/core/victims.py). A call comes
 each second on average; a load is over before the next one.
 """
 
@@ -16,10 +16,8 @@ from statistics import fmean
 from typing import Any
 
 from adapter.core.memory import HOST
-from adapter.core.model import ModelId
-from adapter.core.residency.policies import POLICIES, Candidate, Policy
-from adapter.core.residency.victims import choose_victims
-from adapter.errors import MemoryFigures
+from adapter.core.model import ModelId, TritonName
+from adapter.core.victims import POLICIES, Candidate, Policy, choose_victims
 from scripts.simulation.traffic import KINDS, Kind, Trace
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -66,12 +64,12 @@ def cold_seconds(trace: Trace, times: Sequence[float], policy: Policy) -> float:
         if resident is None:
             waited += trace.seconds[model] if number >= trace.from_call else 0.0
             if size > free:
-                free += _evict(
-                    known, since, MemoryFigures(size, free, trace.room, HOST), policy, now
-                )
+                free += _evict(known, since, size - free, policy, now)
             free, since[name] = free - size, now
         known[name] = Candidate(
-            *(name, now, {HOST: size}),
+            TritonName(name),
+            now,
+            {HOST: size},
             calls=resident.calls + 1 if resident else 1,
             seconds=trace.seconds[model],
         )
@@ -81,19 +79,19 @@ def cold_seconds(trace: Trace, times: Sequence[float], policy: Policy) -> float:
 def _evict(
     known: dict[ModelId, Candidate],
     since: dict[ModelId, float],
-    figures: MemoryFigures,
+    missing_bytes: int,
     policy: Policy,
     now: float,
 ) -> int:
     """Return how many bytes are freed."""
     candidates = [
-        replace(each, is_spared=True) if now - since[each.model_id] < _MIN_SECONDS else each
+        replace(each, is_spared=True) if now - since[ModelId(each.name)] < _MIN_SECONDS else each
         for each in known.values()
     ]
-    chosen = choose_victims(candidates, figures, policy)
+    chosen = choose_victims(candidates, {HOST: missing_bytes}, policy)
     for each, worth in [(each, policy.worth(each)) for each in chosen]:
-        policy.evicted(worth, now)
-        del known[each.model_id]
+        policy.record_eviction(worth, now)
+        del known[ModelId(each.name)]
     return sum(each.held[HOST] for each in chosen)
 
 

@@ -17,7 +17,7 @@ from adapter.control.door import Lease
 from adapter.control.ports import MemoryReader, Packages, SizeStore
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
-from adapter.core.registry import ModelRecord
+from adapter.core.record import LoadedFor, ModelRecord
 from adapter.errors import BackendError, InferenceFailed
 from adapter.packages.staging import Packages as RealPackages
 from tests.fakes.house import House
@@ -267,7 +267,7 @@ async def test_a_change_puts_what_never_lags_in_no_doubt(seen: Seen) -> None:
 @pytest_asyncio.fixture
 async def lease(kind: str) -> AsyncIterator[Lease]:
     if kind == "fake":
-        yield FakeLease(ModelRecord(ID, NAME, ModelSource("/m")))
+        yield FakeLease(ModelRecord(ID, NAME, ModelSource("/m"), LoadedFor.PLATFORM))
         return
     house = await House().open()
     await house.load("m")

@@ -14,7 +14,7 @@ from adapter.core.calls import RpcCall
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.oom import Classifier
-from adapter.core.registry import ModelRecord
+from adapter.core.record import LoadedFor, ModelRecord
 from adapter.dataplane.grpc import MOST_UNANSWERED, GrpcDataPlane
 from adapter.errors import (
     BackendTimeout,
@@ -33,7 +33,9 @@ from tests.frontends.http.listener import until
 
 
 def lease() -> FakeLease:
-    record = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
+    record = ModelRecord(
+        ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"), LoadedFor.PLATFORM
+    )
     held = FakeLease(record)
     held.begin()
     return held

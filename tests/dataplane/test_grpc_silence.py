@@ -100,7 +100,7 @@ async def test_an_inference_ends_also_after_its_caller_has_left(upstream):
         with pytest.raises(BackendUnavailable) as raised:
             await asyncio.wait_for(calls[1], PATIENCE_SECONDS)
     assert raised.value.delivered
-    assert await house.control.leases.drained(record, PATIENCE_SECONDS)
+    assert await house.control.leases.wait_until_idle(record, PATIENCE_SECONDS)
     assert record.usage.abandoned == 0
     await dataplane.close()
     await house.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.core.registry import ModelRecord
+from adapter.core.record import LoadedFor, ModelRecord
 from adapter.dataplane.http_connection import State
 from adapter.errors import BackendTimeout, NotTaken, StubDied
 from tests.fakes.http_triton import OK, connections, post, reads_itself, served
@@ -30,7 +30,7 @@ class Failures:
         return [error for lease in self._leases for error in lease.failures]
 
     def lease(self) -> FakeLease:
-        record = ModelRecord(ModelId("m"), TritonName("m"), ModelSource("/m"))
+        record = ModelRecord(ModelId("m"), TritonName("m"), ModelSource("/m"), LoadedFor.PLATFORM)
         self._leases.append(FakeLease(record))
         return self._leases[-1]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from types import TracebackType
 
-from adapter.core.registry import ModelRecord
+from adapter.core.record import ModelRecord
 from adapter.errors import AdapterError
 
 

@@ -102,8 +102,8 @@ class FakeServer:
     it is in `dies`. `endable` are those whose load ends with their processes. `stubs["m"]` are the
     names of the instances that run. `ended` are the models whose processes were killed. `processes`
     are those of each model, loaded or not; those in `unkillable` stay when they are killed;
-    `orphans` are those whose model has no python process. `resident` is their host memory.
-    `restarts` are the reasons given, `looks` counts how often a process was looked for.
+    `orphans` are those whose model has no python process. `restarts`
+    are the reasons given, `looks` counts how often a process was looked for.
     """
 
     are_seen = True
@@ -120,7 +120,6 @@ class FakeServer:
         self.ended: list[str] = []
         self.endable: set[str] = set()
         self.restarts: list[str] = []
-        self.resident: dict[str, int] = {}
         self.looks = 0
         self.restarted = asyncio.Event()
 
@@ -158,9 +157,6 @@ class FakeServer:
     async def abandoned(self) -> frozenset[ProcessId]:
         return frozenset(self.orphans) & frozenset().union(*self.processes.values())
 
-    async def resident_bytes(self) -> dict[str, int]:
-        return dict(self.resident)
-
     async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         killed = frozenset().union(*self.processes.values()) & frozenset(processes)
         self.killed += killed
@@ -169,10 +165,6 @@ class FakeServer:
             if not self.processes[name] and name in self.stubs:
                 self.stubs[name].clear()
         return killed
-
-    async def kill_models(self, names: Collection[TritonName]) -> None:
-        self.ended += names
-        await self.kill(await self.claim(names))
 
     async def end_loads(self, names: Collection[TritonName]) -> bool:
         """The load of a name in `endable` fails, as it does when its processes are killed."""

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.next.core.blame_situations import (
+from tests.unit.core.blame_situations import (
     KILLER_FOR_TWO_DAYS,
     LARGE_SITUATIONS,
     OPERATOR_FOR_TWO_DAYS,
@@ -18,7 +18,7 @@ from tests.next.core.blame_situations import (
     count_wrong,
     find_excess,
 )
-from tests.next.core.blame_world import Outcome, play
+from tests.unit.core.blame_world import Outcome, play
 
 RUNS = 200
 DAYS_RUNS = 20

@@ -1,11 +1,11 @@
-"""The played worlds of tests/next/core at length: the twenty of the table, and then others."""
+"""The played worlds of tests/unit/core at length: the twenty of the table, and then others."""
 
 import itertools
 import sys
 import time
 
-from tests.next.core.memory_world import VARIANTS, Books, Oracle, play
-from tests.next.core.test_memory_world import SHARES
+from tests.unit.core.memory_world import VARIANTS, Books, Oracle, play
+from tests.unit.core.test_memory_world import SHARES
 
 TWENTY = range(20)
 ROUNDING = 0.005  # the shares have two digits

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 
 from tests.simulation.plan import drawn
-from tests.simulation.shadow import Comparisons, ShadowedDay, shadowed
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import CHOSEN_CONTROL, Outcome, played
 

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from adapter.control.residency import Options as StoreOptions
+from adapter.control.residency import Residency
+from adapter.core.residency.placement import PLACINGS
+
 from adapter.control.door import ControlState, Models, StoreModels
 from adapter.control.models import ModelControl
 from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
-from adapter.control.residency import Options as StoreOptions
-from adapter.control.residency import Residency
 from adapter.control.state import State
 from adapter.core.admission import MeshBooks
 from adapter.core.ledger import Ledger
 from adapter.core.model import ModelSource
-from adapter.core.registry import ModelRecord
-from adapter.core.residency.placement import PLACINGS
-from adapter.core.residency.waiting import WaitLimits
-from adapter.core.sizing import Sizes
-from adapter.core.state import ModelState
+from adapter.core.record import ModelRecord
+from adapter.core.sizes import Sizes
+from adapter.core.states import ModelState
+from adapter.core.waiting import WaitLimits
 from adapter.runtime import background
 from adapter.telemetry.metrics import Metrics
 from tests.simulation.catalog import Terms

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from adapter.next.control.ports import (
+from adapter.app.parts import Control, build_control
+from adapter.control.ports import (
     MemorySettings,
     NoProcesses,
     StoreSettings,
     TimeLimits,
     World,
 )
-from adapter.next.control.ports import Settings as ControlSettings
-from adapter.next.core.record import LoadedFor, ModelRecord, OnExit
-from adapter.next.core.sizes import Sizes
-from adapter.next.core.states import ModelState
-from adapter.next.parts import Control, build_control
+from adapter.control.ports import Settings as ControlSettings
+from adapter.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.core.sizes import Sizes
+from adapter.core.states import ModelState
 from adapter.runtime import background
 from adapter.telemetry.metrics import Metrics
 from tests.simulation.catalog import Terms

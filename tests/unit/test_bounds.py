@@ -2,37 +2,19 @@
 
 import pytest
 
-from adapter.core.evidence import Suspicion
-from adapter.core.limits import EvictionLoopBreaker, Oversize
 from adapter.core.memory import HOST
-from adapter.errors import OutOfMemory
+from adapter.core.sizes import Sizes
 from adapter.http2.headers import HeaderBlockCache, HeaderReader, encoded
 from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100
 
 
-def test_packages_that_ran_out_of_memory():
-    guard = EvictionLoopBreaker()
+def test_packages_whose_sizes_are_remembered():
+    sizes = Sizes()
     for number in range(MANY):
-        guard.out_of_memory(str(number), alone=True, requested_bytes=None, limit_bytes=None)
-    assert repr(guard) == "<EvictionLoopBreaker [10000 keys]>"
-
-
-def test_packages_whose_texts_are_doubted():
-    doubt, error = Suspicion(), OutOfMemory("std::bad_alloc")
-    for number in range(MANY):
-        doubt.judged(error, str(number), free={HOST: 1}, is_alone=False)
-    assert len(doubt._failed) == 10_000
-
-
-def test_packages_that_seem_too_large():
-    oversize = Oversize()
-    for number in range(MANY):
-        oversize.tried(str(number))
-    assert len(oversize._tried) == 10_000
-    assert oversize.may_try("0")
-    assert not oversize.may_try(str(MANY - 1))
+        sizes.learn(str(number), {HOST: 1}, is_measured=True)
+    assert len(sizes.as_dict()["packages"]) == 10_000
 
 
 def test_header_blocks_and_fields_over_grpc():

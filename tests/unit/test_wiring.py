@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from adapter.control.residency import Options, Residency
+from adapter.control.residency.waits import Waits
+from adapter.core.residency.placement import PLACINGS
 
 from adapter.app import Adapter
 from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
-from adapter.control.residency import Options, Residency
-from adapter.control.residency.waits import Waits
-from adapter.core.residency.placement import PLACINGS
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.contracts import ContainerContracts

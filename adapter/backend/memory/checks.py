@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from adapter.core.byte_sizes import format_size
 from adapter.core.memory import Device, DeviceReading
-from adapter.core.sizing import format_size
 from adapter.errors import BackendUnavailable
 
 

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.calls import RPC_NOT_STARTED
-from adapter.core.state import ModelState
+from adapter.core.states import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.http2 import frames
 from adapter.http2.frames import Code

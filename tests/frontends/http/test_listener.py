@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from adapter.core.state import ModelState
+from adapter.core.states import ModelState
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until

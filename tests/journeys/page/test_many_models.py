@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.control.admin import admin_of, adopt
 
 from adapter.core.model import ModelId
-from tests.control.admin import admin_of, adopt
 from tests.fakes.house import House
 from tests.journeys.page.browser import PHONE, Browser
 

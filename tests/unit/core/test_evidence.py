@@ -1,232 +1,226 @@
-"""When memory counts as having been low, and which failures that makes a lack of memory."""
+"""Judges failures by their texts and by what was known of memory. Figures are MiB."""
 
 import pytest
 
 from adapter.core.evidence import (
-    DeviceSample,
-    MemorySample,
-    View,
-    corroborated,
-    sample_of,
-    view_of,
-    view_of_shm,
+    Evidence,
+    FailedInferences,
+    Outcome,
+    Place,
+    Scene,
+    judge_inference,
+    judge_load,
+    name_place,
+    was_memory_low,
 )
-from adapter.core.faults import Faults
-from adapter.core.ledger import DeviceBook, LedgerSnapshot
-from adapter.core.memory import HOST, NO_BYTES, Device, DeviceReading, MemoryReading
-from adapter.core.model import ModelId, TritonName
-from adapter.core.oom import Classifier
-from adapter.errors import (
-    BackendTimeout,
-    BackendUnavailable,
-    InferenceFailed,
-    InvalidRequest,
-    LoadFailed,
-    MemoryFigures,
-    ModelNotFound,
-    OutOfMemory,
-    Overloaded,
-    StubDied,
-)
-from tests.cases import rows
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from adapter.core.oom import Classifier, Phase, Strength, Verdict
 
 MIB = 2**20
-GPU, OTHER = Device("GPU-0"), Device("GPU-1")
+ONE = Device("GPU-1")
+TWO = Device("GPU-2")
+
+OUT_OF_MEMORY = (Outcome.OUT_OF_MEMORY, Evidence.TEXT)
+CUDA = "CUDA out of memory. Tried to allocate {} MiB."
+BARE_CUDA = "CUDA error: out of memory"
+WEAK = "Stub process 'm_0_0' is not healthy."
+SHM = "Unable to initialize shared memory key '/triton_python_backend_shm_region_1'"
 
 
-def observed(free, headroom=0, **more):
-    return MemorySample({GPU: DeviceSample(free * MIB, 1000 * MIB, headroom * MIB)}, **more)
+def reading(*, shm_free=None, kills=None, **used):
+    """Return a reading; `used` is MiB by the name of a device, whose size nobody asks for."""
+    named = {"one": ONE, "two": TWO, "host": HOST}
+    devices = {named[name]: DeviceReading(10**15, count * MIB) for name, count in used.items()}
+    free = None if shm_free is None else shm_free * MIB
+    return MemoryReading(devices, shm_free_bytes=free, oom_kills=kills)
 
 
-def view(*samples, predicted=NO_BYTES):
-    return view_of(samples, predicted=predicted)
+def scene(*readings, limits=(("one", 1000),), devices=(ONE,)):
+    named = {"one": ONE, "two": TWO, "host": HOST}
+    sizes = {named[name]: limit * MIB for name, limit in limits}
+    return Scene(sizes, readings, devices)
 
 
-# -- the view -----------------------------------------------------------------------------------
+def strong(text):
+    """Return the verdict of the reader of texts, which must call this one strong."""
+    verdict = Classifier().judge(text, phase=Phase.INFER, http_status=500)
+    assert verdict.strength is Strength.STRONG
+    return verdict
 
 
-def test_without_a_sample_nobody_knows():
-    assert view() is View.UNKNOWN
-    assert view(predicted={GPU: MIB}) is View.UNKNOWN
+def weak(text):
+    verdict = Classifier().judge(text, phase=Phase.INFER, http_status=500)
+    assert verdict.strength is Strength.WEAK
+    return verdict
 
 
-def test_a_sample_that_shows_no_memory_at_all_is_none():
-    assert view(MemorySample({})) is View.UNKNOWN
+def judged(text, failures, around, *, is_only_model=False):
+    """Judge an inference with this strong text."""
+    judgement = judge_inference(
+        strong(text), text, around, failures=failures, is_only_model=is_only_model
+    )
+    return judgement.outcome, judgement.evidence
 
 
-@pytest.mark.parametrize(
-    ("free", "headroom", "expected"),
-    [(50, 0, View.OK), (49, 0, View.LOW), (100, 100, View.OK), (99, 100, View.LOW)],
-)
-def test_less_free_than_the_headroom_or_a_twentieth_is_low(free, headroom, expected):
-    assert view(observed(free, headroom)) is expected
-
-
-@pytest.mark.parametrize("at", range(3))
-def test_one_low_sample_is_enough(at):
-    samples = [observed(500)] * 3
-    samples[at] = observed(10)
-    assert view(*samples) is View.LOW
-
-
-def test_one_low_device_is_enough():
-    devices = {GPU: DeviceSample(900, 1000, 0), OTHER: DeviceSample(10, 1000, 0)}
-    assert view(MemorySample(devices)) is View.LOW
-
-
-def test_less_free_at_first_than_the_call_was_to_take_is_low():
-    assert view(observed(300), predicted={GPU: 301 * MIB}) is View.LOW
-    assert view(observed(300), predicted={GPU: 300 * MIB}) is View.OK
-
-
-def test_what_the_call_itself_took_does_not_make_memory_low():
-    assert view(observed(300), observed(60), predicted={GPU: 300 * MIB}) is View.OK
-
-
-def test_a_prediction_for_a_device_that_is_not_seen_says_nothing():
-    assert view(observed(300), predicted={OTHER: 10**15}) is View.OK
+def test_strong_text_of_a_load_is_believed():
+    for around in (scene(), scene(reading(one=0)), scene(reading(host=10), limits=[("host", 90)])):
+        judgement = judge_load(strong(CUDA.format(5000)), CUDA.format(5000), around)
+        assert (judgement.outcome, judgement.evidence) == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
-    ("free", "expected"), [(None, View.OK), (MIB, View.OK), (MIB - 1, View.LOW), (0, View.LOW)]
-)
-def test_shared_memory_below_a_mebibyte_is_low(free, expected):
-    assert view(observed(500, shm_free_bytes=free)) is expected
-
-
-@pytest.mark.parametrize(
-    ("kills", "expected"),
+    ("readings", "is_low"),
     [
-        ((3, 3), View.OK),
-        ((3, 4), View.LOW),
-        ((None, 3), View.OK),
-        ((3, None, 4), View.LOW),
-        ((4, 0), View.OK),  # another container: the count began anew
+        ([], False),
+        ([reading(one=950)], False),  # 5 % are free
+        ([reading(one=951)], True),
+        ([reading(one=951), reading(one=100)], True),  # meanwhile
+        ([reading(two=999)], False),  # the model is not there
+        ([reading(one=0, kills=3), reading(one=0, kills=3)], False),
+        ([reading(one=0, kills=3), reading(one=0, kills=4)], True),
+        ([reading(one=0, shm_free=1)], False),
+        ([reading(one=0, shm_free=0)], True),
     ],
 )
-def test_a_process_killed_for_memory_meanwhile_is_low(kills, expected):
-    assert view(*(observed(500, oom_kills=count) for count in kills)) is expected
+def test_weak_text_counts_if_memory_was_low(readings, is_low):
+    around = scene(*readings, limits=[("one", 1000), ("two", 1000)])
+    expected = Outcome.OUT_OF_MEMORY if is_low else Outcome.FAILED
+    assert judge_load(weak(WEAK), WEAK, around).outcome is expected
+    for failures in (0, 9):
+        judgement = judge_inference(weak(WEAK), WEAK, around, failures=failures, is_only_model=True)
+        assert judgement.outcome is expected
+    assert was_memory_low(around, [ONE]) is is_low
 
 
-def test_what_is_seen_is_observed_and_not_promised():
-    book = LedgerSnapshot({GPU: DeviceBook(800, 80, 100, 200, 300)}, models=1)
-    reading = MemoryReading(
-        {GPU: DeviceReading(1000, 500), OTHER: DeviceReading(64, 4)},
-        shm_free_bytes=7,
-        oom_kills=2,
-    )
-    assert sample_of(book, reading) == MemorySample(
-        {GPU: DeviceSample(300, 800, 80), OTHER: DeviceSample(60, 64, 0)},
-        shm_free_bytes=7,
-        oom_kills=2,
-    )
+def test_weak_text_without_a_device_counts_anywhere():
+    around = scene(reading(two=999), limits=[("one", 1000), ("two", 1000)], devices=())
+    assert judge_load(weak(WEAK), WEAK, around).outcome is Outcome.OUT_OF_MEMORY
 
 
-# -- docs/memory.md, which failures are 507: a case for each row and each state of memory --------
-
-FAULTS = Faults(Classifier())
-M, T = ModelId("m"), TritonName("m")
-PLAIN = "text/plain; charset=utf-8"
-STUB = "Stub process 'm_0_0' is not healthy."
-CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB."
+def test_weak_text_of_shm_counts_if_shm_was_full():
+    assert weak(SHM).of_shm
+    assert judge_load(weak(SHM), SHM, scene(reading(one=999))).outcome is Outcome.FAILED
+    full = scene(reading(one=0, shm_free=0))
+    assert judge_load(weak(SHM), SHM, full).outcome is Outcome.OUT_OF_MEMORY
 
 
-def load(code, inner):
-    text = f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {inner};\n"
-    return FAULTS.of_control(code, text, name=T, model_id=M)
+def test_text_without_words_of_memory_fails():
+    text = "invalid shape"
+    nothing = Verdict(Strength.NONE, None, None, None)
+    around = scene(reading(one=999, kills=1, shm_free=0))
+    assert judge_load(nothing, text, around).evidence is Evidence.NO_WORDS
+    judgement = judge_inference(nothing, text, around, failures=0, is_only_model=True)
+    assert judgement.outcome is Outcome.FAILED
 
 
-def infer(status, text):
-    return FAULTS.of_inference(status, PLAIN, text, name=T, model_id=M)
+def test_inference_that_asks_for_too_much_is_not_believed():
+    around = scene(reading(one=830))
+    refuted = (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
+    assert judged(CUDA.format(1001), 0, around) == refuted
+    assert judged(CUDA.format(1001), 5, around, is_only_model=True) == refuted
+    assert judged(CUDA.format(1000), 0, around) == OUT_OF_MEMORY
 
 
-def grpc(code, text):
-    return FAULTS.of_grpc_inference(code, text, name=T, model_id=M)
+def test_inference_that_asks_for_little_is_believed_once():
+    around = scene(reading(one=830))  # 170 are free
+    assert judged(CUDA.format(17), 0, around) == OUT_OF_MEMORY
+    assert judged(CUDA.format(17), 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
+    assert judged(CUDA.format(18), 1, around) == OUT_OF_MEMORY
+    assert judged(BARE_CUDA, 9, around) == OUT_OF_MEMORY  # its text has no figure
 
 
-def raised(text):
-    return f"Failed to process the request(s) for model 'm_0_0', message: {text}"
+def test_fourth_failure_alone_is_for_good():
+    around = scene(reading(one=830))
+    assert judged(BARE_CUDA, 2, around, is_only_model=True) == OUT_OF_MEMORY
+    expected = (Outcome.TOO_LARGE, Evidence.ALONE)
+    assert judged(BARE_CUDA, 3, around, is_only_model=True) == expected
+    assert judged(CUDA.format(17), 3, around, is_only_model=True) == expected
+    assert judged(BARE_CUDA, 3, around) == OUT_OF_MEMORY
 
 
-SHM = "Failed to increase the shared memory pool size for key 'k': No space left on device"
-LIMIT = "memory limit set for GPU 0 has exceeded"
-
-# (failure, what it becomes while memory is low; it stays what it is while memory is ok or unknown)
-TABLE = [
-    (lambda: load("INVALID_ARGUMENT", CUDA), OutOfMemory, OutOfMemory),
-    (lambda: infer(500, raised(CUDA)), OutOfMemory, OutOfMemory),
-    (lambda: infer(503, CUDA), OutOfMemory, OutOfMemory),
-    (lambda: grpc("UNKNOWN", f"Critical error: {CUDA}"), OutOfMemory, OutOfMemory),
-    (lambda: infer(400, "input 'CUDA out of memory' is missing"), InvalidRequest, InvalidRequest),
-    (lambda: infer(400, f"expected 1 input, got {STUB}"), InvalidRequest, InvalidRequest),
-    (lambda: infer(404, raised(CUDA)), InferenceFailed, InferenceFailed),
-    (lambda: infer(501, CUDA), InvalidRequest, InvalidRequest),
-    (lambda: load("INVALID_ARGUMENT", SHM), OutOfMemory, OutOfMemory),
-    (lambda: infer(500, raised(SHM)), OutOfMemory, OutOfMemory),
-    (lambda: load("INVALID_ARGUMENT", "No space left on device"), LoadFailed, LoadFailed),
-    (lambda: infer(500, raised("No space left on device")), InferenceFailed, InferenceFailed),
-    (lambda: load("INVALID_ARGUMENT", STUB), OutOfMemory, LoadFailed),
-    (lambda: infer(500, STUB), OutOfMemory, StubDied),
-    (lambda: grpc("INTERNAL", STUB), OutOfMemory, StubDied),
-    (lambda: infer(500, "unable to enqueue for inference m_0"), OutOfMemory, InferenceFailed),
-    (lambda: infer(500, raised("CUDNN_STATUS_NOT_INITIALIZED")), OutOfMemory, InferenceFailed),
-    (
-        lambda: load("INVALID_ARGUMENT", "Engine core initialization failed."),
-        OutOfMemory,
-        LoadFailed,
-    ),
-    (lambda: load("INVALID_ARGUMENT", f"Unavailable: {LIMIT}"), OutOfMemory, OutOfMemory),
-    (lambda: infer(503, "Exceeds maximum queue size"), Overloaded, Overloaded),
-    (
-        lambda: infer(404, "Request for unknown model: 'm' is not found"),
-        ModelNotFound,
-        ModelNotFound,
-    ),
-    (lambda: grpc("RESOURCE_EXHAUSTED", CUDA), InferenceFailed, InferenceFailed),
-    (lambda: load("RESOURCE_EXHAUSTED", STUB), LoadFailed, LoadFailed),
-    (lambda: grpc("DEADLINE_EXCEEDED", "Deadline Exceeded"), BackendTimeout, BackendTimeout),
-    (lambda: grpc("UNAVAILABLE", "Socket closed"), BackendUnavailable, BackendUnavailable),
-    (lambda: load("INVALID_ARGUMENT", "ValueError: x"), LoadFailed, LoadFailed),
-    (lambda: infer(500, raised("ValueError: x")), InferenceFailed, InferenceFailed),
-]
+def test_inference_on_an_unseen_device_is_believed_once():
+    around = scene(reading(host=10), limits=[("host", 90)], devices=[HOST])
+    text = CUDA.format(5000)  # the limit of host memory says nothing about it
+    assert judged(text, 0, around) == OUT_OF_MEMORY
+    assert judged(text, 1, around) == (Outcome.FAILED, Evidence.UNSEEN_AGAIN)
+    assert judged(BARE_CUDA, 1, scene(limits=())) == (Outcome.FAILED, Evidence.UNSEEN_AGAIN)
+    assert judge_load(strong(text), text, around).figures.limit_bytes is None
 
 
-@rows(("failure", "low", "otherwise"), TABLE)
-def test_a_failure_is_answered_as_the_table_says(failure, low, otherwise):
-    for memory, expected in ((View.LOW, low), (View.OK, otherwise), (View.UNKNOWN, otherwise)):
-        error = failure()
-        answer = corroborated(error, memory, MemoryFigures())
-        assert type(answer) is expected, memory
-        assert answer is error or (memory is View.LOW and low is not otherwise)
+def test_text_is_compared_with_the_device_that_it_names():
+    limits = [("one", 1000), ("two", 4000), ("host", 9000)]
+    around = scene(reading(one=900, two=0, host=0), limits=limits, devices=[ONE, HOST])
+    assert judged(CUDA.format(2000), 1, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
+    assert judged(CUDA.format(11), 1, around) == OUT_OF_MEMORY  # 100 are free on its GPU
+    text = "std::bad_alloc: failed to allocate 800 MiB"
+    assert judged(text, 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
+    elsewhere = scene(reading(one=900, two=0, host=0), limits=limits, devices=[HOST])
+    assert judged(CUDA.format(2000), 0, elsewhere) == OUT_OF_MEMORY  # the larger GPU has that
+    assert judged(CUDA.format(10), 1, elsewhere) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
 
 
-def test_a_second_opinion_keeps_the_words_and_the_cause_and_says_why():
-    error, cause = StubDied(STUB, model_id="m", suspected="is not healthy"), OSError()
-    error.__cause__ = cause
-    figures = MemoryFigures(3, 2, 1, HOST)
-    answer = corroborated(error, View.LOW, figures)
-    assert str(answer) == f"{STUB} (memory was low at that time)"
-    assert (answer.model_id, answer.figures, answer.matched) == ("m", figures, "is not healthy")
-    assert answer.__cause__ is cause
+def test_text_is_doubted_only_if_each_device_refutes_it():
+    limits = [("one", 1000), ("two", 2000)]
+    around = scene(reading(one=900, two=0), limits=limits, devices=[ONE, TWO])
+    assert judged(CUDA.format(10), 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
+    assert judged(CUDA.format(11), 1, around) == OUT_OF_MEMORY  # 100 are free on the first GPU
+    assert judged(CUDA.format(2000), 0, around) == OUT_OF_MEMORY
+    assert judged(CUDA.format(2001), 0, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
 
 
-def test_where_only_shared_memory_can_explain_a_failure_nothing_else_is_looked_at():
-    low, full = observed(0), observed(500, shm_free_bytes=MIB - 1)
-    assert view_of_shm([low]) is View.UNKNOWN
-    assert view_of_shm([observed(0, shm_free_bytes=MIB)]) is View.OK
-    assert view_of_shm([observed(500, shm_free_bytes=MIB), full]) is View.LOW
+def test_text_without_a_device_is_compared_with_the_model():
+    text = "failed to allocate memory for requested buffer of size 104857600"  # 100 MiB
+    limits = [("one", 1000), ("host", 9000)]
+    around = scene(reading(one=100, host=0), limits=limits, devices=[ONE])
+    assert judged(text, 1, around) == OUT_OF_MEMORY  # 900 are free
+    around = scene(reading(one=0, host=0), limits=limits, devices=[ONE])
+    assert judged(text, 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
+    nowhere = scene(reading(one=0, host=0), limits=limits, devices=())
+    assert judged(text, 1, nowhere) == (Outcome.FAILED, Evidence.UNSEEN_AGAIN)
+
+
+def test_text_about_shm_is_compared_with_shm():
+    text = "No space left on device in /dev/shm: failed to allocate 6 MiB"
+    full = scene(reading(one=0, shm_free=50))
+    assert judged(text, 1, full) == OUT_OF_MEMORY
+    roomy = scene(reading(one=0, shm_free=60))
+    assert judged(text, 1, roomy) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
+    unseen = scene(reading(one=0))
+    assert judged(text, 0, unseen) == OUT_OF_MEMORY
+    assert judged(text, 1, unseen) == (Outcome.FAILED, Evidence.UNSEEN_AGAIN)
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[Errno 28] No space left on device", "Unable to initialize shared memory key 'k' to requ"],
+    ("text", "place"),
+    [
+        (CUDA.format(1), Place.GPU),
+        ("CUBLAS_STATUS_ALLOC_FAILED", Place.GPU),
+        ("std::bad_alloc: out_of_memory: CUDA error", Place.GPU),
+        ("std::bad_alloc", Place.HOST),
+        ("MemoryError", Place.HOST),
+        ("[Errno 12] Cannot allocate memory", Place.HOST),
+        ("out of shared memory", Place.SHM),
+        ("out of memory", None),
+    ],
 )
-def test_failures_that_only_a_full_shared_memory_explains_say_so(text):
-    failed = f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};"
-    faults = Faults(Classifier())
-    at_load = faults.of_control("INVALID_ARGUMENT", failed, model_id=ModelId("m"))
-    at_inference = faults.of_grpc_inference(
-        "INTERNAL", f"OSError: {text}", name=TritonName("m"), model_id=ModelId("m")
+def test_place_is_read_from_the_text(text, place):
+    assert name_place(text) is place
+
+
+def test_figures_are_of_the_fullest_device():
+    around = scene(
+        reading(one=900, two=990), limits=[("one", 1000), ("two", 1000)], devices=[ONE, TWO]
     )
-    assert (type(at_load), at_load.of_shm) == (LoadFailed, True)
-    assert (type(at_inference), at_inference.of_shm) == (InferenceFailed, True)
+    figures = judge_load(strong(CUDA.format(300)), CUDA.format(300), around).figures
+    assert figures.needed_bytes == 300 * MIB
+    assert figures.free_bytes == 10 * MIB
+    assert (figures.limit_bytes, figures.device) == (1000 * MIB, TWO)
+    above = scene(reading(one=1010))
+    assert judge_load(strong(BARE_CUDA), BARE_CUDA, above).figures.free_bytes == 0
+
+
+def test_failures_in_a_row_are_counted_by_package():
+    failed = FailedInferences()
+    assert [failed.add(key, 1.0, 0.0) for key in "aab"] == [0, 1, 0]
+    assert [failed.add("a", 3.0, answered_at=2.0), failed.add("b", 3.0, 0.5)] == [0, 1]
+    assert failed.add("a", 4.0, answered_at=2.0) == 1

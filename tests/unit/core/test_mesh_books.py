@@ -1,53 +1,61 @@
-"""What ModelMesh counts, and when that makes it evict."""
+"""Counts what ModelMesh counts, in units of 8 KiB."""
 
-import pytest
-
-from adapter.core.admission import MeshBooks
+from adapter.core.mesh_books import MESH_UNIT_BYTES, MeshBooks, predict_size
 from adapter.core.model import ModelId
 
-MIB = 2**20
-M, N = ModelId("m"), ModelId("n")
+A, B = ModelId("a"), ModelId("b")
 
 
-@pytest.fixture
-def books():
-    made = MeshBooks()
-    made.start(100 * MIB)
-    return made
+def units(count):
+    return count * MESH_UNIT_BYTES
 
 
-def test_models_that_fit_the_capacity_to_the_last_unit_evict_nothing(books):
-    books.count(M, 60 * MIB)
-    books.count(N, 40 * MIB + 8191)  # ModelMesh rounds down to 8 KiB
-    assert not books.is_evicting
+def test_prediction_is_at_most_the_default():
+    assert predict_size(None, 100) == 100
+    assert predict_size(99, 100) == 99
+    assert predict_size(101, 100) == 100
 
 
-def test_a_size_above_the_prediction_makes_it_evict_until_a_model_is_dropped(books):
-    books.count(M, 60 * MIB)
-    books.count(N, 30 * MIB)
-    assert not books.is_evicting
-    books.count(N, 50 * MIB)
-    assert books.is_evicting
-    books.drop(M)
-    assert not books.is_evicting
-
-
-def test_it_evicts_for_a_model_only_if_there_are_others(books):
-    books.count(M, 60 * MIB)
-    assert not books.evicts_for(M, 200 * MIB)
-    assert not books.evicts_for(N, 40 * MIB)
-    assert books.evicts_for(N, 41 * MIB)
-
-
-def test_nothing_is_evicted_before_a_capacity_was_told():
+def test_modelmesh_evicts_above_its_capacity():
     books = MeshBooks()
-    books.count(M, 2**60)
-    books.count(N, 2**60)
+    books.count(A, units(10))
+    assert not books.is_evicting  # nobody has told it a capacity
+    books.start(units(10))
     assert not books.is_evicting
-    assert not books.evicts_for(M, 2**60)
+    books.count(A, units(6))
+    books.count(B, units(4))
+    assert not books.is_evicting
+    books.count(B, units(5))
+    assert books.is_evicting
+    books.drop(A)
+    books.drop(A)
+    assert not books.is_evicting
 
 
-def test_a_new_start_counts_from_nothing(books):
-    books.count(M, 200 * MIB)
-    books.start(100 * MIB)
+def test_new_modelmesh_has_nothing_loaded():
+    books = MeshBooks()
+    books.start(units(10))
+    books.count(A, units(11))
+    assert books.is_evicting
+    books.start(units(10))
     assert not books.is_evicting
+
+
+def test_modelmesh_counts_whole_units():
+    books = MeshBooks()
+    books.start(units(2) + MESH_UNIT_BYTES - 1)  # two units
+    books.count(A, 0)  # counts as one unit
+    books.count(B, units(2) - 1)  # counts as one unit
+    assert not books.is_evicting
+    books.count(B, units(2))
+    assert books.is_evicting
+
+
+def test_modelmesh_evicts_others_for_a_larger_model():
+    books = MeshBooks()
+    books.start(units(10))
+    books.count(A, units(1))
+    assert not books.should_evict_for(A, units(11))  # there are no others
+    books.count(B, units(4))
+    assert not books.should_evict_for(A, units(6))
+    assert books.should_evict_for(A, units(7))

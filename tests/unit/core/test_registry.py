@@ -1,361 +1,537 @@
-"""Which models exist: look-ups, pages, and records that are no longer in it."""
+"""Checks which records there are: look-ups, names in Triton, versions, and moves."""
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from adapter.core.artifacts import ArtifactKey, StoreFiles
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState
-from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
+from adapter.core.record import LoadedFor, ModelRecord, OnExit, Step
+from adapter.core.registry import Move, Registry
+from adapter.core.states import (
+    AT_REST,
+    TRANSITIONS,
+    IllegalTransition,
+    ModelEvent,
+    ModelState,
+)
+from adapter.errors import ModelNotFound, ModelNotReady
+
+M = ModelId("m")
+N = ModelId("n")
+# from absent to each state, without `load_started`
+WAYS = {
+    ModelState.PREPARING: [],
+    ModelState.LOADING: [ModelEvent.LOAD_SENT],
+    ModelState.READY: [ModelEvent.LOAD_SENT, ModelEvent.LOADED],
+    ModelState.DEAD: [ModelEvent.LOAD_SENT, ModelEvent.LOADED, ModelEvent.PROCESS_DIED],
+    ModelState.UNLOADING: [ModelEvent.LOAD_SENT, ModelEvent.LOAD_FAILED],
+    ModelState.STUCK: [ModelEvent.LOAD_SENT, ModelEvent.LOAD_FAILED, ModelEvent.GIVEN_UP],
+    ModelState.LOST: [ModelEvent.LOST],
+}
+LIVING = [state for state in ModelState if state is not ModelState.LOST]
 
 
-def begun(registry: Registry, name: str) -> ModelRecord:
-    return registry.begin_load(ModelId(name), TritonName(name), ModelSource(f"/{name}"))
+class Clock:
+    """Stands still until a test moves it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def ready(registry: Registry, name: str) -> ModelRecord:
-    record = begun(registry, name)
-    registry.apply(record, ModelEvent.LOADED)
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(Clock())
+
+
+def make_record(registry: Registry, model_id: ModelId = M) -> ModelRecord:
+    name = registry.free_name(model_id)
+    return ModelRecord(model_id, name, ModelSource(f"/{model_id}"), LoadedFor.PLATFORM)
+
+
+def bring(
+    registry: Registry, state: ModelState, model_id: ModelId = M, *, beside: bool = False
+) -> ModelRecord:
+    """Bring a new record of the model into a state."""
+    record = make_record(registry, model_id)
+    add = registry.add_beside if beside else registry.add
+    add(record)
+    for event in WAYS[state]:
+        registry.apply(record, event)
+    assert record.state is state
     return record
 
 
-def unload(registry: Registry, name: str) -> None:
-    registry.apply(registry.begin_unload(ModelId(name)), ModelEvent.UNLOADED)
-
-
-def ids(records: list[ModelRecord]) -> list[str]:
-    return [record.id for record in records]
-
-
 def walk(registry: Registry, limit: int) -> list[list[str]]:
-    """All pages as a client sees them: asked for while more are promised."""
-    pages, after, more = [], None, True
-    while more:
-        found, more = registry.page(after, limit)
-        pages.append(ids(found))
-        after = found[-1].id if found else after
+    """Return all pages as a client sees them: asked for while more are promised."""
+    pages: list[list[str]] = []
+    after = None
+    has_more = True
+    while has_more:
+        records, has_more = registry.page(after, limit)
+        pages.append([record.id for record in records])
+        after = records[-1].id if records else after
     return pages
 
 
-def test_a_ready_model_is_served():
-    registry = Registry()
-    record = ready(registry, "m")
-    assert registry.serving(ModelId("m")) is record
-    assert ModelId("m") in registry
-    assert registry.records() == [record]
+def snapshot(registry: Registry) -> object:
+    """Return all that anybody can see of the registry."""
+    records = registry.records()
+    return (
+        [(record, record.state, record.name, record.placement) for record in records],
+        {record.id: registry.get(record.id) for record in records},
+        {name: registry.owner_of(name) for record in records for name in names_of(record)},
+        registry.counts(),
+        registry.page(None, 100),
+    )
+
+
+def names_of(record: ModelRecord) -> set[TritonName]:
+    return {record.name, *record.placement.names}
+
+
+# -- look-ups -----------------------------------------------------------------------------------
+
+
+def test_ready_model_is_served(registry):
+    record = bring(registry, ModelState.READY)
+    assert registry.serving(M) is registry.get(M) is record
+    assert registry.is_serving(record)
+    assert registry.owner_of(record.name) is record
+    assert registry.records() == registry.records_of(M) == [record]
+    assert len(registry) == 1
 
 
 @pytest.mark.parametrize(
-    ("state", "is_on_demand", "may"),
-    [(ModelState.READY, True, True), (ModelState.READY, False, False)]
-    + [(state, True, False) for state in ModelState if state is not ModelState.READY],
+    ("state", "error", "text"),
+    [
+        (None, ModelNotFound, "model 'm' is not loaded"),
+        (ModelState.PREPARING, ModelNotReady, "model 'm' is being loaded"),
+        (ModelState.LOADING, ModelNotReady, "model 'm' is being loaded"),
+        (ModelState.DEAD, ModelNotFound, "model 'm' has lost its process; load it again"),
+        (ModelState.UNLOADING, ModelNotFound, "model 'm' is not loaded"),
+        (ModelState.STUCK, ModelNotFound, "model 'm' is not loaded"),
+        (ModelState.LOST, ModelNotReady, "model 'm' is being loaded again"),
+    ],
 )
-def test_only_a_ready_model_that_calls_have_loaded_may_be_evicted(state, is_on_demand, may):
-    registry = Registry()
-    record = ready(registry, "m")
-    record.state, record.is_on_demand = state, is_on_demand
-    if may:
-        registry.refuse_unless_evictable(record)
-    else:
-        with pytest.raises(ModelNotFound, match="was unloaded meanwhile, or is a platform's now"):
-            registry.refuse_unless_evictable(record)
+def test_absence_is_explained_by_state(registry, state, error, text):
+    if state is not None:
+        record = bring(registry, state)
+        assert not registry.is_serving(record)
+    with pytest.raises(error) as caught:
+        registry.serving(M)
+    assert str(caught.value) == text
+    assert caught.value.model_id == M
+    assert type(caught.value) is error
 
 
-def test_a_model_is_not_evicted_whose_name_another_one_has():
-    registry = Registry()
-    record, other = ready(registry, "m"), ready(registry, "n")
-    record.is_on_demand = other.is_on_demand = True
-    registry.exchange(record, other)
-    with pytest.raises(ModelNotFound):
-        registry.refuse_unless_evictable(record)
+def test_pages_have_each_serving_model_once(registry):
+    for name in "dbacfe":
+        bring(registry, ModelState.READY, ModelId(name))
+    bring(registry, ModelState.LOADING, ModelId("g"))
+    bring(registry, ModelState.READY, ModelId("a"), beside=True)
+    assert walk(registry, 4) == [["a", "b", "c", "d"], ["e", "f"]]
+    assert walk(registry, 3) == [["a", "b", "c"], ["d", "e", "f"]]
 
 
-def test_an_unknown_model_is_not_found():
-    with pytest.raises(ModelNotFound, match="'m' is not loaded") as caught:
-        Registry().serving(ModelId("m"))
-    assert caught.value.model_id == "m"
-
-
-def test_a_model_being_loaded_is_not_ready():
-    registry = Registry()
-    begun(registry, "m")
-    with pytest.raises(ModelNotReady, match="'m' is being loaded") as caught:
-        registry.serving(ModelId("m"))
-    assert caught.value.model_id == "m"
-
-
-def test_a_model_being_unloaded_is_not_found():
-    registry = Registry()
-    ready(registry, "m")
-    registry.begin_unload(ModelId("m"))
-    with pytest.raises(ModelNotFound, match="'m' is not loaded"):
-        registry.serving(ModelId("m"))
-
-
-def test_a_dead_model_is_not_found_and_the_answer_says_what_to_do():
-    registry = Registry()
-    registry.died(ready(registry, "m"))
-    with pytest.raises(ModelNotFound, match="load it again"):
-        registry.serving(ModelId("m"))
-
-
-def test_a_second_load_is_a_conflict_that_says_how_far_the_first_is():
-    registry = Registry()
-    record = begun(registry, "m")
-    with pytest.raises(AlreadyLoaded, match="is being loaded"):
-        begun(registry, "m")
-    registry.apply(record, ModelEvent.LOADED)
-    with pytest.raises(AlreadyLoaded, match="is loaded already"):
-        begun(registry, "m")
-    assert registry.get(ModelId("m")) is record
-
-
-def test_a_model_that_is_about_to_be_loaded_again_is_not_ready_until_that_load_begins():
-    registry = Registry()
-    lost = ready(registry, "m")
-    registry.apply(lost, ModelEvent.LOST)
-    with pytest.raises(ModelNotReady, match="'m' is being loaded again"):
-        registry.serving(ModelId("m"))
-    with pytest.raises(ModelNotFound):
-        registry.begin_unload(ModelId("m"))
-    again = begun(registry, "m")
-    assert registry.records() == [again]
-    registry.died(lost)
-    registry.apply(again, ModelEvent.LOADED)
-    assert registry.serving(ModelId("m")) is again
-    assert registry.counts()[ModelState.LOST] == 0
-
-
-def test_a_stuck_model_leaves_its_id_free_and_keeps_its_name_until_it_is_freed():
-    registry = Registry()
-    stuck = begun(registry, "m")
-    registry.apply(stuck, ModelEvent.GIVEN_UP)
-    with pytest.raises(ModelNotFound):
-        registry.serving(ModelId("m"))
-    with pytest.raises(ModelNotFound):
-        registry.begin_unload(ModelId("m"))
-    name = registry.free_name(ModelId("m"))
-    assert name != "m"
-    registry.apply(registry.begin_load(ModelId("m"), name, ModelSource("/m")), ModelEvent.GIVEN_UP)
-    assert registry.free_name(ModelId("m")) not in {"m", name}
-    assert (registry.records(), list(registry.stuck)) == ([], ["m", name])
-    registry.apply(stuck, ModelEvent.FREED)
-    assert registry.free_name(ModelId("m")) == "m"
-
-
-def test_a_model_of_an_earlier_run_is_ready_at_once_or_stuck():
-    registry = Registry()
-    adopted = registry.adopt(ModelId("m"), TritonName("m"), ModelSource("/m"))
-    assert registry.serving(ModelId("m")) is adopted
-    registry.apply(ModelRecord(ModelId("n"), TritonName("n"), ModelSource("")), ModelEvent.GIVEN_UP)
-    assert registry.free_name(ModelId("n")) != "n"
-
-
-def test_no_model_gets_the_name_that_another_has_while_it_comes_or_goes():
-    registry = Registry()
-    new = (ModelId("m#2"), TritonName("m"), ModelSource("/m"), ModelId("m"))
-    record = registry.begin_load(*new)
-    for event in (ModelEvent.LOADED, ModelEvent.UNLOAD_BEGUN):
-        assert registry.free_name(ModelId("m")) != "m"
-        registry.apply(record, event)
-    assert registry.free_name(ModelId("m")) != "m"
-    registry.apply(record, ModelEvent.UNLOADED)
-    assert registry.free_name(ModelId("m")) == "m"
-
-
-def test_the_first_free_name_of_several_ids_is_taken():
-    registry = Registry()
-    begun(registry, "m")
-    assert registry.free_name(ModelId("m"), ModelId("m2")) == "m2"
-    assert registry.free_name(ModelId("n"), ModelId("m2")) == "n"
-
-
-def test_a_model_that_comes_back_keeps_its_name():
-    registry = Registry()
-    record = begun(registry, "m")
-    assert registry.free_name(ModelId("m"), replaced=record) == "m"
-
-
-def test_a_load_that_failed_leaves_no_record():
-    registry = Registry()
-    registry.apply(begun(registry, "m"), ModelEvent.LOAD_FAILED)
-    assert registry.records() == []
-    ready(registry, "m")
-
-
-def test_unload_of_an_unknown_model_is_not_found():
-    with pytest.raises(ModelNotFound):
-        Registry().begin_unload(ModelId("m"))
-
-
-def test_an_unload_that_failed_brings_the_model_back_into_the_list():
-    registry = Registry()
-    ready(registry, "m")
-    record = registry.begin_unload(ModelId("m"))
-    assert walk(registry, 10) == [[]]
-    registry.apply(record, ModelEvent.UNLOAD_FAILED)
-    assert walk(registry, 10) == [["m"]]
-
-
-def test_a_failed_unload_of_a_dead_model_leaves_it_dead():
-    registry = Registry()
-    registry.died(ready(registry, "m"))
-    record = registry.begin_unload(ModelId("m"))
-    registry.apply(record, ModelEvent.DEAD_UNLOAD_FAILED)
-    assert record.state is ModelState.DEAD
-    assert walk(registry, 10) == [[]]
-
-
-def test_only_ready_models_are_listed():
-    registry = Registry()
-    begun(registry, "loading")
-    registry.died(ready(registry, "dead"))
-    ready(registry, "ready")
-    ready(registry, "unloading")
-    registry.begin_unload(ModelId("unloading"))
-    registry.apply(ready(registry, "returning"), ModelEvent.LOST)
-    registry.apply(begun(registry, "stuck"), ModelEvent.GIVEN_UP)
-    registry.begin_fetch(ModelId("fetching"), ArtifactKey("", "m"))
-    registry.put_on_disk(ModelId("on disk"), StoreFiles(ArtifactKey("", "m")))
-    assert walk(registry, 10) == [["ready"]]
+def test_counts_are_of_all_states(registry):
+    for name, state in zip("abcdefg", ModelState, strict=True):
+        bring(registry, state, ModelId(name))
     assert registry.counts() == dict.fromkeys(ModelState, 1)
 
 
-def test_a_second_notice_of_the_same_death_is_harmless():
-    registry = Registry()
-    record = ready(registry, "m")
-    registry.died(record)
-    registry.died(record)
-    assert record.state is ModelState.DEAD
+def test_longest_idle_model_counts(registry):
+    assert registry.longest_idle_seconds(9.0) is None
+    first, second = (bring(registry, ModelState.READY, model_id) for model_id in (M, N))
+    first.usage.used_at = 2.0
+    second.usage.used_at = 5.0
+    assert registry.longest_idle_seconds(9.0) == 7.0
+    first.usage.in_flight = 1
+    assert registry.longest_idle_seconds(9.0) == 4.0
 
 
-@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.UNLOADING])
-def test_a_death_notice_during_a_change_is_left_to_the_change(state):
-    registry = Registry()
-    record = begun(registry, "m")
-    if state is ModelState.UNLOADING:
-        registry.apply(record, ModelEvent.LOADED)
-        registry.begin_unload(record.id)
-    registry.died(record)
-    assert record.state is state
+# -- names in Triton ----------------------------------------------------------------------------
 
 
-def test_a_death_notice_of_a_vanished_model_touches_no_other_model():
-    """A request of before a restart of Triton may end after the restart was noticed."""
-    registry = Registry()
-    ready(registry, "b")
-    gone = ready(registry, "a")
-    registry.apply(gone, ModelEvent.VANISHED)
-    registry.died(gone)
-    assert walk(registry, 10) == [["b"]]
-    assert registry.records() == [registry.serving(ModelId("b"))]
+def test_names_are_near_to_the_model(registry):
+    names = []
+    for _ in range(3):
+        record = bring(registry, ModelState.STUCK)
+        names.append(record.name)
+    assert names == ["m", "ta.u.m_231", "ta.u.m_232"]
 
 
-def test_a_death_notice_of_the_last_run_does_not_touch_the_new_one():
-    registry = Registry()
-    old = ready(registry, "m")
-    registry.apply(old, ModelEvent.VANISHED)
-    new = ready(registry, "m")
-    registry.died(old)
-    assert registry.serving(ModelId("m")) is new
-    assert registry.page(None, 10) == ([new], False)
+@pytest.mark.parametrize("state", LIVING)
+def test_name_is_taken_until_triton_forgets(registry, state):
+    record = bring(registry, state)
+    assert not registry.is_free(record.name)
+    other = ModelRecord(N, record.name, ModelSource("/n"), LoadedFor.PLATFORM)
+    before = snapshot(registry)
+    with pytest.raises(ValueError, match="has the name 'm' in Triton"):
+        registry.add(other)
+    with pytest.raises(ValueError, match="has the name 'm' in Triton"):
+        registry.add_beside(other)
+    assert snapshot(registry) == before
+    assert other.state is None
 
 
-@pytest.mark.parametrize(
-    ("count", "pages"),
-    [(0, [0]), (1, [1]), (2, [2]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])],
-)
-def test_pages_are_sorted_and_never_empty_at_the_end(count, pages):
-    registry = Registry()
-    names = [f"m{number:02}" for number in range(count)]
-    for name in reversed(names):
-        ready(registry, name)
-    walked = walk(registry, 3)
-    assert [len(page) for page in walked] == pages
-    assert [name for page in walked for name in page] == names
+def test_lost_model_frees_its_names(registry):
+    record = bring(registry, ModelState.READY)
+    registry.place(record, Placement((TritonName("step"), record.name)))
+    registry.apply(record, ModelEvent.LOST)
+    assert registry.is_free(record.name)
+    assert registry.is_free(TritonName("step"))
+    assert registry.get(M) is record
 
 
-@given(st.sets(st.text(min_size=1), max_size=12), st.integers(min_value=1, max_value=5))
-def test_a_walk_finds_every_model_once_in_order(names, limit):
-    registry = Registry()
-    for name in names:
-        ready(registry, name)
-    assert [name for page in walk(registry, limit) for name in page] == sorted(names)
-
-
-def test_models_may_come_and_go_between_pages():
-    registry = Registry()
-    for name in "bdfh":
-        ready(registry, name)
-    first, more = registry.page(None, 2)
-    assert (ids(first), more) == (["b", "d"], True)
-    unload(registry, "d")  # the page mark itself
-    ready(registry, "a")  # before it: not seen in this walk
-    ready(registry, "e")  # after it: seen
-    assert (ids(registry.page(first[-1].id, 2)[0])) == ["e", "f"]
-    second, more = registry.page(ModelId("f"), 2)
-    assert (ids(second), more) == (["h"], False)
-
-
-def test_a_page_behind_the_last_model_is_empty():
-    registry = Registry()
-    ready(registry, "a")
-    assert registry.page(ModelId("z"), 5) == ([], False)
-
-
-def test_a_record_says_whether_triton_knows_another_name():
-    source = ModelSource("/m")
-    assert not ModelRecord(ModelId("m"), TritonName("m"), source).is_renamed
-    assert ModelRecord(ModelId("a b"), TritonName("ta.u.a_20b"), source).is_renamed
-
-
-def test_the_least_recently_used_ready_model_is_the_one_idle_for_longest():
-    registry = Registry()
-    assert registry.longest_idle_seconds(100.0) is None
-    for name, used_at in (("old", 10.0), ("new", 90.0)):
-        ready(registry, name).usage.used_at = used_at
-    begun(registry, "loading")
-    assert registry.longest_idle_seconds(100.0) == 90.0
-
-
-def test_a_model_at_work_is_not_idle():
-    registry = Registry()
-    record = ready(registry, "busy")
-    record.usage.in_flight, record.usage.used_at = 1, 10.0
-    assert registry.longest_idle_seconds(100.0) == 0.0
-
-
-def test_names_in_triton_are_owned_until_their_model_leaves_the_table():
-    registry = Registry()
-    record = begun(registry, "m")
-    assert not registry.is_owned(TritonName("m"))
-
-    registry.place(record, Placement((TritonName("m"),), (TritonName("step"),)))
+def test_parts_of_a_package_have_names(registry):
+    record = bring(registry, ModelState.LOADING)
+    step = TritonName("step")
+    registry.place(record, Placement((record.name,), along=(step,)))
+    assert registry.owner_of(step) is record
+    assert registry.free_name(ModelId("step")) == "ta.u.step_231"
     registry.apply(record, ModelEvent.LOADED)
-    registry.begin_unload(record.id)
-    assert registry.is_owned(TritonName("m"))
-    assert registry.is_owned(TritonName("step"))
-
-    with registry.disowned() as before:
-        pass
-    with registry.disowned() as gone, registry.disowned() as gone_too:
-        registry.apply(record, ModelEvent.UNLOADED)
-    assert not registry.is_owned(TritonName("m"))
-    assert (before, gone, gone_too) == (set(), {"m", "step"}, {"m", "step"})
+    registry.apply(record, ModelEvent.TRITON_EXITED)
+    assert registry.free_name(ModelId("step")) == "step"
 
 
-def test_a_load_in_place_of_a_lost_model_does_not_own_the_names_of_that():
-    registry = Registry()
-    lost = ready(registry, "m")
-    registry.place(lost, Placement((TritonName("m"),)))
-    registry.apply(lost, ModelEvent.LOST)
-    assert registry.is_owned(TritonName("m"))
+def test_second_placement_replaces_the_first(registry):
+    record = bring(registry, ModelState.PREPARING)
+    for name in ("one", "two"):
+        registry.place(record, Placement((TritonName(name), record.name)))
+    assert registry.is_free(TritonName("one"))
+    assert registry.owner_of(TritonName("two")) is record
 
-    again = begun(registry, "m")
-    assert not registry.is_owned(TritonName("m"))
 
-    registry.place(again, Placement((TritonName("m"),)))
-    registry.apply(again, ModelEvent.GIVEN_UP)
-    assert not registry.is_owned(TritonName("m"))
+def test_placement_over_another_model_is_refused(registry):
+    bring(registry, ModelState.READY, N)
+    record = bring(registry, ModelState.LOADING)
+    before = snapshot(registry)
+    with pytest.raises(ValueError, match="model 'n' has the name"):
+        registry.place(record, Placement((TritonName("free"), TritonName("n"), record.name)))
+    assert snapshot(registry) == before
+    assert registry.is_free(TritonName("free"))
+
+
+@pytest.mark.parametrize("state", [None, ModelState.LOST])
+def test_placement_outside_of_triton_is_refused(registry, state):
+    record = make_record(registry) if state is None else bring(registry, state)
+    with pytest.raises(ValueError, match="no name in Triton"):
+        registry.place(record, Placement((record.name,)))
+
+
+def test_rename_moves_the_name(registry):
+    record = bring(registry, ModelState.PREPARING)
+    registry.rename(record, TritonName("other"))
+    assert record.name == "other"
+    assert registry.owner_of(TritonName("other")) is record
+    assert registry.is_free(TritonName("m"))
+
+
+def test_rename_to_a_taken_name_is_refused(registry):
+    bring(registry, ModelState.READY, N)
+    record = bring(registry, ModelState.PREPARING)
+    before = snapshot(registry)
+    with pytest.raises(ValueError, match="model 'n' has the name"):
+        registry.rename(record, TritonName("n"))
+    assert snapshot(registry) == before
+
+
+@pytest.mark.parametrize("state", list(ModelState)[1:])
+def test_rename_is_refused_once_triton_was_asked(registry, state):
+    record = bring(registry, state)
+    with pytest.raises(ValueError, match="not being prepared"):
+        registry.rename(record, TritonName("other"))
+
+
+# -- states -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ModelState)
+@pytest.mark.parametrize("event", ModelEvent)
+def test_event_moves_or_changes_nothing(registry, state, event):
+    record = bring(registry, state)
+    before = snapshot(registry)
+    begins = event in {ModelEvent.LOAD_STARTED, ModelEvent.ADOPTED}
+    if (state, event) in TRANSITIONS and not begins:
+        registry.apply(record, event)
+        assert record.state is TRANSITIONS[state, event]
+        return
+    with pytest.raises((IllegalTransition, ValueError)):
+        registry.apply(record, event)
+    assert snapshot(registry) == before
+
+
+@pytest.mark.parametrize("state", LIVING)
+def test_second_load_of_an_id_is_refused(registry, state):
+    known = bring(registry, state)
+    record = make_record(registry)
+    if state is ModelState.STUCK:
+        registry.add(record)
+        assert registry.get(M) is record
+        assert registry.records_of(M) == [known, record]
+        return
+    before = snapshot(registry)
+    with pytest.raises(IllegalTransition):
+        registry.add(record)
+    assert snapshot(registry) == before
+
+
+def test_record_is_added_once(registry):
+    record = bring(registry, ModelState.STUCK)
+    for add in (registry.add, registry.add_beside):
+        with pytest.raises(ValueError, match="record of its own"):
+            add(record)
+
+
+def test_adopted_model_serves_at_once(registry):
+    record = make_record(registry)
+    registry.add(record, ModelEvent.ADOPTED)
+    assert registry.serving(M) is record
+
+
+def test_lost_model_makes_room_for_its_load(registry):
+    lost = bring(registry, ModelState.LOST)
+    lost.usage.used_at = 7.0
+    lost.gpu = 1
+    record = make_record(registry)
+    registry.add(record)
+    assert registry.records() == [record]
+    assert lost.state is None
+    assert registry.counts()[ModelState.LOST] == 0
+    assert record.usage.used_at == 7.0
+    assert record.gpu == 1
+    with pytest.raises(IllegalTransition):
+        registry.apply(lost, ModelEvent.FORGOTTEN)
+
+
+def test_freed_model_leaves_the_later_load(registry):
+    stuck = bring(registry, ModelState.STUCK)
+    record = bring(registry, ModelState.READY)
+    registry.apply(stuck, ModelEvent.FREED)
+    assert registry.serving(M) is record
+    assert registry.records() == [record]
+
+
+def test_move_clears_the_step(registry):
+    clock = Clock()
+    registry = Registry(clock)
+    record = bring(registry, ModelState.PREPARING)
+    record.step = Step.MEMORY
+    record.blockers = (N,)
+    clock.now = 3.0
+    registry.apply(record, ModelEvent.LOAD_SENT)
+    assert (record.step, record.blockers) == (None, ())
+    assert record.state_since == 3.0
+
+
+def test_listeners_hear_of_each_move(registry):
+    heard: list[object] = []
+
+    def first(move: Move) -> None:
+        heard.append((move.before, move.event, move.after))
+        assert move.record.state is move.after
+
+    registry.subscribe(first)
+    registry.subscribe(lambda move: heard.append(move.record.id))
+    record = bring(registry, ModelState.LOST)
+    bring(registry, ModelState.PREPARING)
+    with pytest.raises(IllegalTransition):
+        registry.apply(record, ModelEvent.LOADED)
+    assert heard == [
+        (None, ModelEvent.LOAD_STARTED, ModelState.PREPARING),
+        "m",
+        (ModelState.PREPARING, ModelEvent.LOST, ModelState.LOST),
+        "m",
+        (ModelState.LOST, ModelEvent.LOAD_STARTED, ModelState.PREPARING),
+        "m",
+    ]
+
+
+# -- versions -----------------------------------------------------------------------------------
+
+
+def test_switch_gives_callers_the_new_version(registry):
+    old = bring(registry, ModelState.READY)
+    new = bring(registry, ModelState.READY, beside=True)
+    assert registry.serving(M) is old
+    registry.switch(old, new)
+    assert registry.serving(M) is new
+    assert not registry.is_serving(old)
+    assert old.state is ModelState.READY
+    registry.apply(old, ModelEvent.UNLOAD_STARTED)
+    registry.apply(old, ModelEvent.UNLOADED)
+    assert registry.serving(M) is new
+    assert walk(registry, 5) == [["m"]]
+
+
+def test_switch_from_a_dead_version_serves(registry):
+    old = bring(registry, ModelState.DEAD)
+    new = bring(registry, ModelState.READY, beside=True)
+    registry.switch(old, new)
+    assert registry.serving(M) is new
+    assert walk(registry, 5) == [["m"]]
+
+
+def test_switch_is_refused_unless_both_are_there(registry):
+    old = bring(registry, ModelState.READY)
+    loading = bring(registry, ModelState.LOADING, beside=True)
+    new = bring(registry, ModelState.READY, beside=True)
+    stranger = bring(registry, ModelState.READY, N)
+    before = snapshot(registry)
+    for one, other in ((old, loading), (old, stranger), (new, old), (old, old)):
+        with pytest.raises(ValueError, match="version"):
+            registry.switch(one, other)
+        assert snapshot(registry) == before
+
+
+def test_only_the_version_of_callers_returns(registry):
+    old = bring(registry, ModelState.READY)
+    new = bring(registry, ModelState.READY, beside=True)
+    for record in (old, new):
+        record.on_exit = OnExit.RELOAD
+    assert registry.should_return(old)
+    assert not registry.should_return(new)
+    before = snapshot(registry)
+    with pytest.raises(ValueError, match="version that is lost"):
+        registry.apply(new, ModelEvent.LOST)
+    assert snapshot(registry) == before
+    old.on_exit = OnExit.FORGET
+    assert not registry.should_return(old)
+
+
+def test_failed_version_leaves_the_serving_one(registry):
+    old = bring(registry, ModelState.READY)
+    new = bring(registry, ModelState.UNLOADING, beside=True)
+    registry.apply(new, ModelEvent.UNLOADED)
+    assert registry.serving(M) is old
+    assert registry.records() == [old]
+
+
+# -- any order of events ------------------------------------------------------------------------
+
+IDS = st.sampled_from([M, N, ModelId("m#1")])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Adds, moves, places and switches records in any order; what may not be changes nothing."""
+
+    records = Bundle("records")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = Registry(lambda: 0.0)
+        self.states: dict[ModelRecord, ModelState | None] = {}
+        self.registry.subscribe(self.hear)
+
+    def hear(self, move: Move) -> None:
+        known = self.states.get(move.record)
+        if move.event is ModelEvent.LOAD_STARTED and move.before is ModelState.LOST:
+            assert known is None
+        else:
+            assert move.before is known
+        assert TRANSITIONS[move.before, move.event] is move.after
+        self.states[move.record] = move.after
+
+    def attempt(self, act, *arguments: object) -> None:
+        before = snapshot(self.registry)
+        try:
+            act(*arguments)
+        except (IllegalTransition, ValueError):
+            assert snapshot(self.registry) == before
+
+    @rule(target=records, model_id=IDS, beside=st.booleans(), on_exit=st.sampled_from(OnExit))
+    def add(self, model_id, beside, on_exit):
+        record = make_record(self.registry, model_id)
+        record.on_exit = on_exit
+        known = self.registry.get(model_id)
+        add = self.registry.add_beside if beside else self.registry.add
+        self.attempt(add, record)
+        if known is not None and known.state is None:  # a LOST one has made room
+            self.states[known] = None
+        return record
+
+    @rule(record=records, event=st.sampled_from(ModelEvent))
+    def move(self, record, event):
+        self.attempt(self.registry.apply, record, event)
+
+    @precondition(lambda self: self.states)
+    @rule(record=records, steps=st.integers(1, 4))
+    def bring_on(self, record, steps):
+        """Take the usual way of a load, so that models get to be READY often enough."""
+        for event in WAYS[ModelState.READY][:steps]:
+            self.attempt(self.registry.apply, record, event)
+
+    @rule()
+    def exit_triton(self):
+        """Move all records at rest and all loads, as the watcher and the operations do."""
+        for record in self.registry.records():
+            if record.state in AT_REST | {ModelState.LOADING}:
+                returns = self.registry.should_return(record)
+                event = ModelEvent.LOST if returns else ModelEvent.TRITON_EXITED
+                self.registry.apply(record, event)
+        served = [r for r in self.registry.records() if self.registry.is_serving(r)]
+        assert served == []
+
+    @rule(record=records, parts=st.lists(st.sampled_from(["m", "n", "step"]), max_size=2))
+    def place(self, record, parts):
+        names = tuple(map(TritonName, parts))
+        self.attempt(self.registry.place, record, Placement((*names, record.name)))
+
+    @rule(record=records, name=st.sampled_from(["m", "n", "step"]))
+    def rename(self, record, name):
+        self.attempt(self.registry.rename, record, TritonName(name))
+
+    @rule(old=records, new=records)
+    def switch(self, old, new):
+        served = self.registry.get(old.id)
+        self.attempt(self.registry.switch, old, new)
+        has_switched = self.registry.get(old.id) is not served
+        if has_switched:
+            assert served is old
+            assert self.registry.get(old.id) is new
+            assert new.state is ModelState.READY
+
+    @invariant()
+    def states_are_what_listeners_heard(self):
+        living = {record: state for record, state in self.states.items() if state is not None}
+        assert {record: record.state for record in self.registry.records()} == living
+
+    @invariant()
+    def names_are_unique(self):
+        owners: dict[TritonName, ModelRecord] = {}
+        for record in self.registry.records():
+            if record.state is not ModelState.LOST:
+                for name in names_of(record):
+                    assert owners.setdefault(name, record) is record
+                    assert self.registry.owner_of(name) is record
+        for name in ("m", "n", "step"):
+            assert self.registry.owner_of(TritonName(name)) is owners.get(TritonName(name))
+
+    @invariant()
+    def ids_have_one_record(self):
+        for model_id in {record.id for record in self.states}:
+            record = self.registry.get(model_id)
+            assert record is None or record.state not in {None, ModelState.STUCK}
+            lost = [r for r in self.registry.records_of(model_id) if r.state is ModelState.LOST]
+            assert lost in ([], [record])
+
+    @invariant()
+    def figures_match_the_records(self):
+        records = self.registry.records()
+        for state, count in self.registry.counts().items():
+            assert count == sum(record.state is state for record in records)
+        serving = {record.id for record in records if self.registry.is_serving(record)}
+        assert walk(self.registry, 100) == [sorted(serving)]
+
+
+def test_registry_is_consistent_in_any_order():
+    run_state_machine_as_test(AnyOrder)

@@ -1,15 +1,16 @@
 """The exposition: names, labels, and gauges that are read at each scrape."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
 
-from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, Device, DeviceState
 from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
-from adapter.core.state import ModelEvent
+from adapter.core.states import ModelEvent
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.readings import ModelCollector, State
 from tests.cases import rows
@@ -21,20 +22,23 @@ def scrape(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in pairs if "_created" not in name}
 
 
+def show_device(limit: int, used: int | None = None, **figures: int) -> DeviceState:
+    state = DeviceState(limit, used, limit, 0, 0, 0, 0, None)
+    return replace(state, **figures)
+
+
 class World:
-    def __init__(self, limit: int | None) -> None:
-        self.registry = Registry()
-        self.ledger = Ledger(limit, lambda _: 0)
-        self.ledger.open(None)
-        self.reading: MemoryReading | None = None
+    def __init__(self) -> None:
+        self.registry = Registry(lambda: 0.0)
+        self.devices: dict[Device, DeviceState] = {}
         self.live = True
         self.metrics = Metrics()
         self.metrics.bind(
             State(
                 abandoned=lambda: 0,
                 models=self.registry.counts,
-                devices=lambda: self.ledger.snapshot().show(self.reading),
-                gpu_unread=lambda: self.reading is None,
+                devices=lambda: self.devices,
+                gpu_unread=lambda: not self.devices,
                 triton_live=lambda: self.live,
                 ready=lambda: self.live,
                 lost_lines=lambda: 0,
@@ -42,7 +46,7 @@ class World:
                 idle_seconds=lambda: self.registry.longest_idle_seconds(1000.0),
                 about={"version": "1.2.3"},
             ),
-            ModelCollector(self.registry, lambda record: self.ledger.of(record.name), 100),
+            ModelCollector(self.registry, lambda _: {}, 100),
         )
 
 
@@ -121,8 +125,11 @@ def test_what_waited_for_its_caller_is_not_the_adapters_own_time():
 
 
 def test_models_are_counted_by_state():
-    world = World(None)
-    record = world.registry.begin_load(ModelId("a"), TritonName("a"), ModelSource("/"))
+    world = World()
+    source = ModelSource("/")
+    record = ModelRecord(ModelId("a"), TritonName("a"), source, LoadedFor.PLATFORM)
+    world.registry.add(record)
+    world.registry.apply(record, ModelEvent.LOAD_SENT)
     assert scrape(world.metrics)['triton_adapter_models{state="LOADING"}'] == 1
     world.registry.apply(record, ModelEvent.LOADED)
     found = scrape(world.metrics)
@@ -192,13 +199,9 @@ def test_without_traces_there_are_no_exemplars():
     assert "trace_id" not in exposed(metrics)
 
 
-def test_memory_is_read_from_book_and_reader_at_each_scrape():
-    world = World(None)
-    world.reading = MemoryReading({HOST: DeviceReading(1000, 300)})
-    world.ledger.open(world.reading)
-    world.ledger.reserve(ModelId("a"), {HOST: 100})
-    world.ledger.reserve(ModelId("b"), {HOST: 50})
-    world.ledger.settle(ModelId("b"), None)
+def test_memory_of_a_device_is_read_at_each_scrape():
+    world = World()
+    world.devices[HOST] = show_device(1000, 300, reserved_bytes=100, held_bytes=50, free_bytes=600)
     found = scrape(world.metrics)
     memory = {
         kind: found[f'triton_adapter_memory_{kind}_bytes{{device="host"}}']
@@ -208,29 +211,29 @@ def test_memory_is_read_from_book_and_reader_at_each_scrape():
 
 
 def test_each_device_has_its_own_figures():
-    world = World(None)
+    world = World()
     one, two = Device("GPU-1"), Device("GPU-2")
-    world.reading = MemoryReading({one: DeviceReading(1000, 300), two: DeviceReading(500, 0)})
-    world.ledger.open(world.reading)
-    world.ledger.hold(ModelId("a"), {two: 200})
+    world.devices = {one: show_device(1000, free_bytes=700), two: show_device(500, free_bytes=300)}
     found = scrape(world.metrics)
     assert found['triton_adapter_memory_free_bytes{device="GPU-1"}'] == 700
     assert found['triton_adapter_memory_free_bytes{device="GPU-2"}'] == 300
 
 
 def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
-    found = scrape(World(1000).metrics)
+    world = World()
+    world.devices[HOST] = show_device(1000)
+    found = scrape(world.metrics)
     names = {name.split("{")[0] for name in found if "adapter_memory" in name and "{device" in name}
     kinds = ("limit", "reserved", "held", "free")
     assert names == {f"triton_adapter_memory_{kind}_bytes" for kind in kinds}
 
 
 def test_without_a_device_there_is_no_figure():
-    assert not any('device="' in name for name in scrape(World(None).metrics))
+    assert not any('device="' in name for name in scrape(World().metrics))
 
 
 def test_triton_that_does_not_answer_is_shown():
-    world = World(None)
+    world = World()
     assert scrape(world.metrics)["triton_adapter_triton_live"] == 1
     world.live = False
     assert scrape(world.metrics)["triton_adapter_triton_live"] == 0

@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelEvent
+from adapter.core.record import LoadedFor, ModelRecord
+from adapter.core.registry import Registry
+from adapter.core.states import ModelEvent
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.readings import ModelCollector
 
@@ -22,27 +22,29 @@ class World:
     """Some models at 1000 s of the clock, and at most `most` that have series."""
 
     def __init__(self, most: int = 100) -> None:
-        self.registry = Registry()
-        self.ledger = Ledger(None, lambda _: 0)
-        self.ledger.open(MemoryReading({HOST: DeviceReading(10_000, 0)}))
-        bytes_of = lambda record: self.ledger.of(record.name)  # noqa: E731
+        self.registry = Registry(lambda: 0.0)
+        self.booked: dict[ModelId, dict[Device, int]] = {}
+        bytes_of = lambda record: self.booked.get(record.id, {})  # noqa: E731
         self.collector = ModelCollector(self.registry, bytes_of, most, lambda: 1000.0)
 
     def begin(self, name: str, size: int = 100) -> ModelRecord:
-        self.ledger.reserve(ModelId(name), {HOST: size})
-        return self.registry.begin_load(ModelId(name), TritonName(name), ModelSource("/"))
+        source = ModelSource("/")
+        record = ModelRecord(ModelId(name), TritonName(name), source, LoadedFor.PLATFORM)
+        self.booked[record.id] = {HOST: size}
+        self.registry.add(record)
+        self.registry.apply(record, ModelEvent.LOAD_SENT)
+        return record
 
     def load(self, name: str, size: int = 100) -> ModelRecord:
         record = self.begin(name, size)
-        self.ledger.settle(record.id, None)
         self.registry.apply(record, ModelEvent.LOADED)
         record.usage.used_at = 990.0
         return record
 
     def unload(self, record: ModelRecord) -> None:
-        self.registry.begin_unload(record.id)
+        self.registry.apply(record, ModelEvent.UNLOAD_STARTED)
         self.registry.apply(record, ModelEvent.UNLOADED)
-        self.ledger.release(record.id)
+        del self.booked[record.id]
 
     def series(self) -> dict[str, dict[Labels, float]]:
         return {
@@ -73,7 +75,7 @@ def test_a_loaded_model_has_its_bytes_its_age_and_its_requests():
 def test_the_bytes_of_each_device_are_told():
     world = World()
     record = world.load("m")
-    world.ledger.hold(record.id, {Device("GPU-1"): 5, Device("GPU-2"): 6})
+    world.booked[record.id] = {Device("GPU-1"): 5, Device("GPU-2"): 6}
 
     found = world.series()["model_bytes"]
     assert {labels[1][1]: count for labels, count in found.items()} == {"GPU-1": 5, "GPU-2": 6}

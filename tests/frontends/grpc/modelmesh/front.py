@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from adapter._proto import model_runtime_pb2 as pb
+from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import (
     BackendUnavailable,
 )
@@ -39,7 +40,7 @@ class Front:
             MeshSizes(
                 house.control,
                 house.control_state,
-                house.control.memory.mesh,
+                house.parts.mesh,
                 default_bytes=given.modelmesh_default_size,
                 size_factor=given.size_factor,
                 memory_bytes=given.modelmesh_memory,
@@ -79,6 +80,20 @@ class Front:
 
     async def status(self) -> pb.RuntimeStatusResponse:
         return await self.runtime.status(pb.RuntimeStatusRequest())
+
+
+def left_over(model_id: str, *, is_loaded: bool = True) -> StagedModel:
+    """Return what an earlier run has left of a model."""
+    name = TritonName(model_id)
+    return StagedModel(
+        name,
+        ModelId(model_id),
+        Placement((name,)),
+        is_loaded=is_loaded,
+        source=ModelSource(f"/{model_id}"),
+        can_load_again=True,
+        content_key=f"/{model_id}",
+    )
 
 
 def come_back(house: House) -> None:

@@ -164,4 +164,4 @@ async def test_a_load_that_fails_no_longer_counts(house, tmp_path):
     house.sizes["n"] = 20 * MIB
     async with asyncio.timeout(10):
         await front.load("n")
-    assert not house.control.memory.mesh.is_evicting
+    assert not house.parts.mesh.is_evicting

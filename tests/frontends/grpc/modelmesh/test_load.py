@@ -7,7 +7,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.core.model import ModelId, ModelSource
-from adapter.core.state import ModelState
+from adapter.core.states import ModelState
 from adapter.errors import (
     BackendUnavailable,
     InvalidModel,
@@ -15,12 +15,12 @@ from adapter.errors import (
     LoadFailed,
     UnloadedMeanwhile,
 )
-from tests.control.reconciler.steps import left_over
 from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import (
     CLOSED,
     Front,
     come_back,
+    left_over,
     turns_of_the_loop,
 )
 
@@ -466,7 +466,7 @@ class TestStart:
         loads = [house.begin(front.load(name)) for name in ("m", "new")]
         await turns_of_the_loop()
         assert not any(load.done() for load in loads)
-        await house.control.open()
+        await house.open()
         await asyncio.gather(*loads)
         assert "load new" in house.steps.seen
         assert not {"load m", "unload m"} & set(house.steps.seen)
@@ -476,7 +476,7 @@ class TestStart:
         unloads = [house.begin(front.unload(name)) for name in ("m", "unknown")]
         await turns_of_the_loop()
         assert not any(unload.done() for unload in unloads)
-        await house.control.open()
+        await house.open()
         await asyncio.gather(*unloads)
         house.check()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.core.state import ModelState
+from adapter.core.states import ModelState
 from adapter.errors import (
     BackendError,
     BackendTimeout,

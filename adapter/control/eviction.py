@@ -1,0 +1,280 @@
+"""Evict models that calls have loaded: for others that need the room, or because nobody calls."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import NoReturn
+
+from adapter.control.leases import Leases
+from adapter.control.memory import Memory
+from adapter.control.operations import Kind, Operations
+from adapter.control.ports import Evictor, StoreSettings
+from adapter.control.unloader import Unloader
+from adapter.core import times
+from adapter.core.admission import Candidate as LoadCandidate
+from adapter.core.model import ModelId, TritonName
+from adapter.core.record import LoadedFor, ModelRecord
+from adapter.core.registry import Registry
+from adapter.core.states import LOADED, ModelState
+from adapter.core.victims import (
+    FOR_NOW,
+    Candidate,
+    Policy,
+    RetentionReason,
+    choose_fewest,
+    choose_victims,
+    find_retention_reason,
+    make_candidate,
+    sort_candidates,
+)
+from adapter.errors import AdapterError, CapacityError, UnloadedMeanwhile
+from adapter.runtime import background, clock
+
+log = logging.getLogger(__name__)
+
+_DISK = "disk"
+_FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
+
+
+@dataclass(slots=True, eq=False)
+class Eviction:
+    """Frees memory and disk for loads. `core/admission.py` has decided before that it suffices."""
+
+    registry: Registry
+    operations: Operations
+    leases: Leases
+    memory: Memory
+    unloader: Unloader
+    policy: Policy
+    settings: StoreSettings
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        """Return whether the model is never evicted."""
+        return any(fnmatchcase(model_id, pattern) for pattern in self.settings.pin)
+
+    def find_retention_reason(self, record: ModelRecord) -> RetentionReason | None:
+        """Return why the model may not be evicted; None when it may."""
+        return find_retention_reason(
+            record,
+            is_waited_for=bool(self.leases.callers_of(record.id)),
+            is_pinned=self.is_pinned(record.id),
+        )
+
+    # -- room in memory ---------------------------------------------------------------------
+
+    def candidates(self) -> tuple[LoadCandidate, ...]:
+        """Return the models that may be evicted, now or once they are idle, worth least first."""
+        now = clock.monotonic()
+        idle: list[Candidate] = []
+        busy: list[LoadCandidate] = []
+        for record in self._list_loaded():
+            reason = self.find_retention_reason(record)
+            if reason is None:
+                idle.append(self._describe(record, (), now))
+            elif reason in FOR_NOW:
+                busy.append(LoadCandidate(record.name, is_busy=True))
+        ordered = sort_candidates(idle, self.policy)
+        return (*(LoadCandidate(candidate.name) for candidate in ordered), *busy)
+
+    async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
+        """Evict these idle models for a load; return whether any went."""
+        evictions = [
+            self._evict_for(victim, record.id)
+            for victim in self._list_loaded()
+            if victim.name in victims and victim.id != record.id
+        ]
+        results = await asyncio.gather(*evictions)
+        return any(results)
+
+    async def make_room_for_inference(self, error: CapacityError) -> bool:
+        """Evict what an inference needs that ran out of memory; return whether any model went.
+
+        What a model says of itself costs no other caller a model that he uses.
+        """
+        figures = error.figures
+        devices = [device for device in self.memory.ledger.devices if device == figures.device]
+        needed_bytes = figures.needed_bytes or 0
+        is_unseen = figures.device is None  # the next try shows how much is missing
+        is_known = is_unseen or bool(devices)
+        if not is_known or needed_bytes > (figures.limit_bytes or needed_bytes):
+            return False
+        asking = ModelId(error.model_id or "")
+        now = clock.monotonic()
+        record = self.registry.get(asking)
+        callers = list(record.usage.called_at) if record else []
+        idle = {
+            model.name: model
+            for model in self._list_loaded()
+            if model.id != asking and self.find_retention_reason(model) is None
+        }
+        candidates = [self._describe(model, callers, now) for model in idle.values()]
+        unshared = [candidate for candidate in candidates if not candidate.is_of_others]
+        missing_bytes = max(0, needed_bytes - (figures.free_bytes or 0))
+        chosen = sort_candidates(unshared, self.policy)[:1]
+        if not is_unseen:
+            chosen = choose_victims(unshared, {devices[0]: missing_bytes}, self.policy)
+        victims = [idle[candidate.name] for candidate in chosen]
+        results = await asyncio.gather(*(self._evict_for(victim, asking) for victim in victims))
+        return any(results)
+
+    async def _evict_for(self, record: ModelRecord, model_id: ModelId) -> bool:
+        """Evict a model for another one; the policy learns what it was worth."""
+        now = clock.monotonic()
+        candidate = self._describe(record, (), now)
+        worth = self.policy.worth(candidate)
+        fields = {
+            "evicted": "room",
+            "evicted_for": str(model_id),
+            "worth": self.policy.explain(candidate, now),
+            "return_seconds": f"{candidate.seconds:.1f}",
+        }
+        is_evicted = await self.evict(record, fields)
+        if is_evicted:
+            self.policy.record_eviction(worth, clock.monotonic())
+        return is_evicted
+
+    async def evict(
+        self,
+        record: ModelRecord,
+        log_fields: Mapping[str, str],
+        unused_since: float | None = None,
+    ) -> bool:
+        """Unload the model if nothing keeps it, and no call has used it after `unused_since`;
+        return whether it went. An update of it ends: the next call loads the newest version anyway.
+        """
+        text = f"model {record.id!r} was evicted during its update"
+        reason = UnloadedMeanwhile(text, model_id=record.id)
+        self.operations.end_loads(record.id, reason)
+        work = partial(self._unload_if_idle, record, log_fields, unused_since)
+        try:
+            return await self.operations.start(record.id, Kind.UNLOAD, work).outcome()
+        except AdapterError:  # Triton is stuck with it, or the adapter stops: nothing has gone
+            return False
+
+    async def _unload_if_idle(
+        self, record: ModelRecord, log_fields: Mapping[str, str], unused_since: float | None
+    ) -> bool:
+        """Unload under the model's lock; a call may have come since the model was chosen."""
+        is_used = unused_since is not None and record.usage.used_at > unused_since
+        if is_used or record.state not in LOADED or self.find_retention_reason(record):
+            return False
+        await self.unloader.unload(record, log_fields)
+        return True
+
+    # -- what is dead, and what nobody calls ------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Unload what is dead or idle, for ever."""
+        await background.forever(
+            self.unload_dead,
+            self.unload_idle,
+            seconds=times.PAUSE_SECONDS / 4,
+            expected=AdapterError,
+        )
+
+    async def unload_dead(self) -> None:
+        """Unload the models of calls that have lost their process."""
+        for record in self._list_loaded():
+            is_ours = record.loaded_for is LoadedFor.CALLS
+            if is_ours and record.state is ModelState.DEAD and not record.usage.in_flight:
+                await self.evict(record, {"evicted": "died"})
+
+    async def unload_idle(self) -> None:
+        """Unload the models that nobody has called for long, one by one: Triton 2.51 has aborted
+        with two unloads at once beside a load.
+        """
+        if not self.settings.idle_unload_seconds:
+            return
+        before = clock.monotonic() - self.settings.idle_unload_seconds
+        for record in self._list_loaded():
+            is_idle = record.usage.used_at <= before and not self.find_retention_reason(record)
+            if is_idle and not self.operations.is_busy(record.id):
+                await self.evict(record, {"evicted": "idle"}, unused_since=before)
+
+    # -- room on disk -----------------------------------------------------------------------
+
+    async def unload_one(self, missing_bytes: int) -> bool:
+        """Unload a model so that its files may leave the disk, the least recently used first of
+        those that `missing_bytes` need; return False when none may be unloaded now.
+
+        A model that is being updated stays: its update may be the very fetch that needs the room,
+        which would wait for itself.
+        """
+        idle = [
+            record
+            for record in self._list_loaded()
+            if self.find_retention_reason(record) is None and not self.operations.is_busy(record.id)
+        ]
+        oldest_first = sorted(idle, key=lambda record: record.usage.used_at)
+        sizes = [(record, _list_disk_bytes(record)) for record in oldest_first]
+        needed = choose_fewest(sizes, {_DISK: missing_bytes})
+        for record in dict.fromkeys([*needed, *oldest_first]):
+            if record.files is not None and await self.evict(record, {"evicted": "disk"}):
+                return True
+        return False
+
+    @property
+    def can_unload(self) -> bool:
+        """Return whether a model that is busy now may be unloaded later."""
+        reasons = {self.find_retention_reason(record) for record in self.registry.records()}
+        return bool(reasons - _FOR_GOOD - {RetentionReason.STUCK})
+
+    def bytes_that_stay(self) -> int:
+        """Return what the files of those take on disk that are never unloaded for others."""
+        sizes = {
+            record.files.folder: record.files.size_bytes
+            for record in self._list_loaded()
+            if record.files is not None and self.find_retention_reason(record) in _FOR_GOOD
+        }
+        return sum(sizes.values())
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """Return how many models are loaded for calls."""
+        return sum(record.loaded_for is LoadedFor.CALLS for record in self._list_loaded())
+
+    def _list_loaded(self) -> list[ModelRecord]:
+        return [record for record in self.registry.records() if record.state in LOADED]
+
+    def _describe(self, record: ModelRecord, callers: Collection[str], now: float) -> Candidate:
+        return make_candidate(
+            record,
+            self.memory.held(record),
+            now=now,
+            callers=callers,
+            min_residency_seconds=self.settings.min_residency_seconds,
+            is_updated=self.operations.load_of(record.id) is not None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class OldVersionFirst:
+    """Makes room for a new version of a model: the old one goes first, though it is in use."""
+
+    old: ModelRecord
+    unloader: Unloader
+    other_models: Evictor
+    log_fields: Mapping[str, str]
+
+    def candidates(self) -> tuple[LoadCandidate, ...]:
+        """Return the old version, then those that may be evicted for any load."""
+        candidates = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
+        old_name = self.old.name
+        evictable = self.other_models.candidates()
+        candidates += [candidate for candidate in evictable if candidate.name != old_name]
+        return tuple(candidates)
+
+    async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
+        """Unload the old version if it is among the victims, else evict the others."""
+        if self.old.state in LOADED and self.old.name in victims:
+            await self.unloader.unload(self.old, self.log_fields)
+            return True
+        return await self.other_models.make_room(victims, record)
+
+
+def _list_disk_bytes(record: ModelRecord) -> Mapping[str, int]:
+    return {_DISK: record.files.size_bytes} if record.files else {}

@@ -1,0 +1,332 @@
+"""Answer calls of models in stores: each model is fetched and loaded by its first call, for all."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from adapter.control.eviction import Eviction
+from adapter.control.leases import Lease, Leases, is_exit
+from adapter.control.loader import make_store_source
+from adapter.control.memory import LoadTerms
+from adapter.control.models import LoadRequest, Models
+from adapter.control.operations import Operation
+from adapter.control.ports import Artifacts, StoreSettings, TimeLimits
+from adapter.control.triton import TritonStatus
+from adapter.core import times
+from adapter.core.admission import Purpose
+from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
+from adapter.core.model import ModelId
+from adapter.core.record import LoadedFor, ModelRecord, OnExit, Step
+from adapter.core.registry import Registry
+from adapter.core.states import ModelState
+from adapter.core.waiting import explain_no_room
+from adapter.core.wanted import FILE_ERRORS
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendUnavailable,
+    CapacityError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    TooManyWaiting,
+)
+from adapter.runtime import clock
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.traffic import leave_out
+
+_MAX_FAILURES = 1024
+_MAX_EXITS = 1  # of Triton that one call survives
+_RETRY_AFTER_MS = 1000
+
+
+@dataclass(slots=True, eq=False)
+class OnDemand:
+    """Leases models of stores, which are fetched and loaded for the calls that need them."""
+
+    registry: Registry
+    leases: Leases
+    models: Models
+    eviction: Eviction
+    status: TritonStatus
+    artifacts: Artifacts
+    metrics: Metrics
+    settings: StoreSettings
+    limits: TimeLimits
+    # failures of the files, and until when each is repeated to callers
+    _failures: dict[ModelId, tuple[AdapterError, float]] = field(default_factory=dict)
+    _count_hit: Callable[[], None] = field(init=False)  # looking up a label is slow
+
+    def __post_init__(self) -> None:
+        self._count_hit = self.metrics.endpoint_requests.labels(CacheUse.HIT.value).inc
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def lease(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
+        """Return a lease of a model that is loaded; None if it must be waited for.
+
+        With a key, raise the error of a call that would be refused before it waits.
+        """
+        record = self.registry.get(model_id)
+        is_ready = record is not None and record.state is ModelState.READY
+        if record is not None and is_ready and not self.status.has_lost(record):
+            if key is not None and record.key is not None and record.key != key:
+                raise _explain_other_key(model_id, key, record.key)
+            self._count_hit()
+            return self.leases.make(record)
+        if key is not None:
+            self._refuse(model_id, key, "")
+        return None
+
+    async def wait_for_lease(
+        self,
+        model_id: ModelId,
+        key: ArtifactKey,
+        caller: str = "",  # each caller has its turn; "" if unknown
+    ) -> tuple[Lease, CacheUse]:
+        """Return a lease of the model, and where it was found; fetch and load it where need be.
+
+        Raises ModelNotReady after the setting `model_wait_seconds`; the load continues for the next
+        caller.
+        """
+        lease = self.lease(model_id, key)
+        if lease is not None:
+            self._note_caller(lease.record, caller)
+            return lease, CacheUse.HIT
+        started_at = clock.monotonic()
+        self._refuse(model_id, key, caller)
+        leave_out()
+        try:
+            with self.leases.waiting_for(model_id, caller):
+                deadline = started_at + self.limits.model_wait
+                lease, use = await self._load_and_lease(model_id, key, deadline)
+        finally:
+            self.metrics.endpoint_wait_seconds.observe(clock.monotonic() - started_at)
+        self.metrics.endpoint_requests.labels(use.value).inc()
+        self._note_caller(lease.record, caller)
+        return lease, use
+
+    async def wait_for_named(self, model_id: ModelId, limit_seconds: float) -> Lease:
+        """Return a lease of a model that is asked for by its name alone, as V2 does.
+
+        `limit_seconds` bounds the wait for a load by somebody else. Raises ArtifactNotFound if no
+        store has the name.
+        """
+        lease = self.lease(model_id)
+        if lease is not None:
+            return lease
+        key = self._find_key_in_use(model_id)
+        if key is None:
+            try:
+                return await self.models.wait_for_lease(model_id, limit_seconds)
+            except ModelNotFound as error:
+                key = await self._find_or_refuse(model_id, error)
+        lease, _ = await self.wait_for_lease(model_id, key)
+        return lease
+
+    async def load(self, model_id: ModelId, is_forced: bool = False) -> bool:
+        """Load the model, which then stays; return whether a store has it.
+
+        `is_forced` also loads the store's present version of a model that is loaded.
+        """
+        key = await self.find(model_id)
+        if key is None:
+            return False
+        record = self.registry.get(model_id)
+        if is_forced and record is not None and self.registry.is_serving(record):
+            await self.models.update(record, key)
+        else:
+            await self.bring(model_id, key)
+        self.models.keep(model_id)
+        return True
+
+    async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """Have the model loaded, as for a call that waits as long as it takes."""
+        with self.leases.waiting_for(model_id):
+            await self._load_and_lease(model_id, key, math.inf)
+
+    async def make_room(self, error: CapacityError) -> bool:
+        """Evict idle models for an inference that ran out of memory; return whether any went."""
+        return await self.eviction.make_room_for_inference(error)
+
+    # -- names ------------------------------------------------------------------------------
+
+    async def find(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key of a model that is asked for by name, as V2 does; None where no store has
+        it. Raises as the store does.
+        """
+        key = self._find_key_in_use(model_id) or self._parse_key(model_id)
+        return None if key is None else await self.artifacts.find(key)
+
+    def key_of(self, name: str) -> ArtifactKey:
+        """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
+        first, _, rest = name.partition("/")
+        if rest and first in self.settings.names:
+            return ArtifactKey(first, parse_artifact_path(rest))
+        return ArtifactKey("", parse_artifact_path(name))
+
+    def _parse_key(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key that the name is, of a store that there is."""
+        try:
+            key = self.key_of(model_id)
+        except InvalidRequest:
+            return None
+        return key if key.store in self.settings.names else None
+
+    def _find_key_in_use(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key that the model was fetched from, or is to be."""
+        operation = self.models.operations.load_of(model_id)
+        records = [self.registry.get(model_id), operation.record if operation else None]
+        keys = [record.key for record in records if record is not None]
+        return next((key for key in keys if key is not None), None)
+
+    async def _find_or_refuse(self, model_id: ModelId, error: ModelNotFound) -> ArtifactKey:
+        key = await self.find(model_id)
+        if key is not None:
+            return key
+        asked = self._parse_key(model_id)
+        if asked is None or self.registry.get(model_id) is not None:
+            raise error
+        text = f"{error}, and in the store there is no such key: {asked}"
+        raise ArtifactNotFound(text, model_id=model_id) from error
+
+    # -- refusals ---------------------------------------------------------------------------
+
+    def _refuse(self, model_id: ModelId, key: ArtifactKey, caller: str) -> None:
+        """Raise the error of a call that need not wait for its model."""
+        self.status.refuse_unless_open()
+        record = self.registry.get(model_id)
+        is_dead = record is not None and record.state is ModelState.DEAD  # its name is free
+        other = self._find_key_in_use(model_id)
+        if other is not None and other != key and not is_dead:
+            raise _explain_other_key(model_id, key, other)
+        self._refuse_known(model_id)
+        self._refuse_crowd(model_id, caller)
+
+    def _refuse_known(self, model_id: ModelId) -> None:
+        """Raise a failure of the files that was met a moment ago, unless it is tried again."""
+        error, until = self._failures.get(model_id, (None, 0.0))
+        if error is None or self.models.is_being_loaded(model_id):
+            return
+        if clock.monotonic() < until:
+            raise error.with_traceback(None)
+        del self._failures[model_id]
+
+    def _refuse_crowd(self, model_id: ModelId, caller: str) -> None:
+        """Raise TooManyWaiting if as many calls wait as may. One caller may have half of all."""
+        limit = self.settings.max_waiting
+        for_one = self.leases.callers_of(model_id).total()
+        waiting = self.leases.waiting
+        own = self.leases.count_waiting(caller) if caller else 0
+        if for_one >= self.settings.max_waiting_for_one:
+            text = f"{for_one} callers wait for model {model_id!r} already"
+        elif waiting >= limit:
+            text = f"{waiting} callers wait for models already"
+        elif own >= max(1, limit // 2):
+            text = f"{own} calls of this caller wait for models already"
+        else:
+            return
+        raise TooManyWaiting(text, model_id=model_id, retry_after_ms=_RETRY_AFTER_MS)
+
+    # -- loads ------------------------------------------------------------------------------
+
+    async def _load_and_lease(
+        self, model_id: ModelId, key: ArtifactKey, deadline: float
+    ) -> tuple[Lease, CacheUse]:
+        """Load the model, and again if it went meanwhile or Triton exited once."""
+        exits = 0
+        while True:
+            await self.models.wait_for_exit(model_id)
+            operation = self._start_load(model_id, key)
+            try:
+                await self._wait_for(operation, model_id, deadline)
+                # the callers who wait keep the model, so that it is there for all of them
+                return self.models.lease(model_id), self._read_use(operation)
+            except ModelNotFound:
+                self._refuse_late(model_id, deadline)  # somebody has unloaded the model
+            except BackendUnavailable as error:
+                exits += 1
+                if not is_exit(error) or not error.delivered or exits > _MAX_EXITS:
+                    raise
+
+    def _start_load(self, model_id: ModelId, key: ArtifactKey) -> Operation[ModelRecord]:
+        patience_seconds = min(times.PATIENCE_SECONDS, self.limits.model_wait / 2)
+        request = LoadRequest(
+            make_store_source("", str(key)),
+            LoadedFor.CALLS,
+            LoadTerms(Purpose.ON_DEMAND, patience_seconds),
+            OnExit.FORGET,
+            key,
+        )
+        return self.models.start_load(model_id, request)
+
+    async def _wait_for(
+        self, operation: Operation[ModelRecord], model_id: ModelId, deadline: float
+    ) -> None:
+        limit_seconds = None if deadline == math.inf else max(0.0, deadline - clock.monotonic())
+        try:
+            await operation.outcome(limit_seconds)
+        except TimeoutError:
+            raise self._explain_wait(operation, model_id) from None
+        except CapacityError as error:
+            refusal = self._explain_no_room(model_id, error)
+            if refusal is error:
+                raise
+            self.metrics.endpoint_no_room.inc()
+            raise refusal from error
+        except FILE_ERRORS as error:
+            self._remember(model_id, error)
+            raise
+
+    def _explain_no_room(self, model_id: ModelId, error: CapacityError) -> AdapterError:
+        """Return the error for a model that does not fit while no other model can be evicted."""
+        others = [record for record in self.registry.records() if record.id != model_id]
+        return explain_no_room(
+            model_id, error, has_others=bool(others), may_come=self.eviction.can_unload
+        )
+
+    def _remember(self, model_id: ModelId, error: AdapterError) -> None:
+        """Repeat a failure of the files to the callers of the next seconds."""
+        while len(self._failures) >= _MAX_FAILURES:
+            del self._failures[next(iter(self._failures))]
+        self._failures[model_id] = (error, clock.monotonic() + times.FAILURE_SECONDS)
+
+    def _refuse_late(self, model_id: ModelId, deadline: float) -> None:
+        if clock.monotonic() >= deadline:
+            text = f"model {model_id!r} is not ready yet: try again later"
+            raise ModelNotReady(text, model_id=model_id) from None
+
+    def _read_use(self, operation: Operation[ModelRecord]) -> CacheUse:
+        """Return where the files of a load were found, once: to the others it is a hit."""
+        record = operation.record
+        if record is None:
+            return CacheUse.HIT
+        use = record.cache_use
+        record.cache_use = CacheUse.HIT
+        return use
+
+    def _explain_wait(self, operation: Operation[ModelRecord], model_id: ModelId) -> AdapterError:
+        """Return the error of a call whose time is over while the load goes on."""
+        record = operation.record
+        state = "waiting"
+        if record is not None and record.step is not None:
+            state = record.step.value
+            percent = record.progress.percent if record.progress else None
+            if record.step is Step.FETCH and percent is not None:
+                state = f"{state}, {percent} %"
+        text = (
+            f"model {model_id!r} is not ready yet ({state}): its load goes on, so try again later"
+        )
+        return ModelNotReady(text, model_id=model_id)
+
+    def _note_caller(self, record: ModelRecord, caller: str) -> None:
+        if caller:
+            record.usage.called_at[caller] = clock.monotonic()
+
+
+def _explain_other_key(model_id: ModelId, key: ArtifactKey, other: ArtifactKey) -> ArtifactNotFound:
+    """Return the error for a key whose model was loaded from another one: V2 finds a model without
+    the suffix of its archive, an endpoint's key must match exactly.
+    """
+    text = f"there is no {key}: a model of that name was loaded from {other}"
+    return ArtifactNotFound(text, model_id=model_id)

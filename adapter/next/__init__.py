@@ -1,1 +1,0 @@
-"""Hold what will replace `adapter.core` and `adapter.control`; nothing uses it yet."""

@@ -1,0 +1,266 @@
+"""Shows that control writes the events of today, with their fields."""
+
+import asyncio
+import logging
+
+from adapter.control.ports import StoreSettings
+from adapter.core.model import ModelSource
+from adapter.core.record import Step
+from adapter.core.sizes import Basis
+from adapter.errors import AdapterError, InsufficientMemory, LoadFailed
+from adapter.telemetry.log import EVENTS
+from tests.control.fakes import MIB, Script
+from tests.control.stage import A, B, C, Stage, fails, played
+
+
+def find(caplog, event):
+    """Return the lines of one event."""
+    return [record for record in caplog.records if record.msg == event]
+
+
+def test_load_and_unload_have_two_lines_each(caplog):
+    """Their fields are those that dashboards and journeys know."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(declared=100)}) as stage:
+            await stage.models.load(A, ModelSource("a"), request_id="r1")
+            await stage.models.unload(A, request_id="r2")
+
+    sequence()
+    [loading] = find(caplog, "model.loading")
+    assert (loading.model_id, loading.url, loading.request_id) == ("a", "a", "r1")
+    [loaded] = find(caplog, "model.loaded")
+    assert (loaded.model_id, loaded.bytes, loaded.request_id) == ("a", 100 * MIB, "r1")
+    assert loaded.seconds > 0
+    [unloading] = find(caplog, "model.unloading")
+    assert (unloading.in_flight, unloading.request_id) == (0, "r2")
+    [unloaded] = find(caplog, "model.unloaded")
+    assert unloaded.bytes == 100 * MIB
+
+
+def test_refusal_and_failure_are_told_apart(caplog):
+    """A refusal is no warning: nothing was tried."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(600, declared=600),
+            "b": Script(600, declared=600),
+            "c": Script(failure="bad weights"),
+        }
+        async with Stage(scripts) as stage:
+            await stage.load(A)
+            await fails(stage.load(B), InsufficientMemory)
+            await fails(stage.load(C), LoadFailed)
+            metrics = stage.metrics
+            assert metrics.operations.labels("load", "InsufficientMemory")._value.get() == 1
+            assert metrics.operations.labels("load", "ok")._value.get() == 1
+            kinds = [one.kind for one in metrics.history.failures(["load"])]
+            assert kinds == [LoadFailed, InsufficientMemory]
+
+    sequence()
+    [refused] = find(caplog, "model.load_refused")
+    assert (refused.levelname, refused.error) == ("INFO", "InsufficientMemory")
+    [failed] = find(caplog, "model.load_failed")
+    assert (failed.levelname, failed.reason) == ("WARNING", "bad weights")
+    assert refused.reason.startswith(
+        "model 'b' needs 600.0 MiB (declared); 390.0 MiB of 1000.0 MiB"
+    )
+
+
+def test_eviction_tells_for_whom(caplog):
+    """An operator sees why a model went, and what it was worth."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
+        async with Stage(scripts) as stage:
+            await stage.call(A)
+            await stage.call(B)
+            evictions = stage.metrics.endpoint_evictions.labels("memory", "room")
+            assert evictions._value.get() == 1
+
+    sequence()
+    [unloading] = find(caplog, "model.unloading")
+    assert (unloading.evicted, unloading.evicted_for) == ("room", "b")
+    assert "1 call x" in unloading.worth
+
+
+def test_wait_names_the_models_before_it(caplog):
+    """/debug/state and `ps` show whom a load waits for, and so does its line."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(load_seconds=9), "b": Script()}) as stage:
+            first = asyncio.create_task(stage.load(A))
+            await asyncio.sleep(2)
+            second = asyncio.create_task(stage.load(B))
+            await asyncio.sleep(2)
+            [waiting] = stage.control.registry.records_of(B)
+            assert (waiting.step, waiting.blockers) == (Step.TURN, ("a",))
+            await asyncio.gather(first, second)
+
+    sequence()
+    [line] = find(caplog, "model.load_waits")
+    assert (line.model_id, line.waits_for, line.awaits) == ("b", "turn", ["a"])
+
+
+def test_basis_of_a_need_has_one_word(caplog):
+    """The log and the label of the metric have the word of /debug/state."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(300, files=200)}) as stage:
+            record = await stage.load(A)
+            assert record.basis is Basis.FILES
+            page, _ = stage.metrics.page("")
+            assert b'prediction_ratio_count{basis="disk"} 1.0' in page
+
+    sequence()
+    [line] = find(caplog, "model.admitted")
+    assert line.basis == "disk"
+
+
+def test_replaced_version_counts_as_evicted(caplog):
+    """The metric and the page count what calls have loaded and the store has anew."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        settings = StoreSettings(revalidate_seconds=30)
+        scripts = {
+            "a@1": Script(),
+            "a@2": Script(),
+            "b@1": Script(600, declared=600),
+            "b@2": Script(600, declared=600),
+        }
+        async with Stage(scripts, stores=settings) as stage:
+            await stage.call(A)
+            await stage.call(B)  # has to go before its new version comes
+            stage.store.versions["a"] += 1
+            stage.store.versions["b"] += 1
+            await asyncio.sleep(40)
+            evictions = stage.metrics.endpoint_evictions.labels("memory", "changed")
+            assert evictions._value.get() == 2
+            assert stage.models.unloader.journal.evictions == {"changed": 2}
+            page, _ = stage.metrics.page("")
+            assert b"triton_adapter_endpoint_model_unloading_seconds_count 2.0" in page
+
+    sequence()
+    lines = [line for line in find(caplog, "model.unloading") if line.evicted == "changed"]
+    assert [line.replaced_by for line in lines] == ["a", "b"]
+
+
+def test_step_has_one_line_each(caplog):
+    """An operator sees at debug where the time of a load or an unload has gone."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        scripts = {"a": Script(load_seconds=9), "b": Script()}
+        async with Stage(scripts, load_threads=1) as stage:
+            first = asyncio.create_task(stage.load(A))
+            await asyncio.sleep(0.5)
+            await stage.load(B)
+            await first
+            await stage.models.unload(B)
+
+    sequence()
+    steps = [line.waits_for for line in find(caplog, "model.step") if line.model_id == "b"]
+    loading = ["package", "turn", "files", "thread", "triton"]
+    assert steps == [*loading, "requests", "triton"]
+
+
+def test_report_of_triton_that_differs_is_logged(caplog):
+    """Triton's tracker does not see all that some backends take; once per package suffices."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(300, reported=200),
+            "b": Script(300, reported=290),
+            "c": Script(300, reported=100),
+        }
+        async with Stage(scripts) as stage:
+            await stage.load(C)  # the first load makes a CUDA context as well
+            for model_id in (A, B, A):
+                await stage.load(model_id)
+                await stage.models.unload(model_id)
+
+    sequence()
+    [line] = find(caplog, "memory.report_differs")
+    assert (line.model_id, line.levelname) == ("a", "WARNING")
+    assert (line.reported_bytes, line.read_bytes) == (200 * MIB, 300 * MIB)
+
+
+def test_return_that_an_exit_breaks_off_is_logged(caplog):
+    """Triton exits again while it loads a model that it had lost."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(load_seconds=5)}) as stage:
+            await stage.load(A)
+            stage.triton.exit()
+            await asyncio.sleep(5)
+            assert stage.triton.loading
+            stage.triton.exit()
+            await asyncio.sleep(60)
+            stage.check(A)
+
+    sequence()
+    [line] = find(caplog, "model.return_broken_off")
+    assert (line.model_id, line.levelname) == ("a", "WARNING")
+
+
+@played
+async def test_duration_of_on_demand_loads_is_counted():
+    async with Stage({"a@1": Script(), "b": Script()}) as stage:
+        await stage.call(A)
+        await stage.load(B)
+        page, _ = stage.metrics.page("")
+        assert b"triton_adapter_endpoint_model_loading_seconds_count 1.0" in page
+
+
+def test_all_events_are_declared(caplog):
+    """A play with mishaps writes no event that docs do not explain."""
+    caplog.set_level(logging.DEBUG)
+
+    @played
+    async def sequence():
+        scripts = {
+            "a": Script(is_python=True),
+            "b@1": Script(request_ends_triton=True),
+            "b@2": Script(),
+            "c": Script(hangs=True, is_python=True),
+        }
+        async with Stage(scripts, load_seconds=20) as stage:
+            record = await stage.load(A)
+            for _ in range(2):
+                try:
+                    await stage.call(B)
+                except AdapterError:
+                    await asyncio.sleep(5)
+            stage.triton.kill_process_of(stage.control.registry.serving(A).name)
+            with_error = await asyncio.gather(stage.invoke(A), return_exceptions=True)
+            assert isinstance(with_error[0], AdapterError)
+            await asyncio.gather(stage.load(C), return_exceptions=True)
+            await stage.models.unload(A)
+            assert record.state is None
+
+    sequence()
+    names = {
+        record.msg
+        for record in caplog.records
+        if record.name.startswith("adapter") and isinstance(record.msg, str)
+    }
+    assert names - EVENTS.keys() == set()
+    assert "model.load_failed" in names
+    assert "triton.models_vanished" in names

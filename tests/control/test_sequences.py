@@ -1,0 +1,1392 @@
+"""Plays sequences of loads, calls, unloads and exits of Triton, each judged by an oracle."""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from adapter.control.models import Replaces, RoomMaker
+from adapter.control.ports import StoreSettings
+from adapter.core.artifacts import ArtifactKey
+from adapter.core.blame import Requester
+from adapter.core.memory import HOST, Device
+from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.core.record import LoadedFor, OnExit
+from adapter.core.sizes import UNSEEN
+from adapter.core.states import ModelState
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    ArtifactNotFound,
+    BackendTimeout,
+    BackendUnavailable,
+    GivenUp,
+    InsufficientMemory,
+    InvalidModel,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ModelTooLarge,
+    NoRoom,
+    OutOfMemory,
+    StubDied,
+    TooManyWaiting,
+    UnloadedMeanwhile,
+)
+from tests.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
+from tests.control.stage import A, B, C, Stage, fails, played
+
+# -- loads and unloads --------------------------------------------------------------------------
+
+
+@played
+async def test_second_load_is_refused():
+    async with Stage({"a": Script()}) as stage:
+        first = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(0.5)
+        await fails(stage.load(A), AlreadyLoaded)
+        await first
+        await fails(stage.load(A), AlreadyLoaded)
+        assert await stage.invoke(A) == "a"
+        stage.check(A)
+
+
+@played
+async def test_unload_ends_a_load():
+    async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(load, UnloadedMeanwhile)
+        assert not unload.done()
+        await unload
+        stage.check()
+        await fails(stage.models.unload(A), ModelNotFound)
+        await stage.load(A, "b")
+        stage.check(A)
+
+
+@played
+async def test_load_follows_one_that_was_ended():
+    """A platform that changes its mind need not wait until the first load is undone."""
+    async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
+        first = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(first, UnloadedMeanwhile)
+        assert not unload.done()
+        await stage.load(A, "b")
+        await unload
+        assert await stage.invoke(A) == "b"
+
+
+@played
+async def test_load_outlives_its_caller():
+    async with Stage({"a": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(0.5)
+        load.cancel()
+        await asyncio.sleep(1.5)
+        stage.check(A)
+        await stage.models.unload(A)
+        await fails(stage.models.unload(A), ModelNotFound)
+
+
+@played
+async def test_failed_load_is_undone():
+    scripts = {"a": Script(failure="bad weights"), "b": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        await fails(stage.load(A), LoadFailed)
+        await fails(stage.load(B), InvalidModel)
+        await fails(stage.invoke(A), ModelNotFound)
+        stage.check()
+
+
+@played
+async def test_unload_waits_for_requests():
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        call = asyncio.create_task(stage.invoke(A, seconds=5))
+        await asyncio.sleep(0.1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        await fails(stage.invoke(A), ModelNotFound)
+        assert not unload.done()
+        assert await call == "a"
+        await unload
+
+
+@played
+async def test_unload_refuses_what_has_not_arrived():
+    """Slow callers hold up no unload: their requests are refused, also those that come later."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        slow, slower, other = (stage.models.lease(A) for _ in range(3))
+        refused = []
+
+        def refuse(lease) -> None:
+            refused.append(lease)
+            lease.end(ModelNotReady("unloaded"))
+
+        for lease in (slow, slower, other):
+            lease.begin()
+        slow.arrives(partial(refuse, slow))
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        assert refused == [slow]
+        slower.arrives(partial(refuse, slower))
+        assert refused == [slow, slower]
+        assert record.usage.in_flight == 1
+        other.end()
+        async with asyncio.timeout(5):
+            await unload
+
+
+@played
+async def test_load_follows_an_unload_in_progress():
+    async with Stage({"a": Script(), "b": Script()}) as stage:
+        await stage.load(A)
+        call = asyncio.create_task(stage.invoke(A, seconds=5))
+        await asyncio.sleep(0.1)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(0)
+        await stage.load(A, "b")
+        assert unload.done()
+        assert await call == "a"
+        assert await stage.invoke(A) == "b"
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+@played
+async def test_nothing_is_evicted_in_vain():
+    scripts = {
+        "a": Script(600),
+        "b@1": Script(200),
+        "c": Script(700, declared=700),
+        "big": Script(2000, declared=2000),
+    }
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        error = await fails(stage.load(C), InsufficientMemory)
+        assert "needs 700.0 MiB (declared)" in str(error)
+        await fails(stage.load(ModelId("big")), ModelTooLarge)
+        stage.check(A, B)  # to evict b would not have sufficed
+
+
+@played
+async def test_explicit_load_evicts_models_of_calls():
+    scripts = {"a@1": Script(600, declared=600), "b": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await stage.load(B)
+        stage.check(B)
+
+
+@played
+async def test_load_is_retried_after_oom():
+    """The files say 200 MiB, and the model takes 400."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "b@1": Script(300, declared=300),
+        "c@1": Script(500, files=200),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        assert await stage.call(C) == "c@1"
+        records = stage.control.registry.records()
+        assert C in {record.id for record in records}
+        assert len(records) == 2
+
+
+@played
+async def test_oom_with_nothing_else_loaded_is_final():
+    async with Stage({"a": Script(2000, files=100)}) as stage:
+        await fails(stage.load(A), ModelTooLarge)
+        error = await fails(stage.load(A), ModelTooLarge)
+        assert "ran out of memory with nothing else loaded" in str(error)
+
+
+@played
+async def test_oom_of_an_unseen_gpu_blames_no_host_memory():
+    """Without a reading of the GPU nobody knows what else it holds, so an unload may help."""
+    stage = Stage({"a": Script({HOST: 2000}, files=100, gpus=frozenset())})
+    stage.triton.devices = [HOST]
+    async with stage:
+        for _ in range(2):
+            error = await fails(stage.load(A), OutOfMemory)
+            assert isinstance(error, OutOfMemory)
+            assert (error.figures.device, error.figures.free_bytes) == (None, None)
+
+
+@played
+async def test_eviction_waits_for_requests():
+    scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
+    async with Stage(scripts) as stage:
+        long_call = asyncio.create_task(stage.call(A, seconds=6))
+        await stage.call(B)
+        other_call = asyncio.create_task(stage.call(B, seconds=9))
+        await asyncio.sleep(0.1)
+        assert await stage.call(C) == "c@1"  # waits until a is idle
+        assert await long_call == "a@1"
+        assert await other_call == "b@1"
+        stage.check(B, C)
+        calls = [asyncio.create_task(stage.call(one, seconds=60)) for one in (B, C)]
+        await asyncio.sleep(0.1)
+        await fails(stage.call(A), NoRoom)
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_callers_return_late_while_all_models_are_explicit():
+    scripts = {"a": Script(600, declared=600), "b": Script(300), "c@1": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        error = await fails(stage.call(C), NoRoom)
+        assert isinstance(error, NoRoom)
+        assert error.retry_after_ms == 60_000
+
+
+@played
+async def test_stampede_loads_once():
+    settings = StoreSettings(max_waiting_for_one=100)
+    async with Stage({"a@1": Script(), "b@1": Script(failure="bad")}, stores=settings) as stage:
+        answers = await asyncio.gather(*(stage.call(A) for _ in range(50)))
+        assert answers == ["a@1"] * 50
+        assert stage.store.fetches == 1
+        stage.check(A)
+        await fails(stage.call(B), LoadFailed)
+        await fails(stage.call(B), LoadFailed)
+        assert stage.store.fetches == 2
+        await fails(stage.call(C), ArtifactNotFound)
+
+
+@played
+async def test_eviction_ends_an_update():
+    """The update would wait for memory behind the very load that wants b to go."""
+    scripts = {name: Script(600, declared=600) for name in ("b@1", "b@2", "c@1")}
+    settings = StoreSettings(revalidate_seconds=3600)
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(B)
+        stage.store.versions["b"] += 1
+        record = stage.control.registry.serving(B)
+        assert record.key is not None
+        update = asyncio.create_task(stage.models.update(record, record.key))
+        assert await stage.call(C) == "c@1"
+        with suppress(UnloadedMeanwhile):
+            await update
+        stage.check(C)
+        assert await stage.call(B) == "b@2"
+
+
+@played
+async def test_guessed_needs_are_loaded_one_at_a_time():
+    """Each would be admitted by its files, and both together do not fit."""
+    scripts = {"a": Script(600, files=100), "b": Script(600, files=100)}
+    async with Stage(scripts) as stage:
+        results = await asyncio.gather(stage.load(A), stage.load(B), return_exceptions=True)
+        assert sum(isinstance(one, Exception) for one in results) == 1
+        failures = [one for one in results if isinstance(one, Exception)]
+        assert isinstance(failures[0], InsufficientMemory | OutOfMemory)
+        assert len(stage.triton.loaded) == 1
+
+
+@played
+async def test_known_need_passes_one_that_waits_for_its_turn():
+    """The second guess waits for the first load, and not for memory: it holds up nobody."""
+    scripts = {
+        "a": Script(load_seconds=20),
+        "b": Script(),
+        "c": Script(declared=100),
+    }
+    async with Stage(scripts) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(1)
+        async with asyncio.timeout(2):
+            await stage.load(C)
+        await asyncio.gather(*loads)
+
+
+@played
+async def test_load_ends_when_it_passes_a_limit():
+    """The device has more than the limit, so nothing but the adapter ends the load."""
+    scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}
+    async with Stage(scripts, limit_mib=600) as stage:
+        await stage.load(A)
+        error = await fails(stage.load(B), InsufficientMemory)
+        assert "needs more than" in str(error)
+        stage.check(A)
+        await stage.models.unload(A)
+        await stage.load(B)
+
+
+@played
+async def test_planned_load_waits_for_the_mesh():
+    scripts = {"a": Script(500, declared=500), "b": Script(600, declared=600)}
+    async with Stage(scripts, mesh_default_mib=100) as stage:
+        stage.control.mesh.start(900 * MIB)
+        await stage.load(A)
+        stage.control.mesh.count(A, 500 * MIB)
+        stage.control.mesh.count(B, 600 * MIB)
+        load = asyncio.create_task(stage.models.load(B, ModelSource("b"), RoomMaker.MESH))
+        await asyncio.sleep(3)
+        assert not load.done()
+        await stage.models.unload(A)
+        stage.control.mesh.drop(A)
+        await load
+        stage.check(B)
+
+
+@played
+async def test_models_are_placed_on_several_devices():
+    script = Script(600, declared=600, gpus=None, leaves_gpu_open=True)
+    async with Stage({"a": script, "b": script, "c": script}, devices=2, places_gpus=True) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        gpus = {record.gpu for record in stage.control.registry.records()}
+        assert gpus == {0, 1}
+        await fails(stage.load(C), InsufficientMemory)
+        await stage.models.unload(B)
+        await stage.load(C)
+        used = stage.triton.used
+        assert used[GPU] == used[OTHER_GPU]
+
+
+@played
+async def test_loads_of_different_devices_do_not_wait():
+    scripts = {
+        "a@1": Script(900, declared=900),
+        "b@1": Script(500, declared=500),
+        "c": Script({OTHER_GPU: 500}, declared=500, gpus=frozenset({1})),
+    }
+    async with Stage(scripts, devices=2) as stage:
+        call = asyncio.create_task(stage.call(A, seconds=8))
+        await asyncio.sleep(4)
+        waiting = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(2)
+        await stage.load(C)
+        assert not waiting.done()
+        await call
+        assert await waiting == "b@1"
+
+
+@played
+async def test_lagging_readings_are_booked_late():
+    async with Stage({"a": Script(300, files=100), "b": Script(300)}) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        assert stage.control.ledger.loads
+        await asyncio.sleep(8)
+        assert stage.control.ledger.models
+        await stage.models.unload(A)
+        await stage.load(B)
+
+
+@played
+async def test_load_ends_amid_when_it_passes_a_limit():
+    """A python model that takes too much is ended before the kernel ends more."""
+    script = Script(700, files=50, is_python=True, takes_early=True, load_seconds=60)
+    async with Stage({"a": Script(100, declared=100), "b": script}, limit_mib=600) as stage:
+        await stage.load(A)
+        started_at = asyncio.get_running_loop().time()
+        error = await fails(stage.load(B), InsufficientMemory)
+        assert asyncio.get_running_loop().time() - started_at < 10
+        assert error.was_tried
+        stage.check(A)
+
+
+@played
+async def test_mps_limits_what_processes_get():
+    async with Stage({"a": Script(400, declared=400)}, process_limit_mib=300) as stage:
+        error = await fails(stage.load(A), ModelTooLarge)
+        assert "MPS allows no more to its processes" in str(error)
+
+
+@played
+async def test_kernel_is_not_made_to_end_more():
+    """Refuse what is surely needed and not there, in host memory."""
+    size = {HOST: 900}
+    scripts = {"a": Script(size, declared=900, gpus=frozenset())}
+    async with Stage(scripts, device_mib=1000) as stage:
+        stage.triton.devices = [HOST]
+        await asyncio.sleep(5)
+        stage.triton.growth[HOST] = 300 * MIB  # of neighbours
+        await asyncio.sleep(5)
+        error = await fails(stage.load(A), InsufficientMemory)
+        assert "the kernel would end more" in str(error)
+
+
+@played
+async def test_lost_model_returns_to_its_gpu():
+    """Compiled kernels on disk, as TensorRT keeps them by GPU, are found again."""
+    scripts = {
+        "a": Script(400, declared=400, gpus=None, leaves_gpu_open=True),
+        "b": Script(500, declared=500, gpus=None, leaves_gpu_open=True),
+    }
+    async with Stage(scripts, devices=2, places_gpus=True) as stage:
+        await stage.load(B)
+        record = await stage.load(A)
+        assert record.gpu == 1
+        await stage.models.unload(B)
+        stage.triton.exit()
+        assert await stage.wait_and_invoke(A) == "a"
+        assert stage.control.registry.serving(A).gpu == 1
+
+
+@played
+async def test_retry_takes_the_gpu_with_more():
+    """A neighbour has come to the GPU on which the load ran out of memory."""
+    scripts = {
+        "a": Script(3600, files=100, load_seconds=5, gpus=None, leaves_gpu_open=True),
+        "b": Script(50, declared=50),
+        "c": Script({OTHER_GPU: 100}, declared=100, gpus=frozenset({1})),
+    }
+    async with Stage(scripts, device_mib=4000, devices=2, places_gpus=True) as stage:
+        await stage.load(B)
+        await stage.load(C)
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.growth[GPU] = 500 * MIB
+        record = await load
+        assert record.gpu == 1
+
+
+@played
+async def test_note_follows_a_late_booking():
+    """The note that a later run reads has what the model took, not what was reserved for it."""
+    async with Stage({"a": Script(300, files=100)}) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        assert stage.packages.confirmed["a"] != {GPU: 300 * MIB}
+        await asyncio.sleep(8)
+        assert stage.packages.confirmed["a"] == {GPU: 300 * MIB}
+
+
+@played
+async def test_model_is_evicted_before_readings_show_it():
+    scripts = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        stage.triton.lag_seconds = 3.0
+        await asyncio.sleep(5)
+        await stage.call(A)
+        call = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(1.5)  # the fetch, and an unload
+        assert not stage.triton.loaded
+        assert await call == "b@1"
+
+
+@played
+async def test_model_that_is_called_meanwhile_is_not_evicted():
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        record = stage.control.registry.serving(A)
+        eviction = asyncio.create_task(stage.control.eviction.evict(record, {"evicted": "room"}))
+        await asyncio.sleep(0)
+        with stage.models.lease(A):
+            assert not await eviction
+        stage.check(A)
+
+
+@played
+async def test_deadline_makes_no_eviction_futile():
+    """The eviction was too small only because a model stayed in use: the next call fits."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "b@1": Script(300, declared=300),
+        "c@1": Script(650, declared=650),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        long_call = asyncio.create_task(stage.call(B, seconds=20))
+        await asyncio.sleep(5)
+        call = asyncio.create_task(stage.call(C))
+        stage.triton.unload_seconds = 3
+        await asyncio.sleep(2.5)  # the fetch, and a part of the unload
+        assert TritonName("a") in stage.triton.unloading
+        stage.triton.growth[GPU] = 100 * MIB  # of a neighbour
+        await fails(call, NoRoom)
+        assert not long_call.done()
+        await long_call
+        assert await stage.call(C) == "c@1"
+
+
+# -- warm-up ------------------------------------------------------------------------------------
+
+
+@played
+async def test_warm_up_that_fails_is_logged_only():
+    scripts = {"a": Script(), "b": Script(warm_up_failure="zeros are no tokens")}
+    async with Stage(scripts, warm_up_seconds=10) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        stage.check(A, B)
+
+
+@played
+async def test_load_that_exits_in_its_warm_up_is_refused():
+    """503 would invite the caller to end Triton once more."""
+    script = Script(load_ends_triton=True, has_warm_up=True)
+    async with Stage({"a": script, "b": Script(load_ends_triton=True)}) as stage:
+        stage.triton.end_seconds = 2
+        error = await fails(stage.load(A), LoadFailed)
+        assert "Triton exited" in str(error)
+        assert "model_warmup" in str(error)
+        await asyncio.sleep(5)
+        await fails(stage.load(B), BackendUnavailable)
+        await asyncio.sleep(10)
+    async with Stage({"a": script}, is_embedded=False) as stage:
+        await fails(stage.load(A), BackendUnavailable)  # only the connection is seen
+
+
+@played
+async def test_exit_amid_two_loads_blames_no_warm_up():
+    scripts = {
+        "a": Script(has_warm_up=True, load_seconds=9),
+        "b": Script(has_warm_up=True, load_seconds=9),
+    }
+    async with Stage(scripts) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(8)
+        stage.triton.exit()
+        for load in loads:
+            await fails(load, BackendUnavailable)
+
+
+# -- failed requests ----------------------------------------------------------------------------
+
+
+@played
+async def test_inference_that_runs_out_is_judged():
+    async with Stage({"a": Script(request_runs_out=True)}) as stage:
+        record = await stage.load(A)
+        kinds = []
+        for _ in range(5):
+            lease = stage.models.lease(A)
+            lease.begin()
+            try:
+                await stage.triton.infer(record)
+            except AdapterError as error:
+                kinds.append(type(await lease.judge(error)))
+                lease.end(error)
+        assert kinds[0] is OutOfMemory
+        assert kinds[4] is ModelTooLarge
+
+
+@played
+async def test_model_without_process_is_dead():
+    async with Stage({"a": Script(is_python=True), "b@1": Script(is_python=True)}) as stage:
+        record = await stage.load(A)
+        stage.triton.kill_process_of(record.name)
+        lease = stage.models.lease(A)
+        lease.begin()
+        try:
+            await stage.triton.infer(record)
+        except StubDied as error:
+            judged = await lease.judge(error)
+            lease.end(error)
+        assert "load it again" in str(judged)
+        await fails(stage.invoke(A), ModelNotFound)
+        await stage.load(A)
+        assert await stage.invoke(A) == "a"
+        await stage.call(B)
+        stage.triton.kill_process_of(stage.control.registry.serving(B).name)
+        with suppress(StubDied):
+            await stage.invoke(B)
+        await asyncio.sleep(20)
+        stage.check(A)  # nobody asked for b: it was unloaded
+
+
+@played
+async def test_process_that_dies_amid_a_load_fails_it():
+    async with Stage({"a": Script(is_python=True, hangs=True), "b": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.kill_process_of(TritonName("a"))
+        error = await fails(load, LoadFailed)
+        assert "the python process of 'a' ended" in str(error)
+        await stage.load(A, "b")  # under another name, as Triton is stuck with the first
+        assert await stage.invoke(A) == "b"
+        stage.triton.exit()
+        await asyncio.sleep(5)
+
+
+@played
+async def test_process_that_dies_amid_an_unload_is_noticed():
+    """Triton never ends such an unload, until the model was loaded once more."""
+    for is_embedded in (True, False):
+        async with Stage({"a": Script(is_python=True)}, is_embedded=is_embedded) as stage:
+            await stage.load(A)
+            unload = asyncio.create_task(stage.models.unload(A))
+            await asyncio.sleep(0.1)
+            stage.triton.kill_process_of(TritonName("a"))
+            await unload
+            stage.check()
+
+
+@played
+async def test_idle_models_make_room_for_an_inference():
+    scripts = {"a": Script(400), "b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        on_demand = stage.control.on_demand
+        lease, _ = await on_demand.wait_for_lease(C, on_demand.key_of("c"))
+        lease.begin()
+        with pytest.raises(OutOfMemory) as caught:
+            await stage.triton.infer(lease.record)
+        judged = await lease.judge(caught.value)
+        lease.end(judged)
+        assert isinstance(judged, OutOfMemory)
+        assert await on_demand.make_room(judged)
+        stage.check(A, C)
+
+
+@played
+async def test_vanished_model_is_found():
+    async with Stage({"a": Script(), "b": Script()}, on_exit=None) as stage:
+        stage._unwatched = frozenset({A})
+        record = await stage.load(A)
+        await stage.load(B)
+        del stage.triton.loaded[record.name]
+        await fails(stage.invoke(A), ModelNotFound)
+        await asyncio.sleep(1)
+        await stage.load(A)
+        stage.check(A, B)
+
+
+@played
+async def test_vanished_model_comes_back_by_setting():
+    async with Stage({"a": Script()}) as stage:
+        stage._unwatched = frozenset({A})
+        record = await stage.load(A)
+        del stage.triton.loaded[record.name]
+        await fails(stage.invoke(A), ModelNotReady)
+        await asyncio.sleep(5)
+        assert await stage.wait_and_invoke(A) == "a"
+        events = [str(event) for event in stage.metrics.history.latest()]
+        assert any("loaded again by the adapter: a" in event for event in events), events
+
+
+@played
+async def test_metadata_is_no_work():
+    """Whoever asks for metadata again and again does not make a model suspect, or used."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        used_at = record.usage.used_at
+        at_work = stage.control.watcher.at_work
+        now = asyncio.get_running_loop().time
+        lease = stage.models.lease(A)
+        lease.is_inference = False
+        with lease:
+            await asyncio.sleep(1)
+            assert record.usage.in_flight == 1
+            assert at_work.collect(now()) == {}
+            call = asyncio.create_task(stage.invoke(A, seconds=2))
+            await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
+        [work] = at_work.collect(now()).values()
+        assert 1.4 < work.seconds < 1.6
+        await call
+        assert record.usage.served == 1
+        assert record.usage.used_at >= used_at + 1
+
+
+# -- updates ------------------------------------------------------------------------------------
+
+
+async def update_under_traffic(stage: Stage, folder: str) -> list[str]:
+    """Replace the model while calls come; return the errors that callers got."""
+    errors: list[str] = []
+    is_over = False
+
+    async def keep_calling() -> None:
+        while not is_over:
+            try:
+                await stage.wait_and_invoke(A)
+            except AdapterError as error:
+                errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0.02)
+
+    callers = [asyncio.create_task(keep_calling()) for _ in range(3)]
+    try:
+        await asyncio.sleep(0.5)
+        await stage.replace(A, folder)
+    finally:
+        await asyncio.sleep(0.5)
+        is_over = True
+        await asyncio.gather(*callers)
+    return errors
+
+
+@played
+async def test_update_beside_fails_no_call():
+    async with Stage({"1": Script(), "2": Script()}) as stage:
+        await stage.load(A, "1")
+        assert await update_under_traffic(stage, "2") == []
+        assert stage.served == sorted(stage.served)  # never an older answer after a newer
+        assert stage.served[-1] == "2"
+        stage.check(A)
+
+
+@played
+async def test_update_in_place_lets_calls_wait():
+    scripts = {"1": Script(600), "2": Script(600, declared=600)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(update_under_traffic(stage, "2"))
+        await asyncio.sleep(1.2)
+        await fails(stage.invoke(A), ModelNotReady)  # a 404 would make platforms load it
+        assert await update == []  # V2's calls wait
+        assert stage.served == sorted(stage.served)
+        assert stage.served[-1] == "2"
+
+
+@played
+async def test_package_with_its_own_name_keeps_it():
+    scripts = {"1": Script(can_run_beside=False), "2": Script(can_run_beside=False)}
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        assert await update_under_traffic(stage, "2") == []
+        assert stage.control.registry.serving(A).name == first.name
+        assert stage.served[-1] == "2"
+
+
+@played
+async def test_failed_update_changes_nothing():
+    scripts = {
+        "1": Script(300),
+        "fault": Script(fault="max_batch_size: -1"),
+        "beside": Script(failure="bad weights"),
+        "too large": Script(5000, declared=5000),
+        "in place": Script(800, declared=800, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        await fails(update_under_traffic(stage, "fault"), InvalidModel)
+        await fails(update_under_traffic(stage, "beside"), LoadFailed)
+        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
+        assert stage.control.registry.serving(A) is first  # never unloaded so far
+        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
+        assert str(error).endswith("the model that was there was loaded again")
+        assert await stage.wait_and_invoke(A) == "1"
+        # whether its files have changed is asked from then on
+        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
+        assert set(stage.served) == {"1"}
+        stage.check(A)
+
+
+@played
+async def test_update_of_a_store_model_goes_back():
+    """The store has lost the old version when the new one fails: it comes back from disk."""
+    scripts = {
+        "a@1": Script(600),
+        "a@2": Script(600, declared=600, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        record = stage.control.registry.serving(A)
+        assert record.key is not None
+        await fails(stage.models.update(record, record.key), LoadFailed)
+        assert await stage.invoke(A) == "a@1"
+
+
+@played
+async def test_new_version_of_the_store_is_found():
+    settings = StoreSettings(revalidate_seconds=30)
+    async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(40)
+        assert await stage.invoke(A) == "a@2"
+        assert stage.control.registry.serving(A).loaded_for is LoadedFor.CALLS
+
+
+@played
+async def test_model_that_a_platform_keeps_is_not_updated():
+    """Its load says that it is there; another version amid that would be a surprise."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {"a@1": Script(100), "a@2": Script(100, load_seconds=5)}
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(4)
+        assert len(stage.control.registry.records_of(A)) == 2
+        await fails(stage.load(A), AlreadyLoaded)
+        await asyncio.sleep(10)
+        assert await stage.call(A) == "a@1"
+
+
+@played
+async def test_disk_room_for_an_update_unloads_nothing():
+    """The version that serves is as good as another model's."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {"a@1": Script(100), "a@2": Script(100), "b@1": Script(100)}
+    async with Stage(scripts, stores=settings) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(10)
+        assert await stage.call(A) == "a@1"
+        stage.check(A, B)
+
+
+@played
+async def test_calls_load_a_few_models_at_a_time():
+    """A caller waits for no more than the loads in progress, whatever others ask for."""
+    names = [ModelId(f"m{number}") for number in range(6)]
+    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=5) for name in (*names, "a")}
+    async with Stage(scripts, stores=StoreSettings(load_concurrency=1)) as stage:
+        calls = [asyncio.create_task(stage.call(name, caller="x")) for name in names]
+        await asyncio.sleep(2)
+        await stage.call(A, caller="y")
+        assert sum(call.done() for call in calls) == 1
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_replace_loads_what_differs():
+    async with Stage({"1": Script(), "2": Script()}) as stage:
+        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
+        first = stage.control.registry.serving(A)
+        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
+        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+        assert stage.control.registry.serving(A) is first
+        stage.packages.changed.add("1")
+        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+        assert stage.control.registry.serving(A) is not first
+        await stage.models.replace(A, ModelSource("2"), Replaces.OTHER_SOURCE)
+        assert await stage.invoke(A) == "2"
+
+
+@played
+async def test_replace_waits_for_a_load_in_progress():
+    async with Stage({"1": Script(load_seconds=5), "2": Script()}) as stage:
+        load = asyncio.create_task(stage.load(A, "1"))
+        await asyncio.sleep(1)
+        await stage.replace(A, "2")
+        assert load.done()
+        assert await stage.invoke(A) == "2"
+
+
+@played
+async def test_triton_exits_amid_an_update_in_place():
+    """The old version comes back, and V2's calls wait for it."""
+    scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=5)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(3)
+        call = asyncio.create_task(stage.wait_and_invoke(A))
+        stage.triton.exit()
+        await fails(update, BackendUnavailable)
+        assert await call == "1"
+        stage.check(A)
+
+
+@played
+async def test_unload_ends_an_update_in_place():
+    scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=9)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(3)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await fails(update, UnloadedMeanwhile)
+        await unload
+        stage.check()
+
+
+# -- names of stores ----------------------------------------------------------------------------
+
+
+@played
+async def test_name_of_the_store_is_loaded_by_v2():
+    async with Stage({"a@1": Script(), "a@2": Script()}) as stage:
+        on_demand = stage.control.on_demand
+        assert on_demand is not None
+        with await on_demand.wait_for_named(A, 10) as record:
+            assert await stage.triton.infer(record) == "a@1"
+        await fails(on_demand.wait_for_named(B, 10), ArtifactNotFound)
+        assert await on_demand.load(A)
+        assert stage.control.registry.serving(A).loaded_for is LoadedFor.PLATFORM
+        stage.store.versions["a"] += 1
+        assert await on_demand.load(A, is_forced=True)
+        assert await stage.invoke(A) == "a@2"
+        assert not await on_demand.load(B)
+
+
+@played
+async def test_disk_room_is_made_by_an_unload():
+    scripts = {f"{name}@1": Script() for name in "abc"}
+    async with Stage(scripts) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        await stage.call(C)
+        stage.check(B, C)
+
+
+@played
+async def test_update_evicts_nothing_for_disk():
+    """An eviction of the model itself would wait for the update, and the update for it."""
+    settings = StoreSettings(revalidate_seconds=30)
+    scripts = {name: Script() for name in ("a@1", "a@2", "b@1")}
+    async with Stage(scripts, stores=settings) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(60)
+        stage.check(A, B)
+        assert await stage.invoke(A) == "a@1"
+
+
+@played
+async def test_too_many_callers_are_refused():
+    settings = StoreSettings(max_waiting=10, max_waiting_for_one=3)
+    scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
+    async with Stage(scripts, stores=settings) as stage:
+        calls = [asyncio.create_task(stage.call(A, caller="x")) for _ in range(3)]
+        await asyncio.sleep(1)
+        await fails(stage.call(A, caller="x"), TooManyWaiting)
+        calls += [asyncio.create_task(stage.call(B, caller="x")) for _ in range(2)]
+        await asyncio.sleep(1)
+        await fails(stage.call(C, caller="x"), TooManyWaiting)  # half of all are its own
+        assert await stage.call(C, caller="y") == "c@1"
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_slots_are_shared_among_callers():
+    """One caller with many models does not hold up another one with one."""
+    names = [ModelId(f"m{number}") for number in range(6)]
+    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=5) for name in (*names, "a")}
+    async with Stage(scripts, load_threads=1) as stage:
+        calls = [asyncio.create_task(stage.call(name, caller="x")) for name in names]
+        await asyncio.sleep(2)
+        other = asyncio.create_task(stage.call(A, caller="y"))
+        await other
+        assert sum(call.done() for call in calls) <= 2
+        await asyncio.gather(*calls)
+
+
+@played
+async def test_other_key_of_a_loaded_model_is_refused():
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        on_demand = stage.control.on_demand
+        with pytest.raises(ArtifactNotFound):
+            on_demand.lease(A, ArtifactKey("", "a.tar.gz"))
+
+
+@played
+async def test_idle_model_is_unloaded():
+    settings = StoreSettings(idle_unload_seconds=20, pin=("b",))
+    async with Stage({"a@1": Script(), "b@1": Script(), "c": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        await stage.load(C)
+        await asyncio.sleep(30)
+        stage.check(B, C)
+        assert stage.models.unloader.journal.evictions["idle"] == 1
+
+
+# -- Triton's exits -----------------------------------------------------------------------------
+
+
+@played
+async def test_triton_exits_during_a_load():
+    async with Stage({"a": Script(load_seconds=5), "b@1": Script(load_seconds=5)}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        call = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)  # its caller decides
+        assert await call == "b@1"  # loaded once more by the next Triton
+        stage.check(B)
+
+
+@played
+async def test_load_that_waits_for_a_slot_survives_an_exit():
+    scripts = {
+        "a": Script(declared=100, load_seconds=9),
+        "b": Script(declared=100),
+    }
+    async with Stage(scripts, load_threads=1) as stage:
+        loads = [asyncio.create_task(stage.load(one)) for one in (A, B)]
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(loads[0], BackendUnavailable)
+        await loads[1]
+        stage.check(B)
+
+
+@played
+async def test_exit_gives_a_refused_model_another_chance():
+    scripts = {"a@1": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        stage.control.desired.preload({A: ArtifactKey("", "a")})
+        await asyncio.sleep(60)
+        [refused] = stage.control.desired.list_refused()
+        assert "no model file" in refused
+        scripts["a@1"].fault = ""
+        await asyncio.sleep(60)
+        stage.check()
+        stage.triton.exit()
+        await asyncio.sleep(10)
+        stage.check(A)
+
+
+@played
+async def test_triton_exits_between_a_load_and_its_note():
+    async with Stage({"a": Script()}) as stage:
+        stage.packages.confirm_seconds = 5
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(2)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)
+        stage.check()
+
+
+@played
+async def test_triton_exits_while_it_serves():
+    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        stage.control.desired.want({C: ModelSource("c")})
+        await asyncio.sleep(5)
+        broken_off = asyncio.create_task(stage.invoke(A, seconds=9))
+        await asyncio.sleep(1)
+        stage.triton.exit()
+        await fails(broken_off, BackendUnavailable)
+        await asyncio.sleep(0.2)
+        await fails(stage.invoke(A), ModelNotReady)  # LOST, and not 404
+        await fails(stage.invoke(B), ModelNotFound)  # its next call loads it
+        await asyncio.sleep(3)
+        stage.triton.exit()  # while a and c are being loaded again
+        await asyncio.sleep(0.5)
+        await fails(stage.invoke(A), ModelNotReady)
+        assert await stage.wait_and_invoke(A) == "a"
+        await asyncio.sleep(20)
+        stage.check(A, C)
+        assert await stage.call(B) == "b@1"
+        stage.check(A, B, C)
+
+
+@played
+async def test_triton_exits_during_a_fetch():
+    async with Stage({"a@1": Script()}) as stage:
+        stage.store.fetch_seconds = 4
+        stage.triton.restart_seconds = 6
+        call = asyncio.create_task(stage.call(A))
+        await asyncio.sleep(2)
+        stage.triton.exit()
+        assert await call == "a@1"
+        assert stage.store.fetches == 1
+
+
+@played
+async def test_platform_loads_again_after_an_exit():
+    async with Stage({"a": Script()}, on_exit=OnExit.FORGET) as stage:
+        await stage.load(A)
+        stage.triton.exit()
+        await stage.load(A)
+        assert await stage.invoke(A) == "a"
+
+
+@played
+async def test_killer_is_given_up():
+    """Each request of b ends Triton, and a always has requests as well."""
+    async with Stage({"a": Script(), "b": Script(request_ends_triton=True)}) as stage:
+        stage.control.desired.want({A: ModelSource("a"), B: ModelSource("b")})
+
+        async def keep_calling(model_id: ModelId, seconds: float) -> None:
+            for _ in range(600):
+                with suppress(AdapterError):
+                    await stage.invoke(model_id, seconds)
+                await asyncio.sleep(0.1)
+
+        await asyncio.gather(keep_calling(A, 0.4), keep_calling(A, 0.7), keep_calling(B, 0.2))
+        stage.check(A)
+        assert stage.triton.exits <= 5, stage.triton.exits
+        error = stage.control.desired.explain_missing()
+        assert error is not None
+        assert "given up until" in error
+
+
+@played
+async def test_person_may_try_a_model_that_is_given_up():
+    async with Stage({"a": Script(load_ends_triton=True), "b": Script()}) as stage:
+        stage.control.desired.want({A: ModelSource("a")})
+        await asyncio.sleep(120)
+        assert stage.triton.exits == 4  # the first life was too short for a charge
+        error = await fails(stage.load(A, "b"), GivenUp)
+        assert "3 exits of Triton" in str(error)
+        error = await fails(stage.invoke(A), ModelNotFound)
+        assert "is given up until" in str(error)
+        source = ModelSource("b")
+        await stage.models.load(A, source, RoomMaker.ADAPTER, Requester.PERSON)
+        assert await stage.invoke(A) == "b"
+
+
+@played
+async def test_unload_survives_a_broken_connection():
+    """Triton in another container still has the model when it can be reached again."""
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        stage.triton.unload_seconds = 5
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        await stage.triton.disconnect(3)
+        await unload
+        assert not stage.triton.loaded
+        load = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(0.5)
+        await stage.triton.disconnect(3)
+        await fails(load, BackendUnavailable)
+        stage.check()
+
+
+@played
+async def test_load_without_connection_is_stuck():
+    """Triton goes on with it: without a record the model would stay there for good."""
+    async with Stage({"a": Script(load_seconds=250)}, load_seconds=300, is_embedded=False) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        await stage.triton.disconnect(3)
+        await fails(load, BackendUnavailable)
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        await asyncio.sleep(100)
+        stage.check()
+        assert not stage.triton.loaded
+
+
+@played
+async def test_external_triton_is_away_for_a_moment():
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        await stage.triton.disconnect(2)
+        await asyncio.sleep(1)
+        assert await stage.invoke(A) == "a"
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        assert await stage.wait_and_invoke(A) == "a"
+        await stage.load(B)
+
+
+# -- hangs --------------------------------------------------------------------------------------
+
+
+@played
+async def test_hanging_load_ends_at_its_limit():
+    scripts = {"a": Script(hangs=True, is_python=True), "b": Script()}
+    async with Stage(scripts, load_seconds=20) as stage:
+        started_at = asyncio.get_running_loop().time()
+        await fails(stage.load(A), BackendTimeout)
+        assert asyncio.get_running_loop().time() - started_at < 22
+        await asyncio.sleep(30)
+        stage.check()
+        await stage.load(A, "b")
+
+
+@played
+async def test_stuck_load_is_freed_by_an_exit():
+    async with Stage({"a": Script(hangs=True), "b": Script()}, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await asyncio.sleep(200)
+        await fails(stage.models.unload(A), BackendTimeout)
+        await stage.load(A, "b")  # under another name
+        stage.check(A)
+        stage.triton.exit()
+        await asyncio.sleep(10)
+        stage.check(A)
+        assert len(stage.control.registry.records()) == 1
+
+
+@played
+async def test_stuck_load_keeps_its_memory():
+    """A load beside it would run out of what Triton may still give to the first."""
+    scripts = {
+        "a": Script(600, declared=600, hangs=True, takes_early=True),
+        "b": Script(600, declared=600),
+    }
+    async with Stage(scripts, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await asyncio.sleep(200)
+        assert stage.control.ledger.stuck
+        assert stage.control.ledger.reserved(GPU) == 600 * MIB
+        await fails(stage.load(B), InsufficientMemory)
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        await stage.load(B)
+
+
+@played
+async def test_hanging_loads_leave_room_for_others():
+    """A load that has lasted 30 s no longer counts, and as many again may go on so."""
+    scripts = {f"h{number}": Script(hangs=True, is_python=True) for number in range(4)}
+    scripts |= {"a": Script(), "b": Script()}
+    async with Stage(scripts, load_threads=2) as stage:
+        hanging = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2)]
+        await asyncio.sleep(20)
+        waiting = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await waiting
+        more = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2, 4)]
+        await asyncio.sleep(40)
+        last = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(5)
+        assert not last.done()
+        assert "'h0'" in stage.control.slots.explain()
+        for number in range(4):
+            await stage.models.unload(ModelId(f"h{number}"))
+        await last
+        results = await asyncio.gather(*hanging, *more, return_exceptions=True)
+        assert {type(one) for one in results} == {UnloadedMeanwhile}
+        stage.check(A, B)
+
+
+# -- start and stop -----------------------------------------------------------------------------
+
+
+@played
+async def test_models_of_an_earlier_run_are_adopted():
+    stage = Stage({"a": Script(), "b": Script()})
+    names = {}
+    for model_id in (A, B):
+        name = TritonName(model_id)
+        names[model_id] = name
+        package = await stage.packages.prepare(name, model_id, ModelSource(model_id))
+        stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(names[A], A)
+    stage.packages.left_behind = [
+        StagedModel(
+            names[A],
+            A,
+            Placement((names[A],)),
+            is_loaded=True,
+            source=ModelSource("a"),
+            can_load_again=True,
+            content_key="a",
+            held={Device("GPU-0"): 100 * MIB},
+        ),
+        StagedModel(names[B], B, Placement((names[B],))),
+    ]
+    async with stage:
+        stage.check(A)
+        assert await stage.invoke(A) == "a"
+        await fails(stage.load(A), AlreadyLoaded)
+        await stage.load(B)
+        await stage.models.unload(A)
+        stage.check(B)
+
+
+@played
+async def test_model_counts_as_loaded_before_first_reading():
+    """Otherwise a load beside it would be refused for good, as if it had been alone."""
+    stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600), "b": Script(600)})
+    stage.triton.has_readings = False
+    async with stage:
+        await stage.load(B)
+        stage.triton.has_readings = True
+        await asyncio.sleep(5)
+        await fails(stage.call(A), NoRoom)
+        await stage.models.unload(B)
+        await stage.call(A)
+
+
+@played
+async def test_model_is_evicted_after_first_reading():
+    stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600)})
+    stage.triton.has_readings = False
+    async with stage:
+        await stage.call(B)
+        stage.triton.has_readings = True
+        await asyncio.sleep(5)
+        await stage.call(A)
+        stage.check(A)
+
+
+@played
+async def test_adopted_models_take_memory_where_nothing_is_read():
+    """The limit of all memory is known only after they were adopted."""
+    stage = Stage({"a": Script()}, limit_mib=300)
+    stage.triton.has_readings = False
+    name = TritonName(A)
+    package = await stage.packages.prepare(name, A, ModelSource(A))
+    stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(name, A)
+    stage.packages.left_behind = [
+        StagedModel(
+            name,
+            A,
+            Placement((name,)),
+            is_loaded=True,
+            source=ModelSource("a"),
+            can_load_again=True,
+            content_key="a",
+            held={UNSEEN: 200 * MIB},
+        )
+    ]
+    async with stage:
+        assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
+
+
+@played
+async def test_models_of_settings_are_loaded():
+    scripts = {"a": Script(), "b@1": Script(), "bad@1": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        on_demand = stage.control.on_demand
+        assert on_demand is not None
+        stage.control.desired.want({A: ModelSource("a")})
+        stage.control.desired.preload(
+            {B: on_demand.key_of("b"), ModelId("bad"): on_demand.key_of("bad")}
+        )
+        assert stage.control.desired.explain_missing() is not None
+        await asyncio.sleep(10)
+        stage.check(A, B)
+        assert stage.control.desired.explain_missing() is None
+        assert "no model file" in stage.control.desired.list_refused()[0]
+        await stage.models.unload(A)
+        await asyncio.sleep(10)
+        stage.check(B)
+
+
+@played
+async def test_drain_ends_what_lasts():
+    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
+        quick = asyncio.create_task(stage.load(A))
+        slow = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(2)
+        drained = asyncio.create_task(stage.control.drain(5))
+        await asyncio.sleep(0)
+        await fails(stage.load(C), BackendUnavailable)
+        await quick
+        await fails(slow, BackendUnavailable)
+        await drained
+        assert await stage.invoke(A) == "a"
+        assert stage.control.registry.get(A) is not None
+
+
+@played
+async def test_all_models_are_unloaded_for_a_mesh():
+    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        name = TritonName("stranger")
+        package = await stage.packages.prepare(name, C, ModelSource("c"))
+        stage.triton.repository[name] = Staged(package, None)
+        await stage.triton.load(name, C)
+        await stage.models.unload_all()
+        assert not stage.triton.loaded
+        del stage.triton.repository[name]
+        assert stage.control.registry.counts()[ModelState.READY] == 0
