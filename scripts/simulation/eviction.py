@@ -44,7 +44,7 @@ class Offline(Policy):
 
     def worth(self, model: Candidate) -> float:
         wait = self._next[model.used_at] - self.now
-        return model.seconds / model.held[HOST] / wait
+        return model.seconds / model.size[HOST] / wait
 
     def explain(self, model: Candidate, now: float) -> str:
         return f"called again in {self._next[model.used_at] - now:.1f} s"
@@ -92,7 +92,7 @@ def _evict(
     for each, worth in [(each, policy.worth(each)) for each in chosen]:
         policy.record_eviction(worth, now)
         del known[ModelId(each.name)]
-    return sum(each.held[HOST] for each in chosen)
+    return sum(each.size[HOST] for each in chosen)
 
 
 def measure(kind: Kind, seed: int) -> dict[str, float]:

@@ -7,9 +7,10 @@ import sys
 import time
 from collections import Counter
 
+from tests.simulation.control import PlayedControl
 from tests.simulation.plan import drawn
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import CHOSEN_CONTROL, Outcome, played
+from tests.simulation.world import Outcome, played
 
 
 def main() -> int:
@@ -19,14 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="play this one alone, to its end")
     parser.add_argument("--first", type=int, help="the first of the seeds; drawn if not given")
     parser.add_argument("--whole", action="store_true", help="do not shrink a failure")
-    parser.add_argument(
-        "--shadow",
-        action="store_true",
-        help="ask the new rules of memory beside today's, and list where they differ",
-    )
     args = parser.parse_args()
-    if args.shadow:
-        return _compare(args.seed, args.first, args.seconds)
     if args.seed is not None:
         outcome = played(drawn(args.seed))
         if outcome.violation is None:
@@ -43,23 +37,6 @@ def main() -> int:
             return _failed(outcome, whole=args.whole)
         outcomes.append(outcome)
     _figures(outcomes, time.process_time() - begun)
-    return 0
-
-
-def _compare(seed: int | None, first: int | None, seconds: float) -> int:
-    """Play one seed, or seeds for so many seconds of CPU, and list the differences."""
-    started_at = time.process_time()
-    comparisons = Comparisons()
-    begin = random.SystemRandom().randrange(10**9) if first is None else first
-    days = 0
-    with shadowed():
-        while not days or (seed is None and time.process_time() - started_at < seconds):
-            number = begin + days if seed is None else seed
-            played(drawn(number), ShadowedDay(comparisons, number).build)
-            days += 1
-    print(f"{days} days, {time.process_time() - started_at:.0f} s of CPU")
-    for line in comparisons.lines():
-        print(line)
     return 0
 
 
@@ -93,7 +70,7 @@ def _figures(outcomes: list[Outcome], seconds: float) -> None:
         differences.update(outcome.differences)
     for rule, count in sorted(differences.items()):
         days = sum(rule in outcome.differences for outcome in outcomes)
-        print(f"expected of {rule}: {count} times, in {days} runs: {CHOSEN_CONTROL.unkept[rule]}")
+        print(f"expected of {rule}: {count} times, in {days} runs: {PlayedControl.unkept[rule]}")
 
 
 if __name__ == "__main__":

@@ -9,33 +9,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from adapter.control.residency import Options as StoreOptions
-from adapter.control.residency import Residency
-from adapter.core.residency.placement import PLACINGS
-
-from adapter.control.door import ControlState, Models, StoreModels
-from adapter.control.models import ModelControl
-from adapter.control.ports import NoProcesses, Options, Ports, TimeLimits
-from adapter.control.state import State
-from adapter.core.admission import MeshBooks
-from adapter.core.ledger import Ledger
+from adapter.app import parts
+from adapter.control.door import ControlState, MeshBooks, Models, StoreModels
+from adapter.control.ports import (
+    MemorySettings,
+    NoProcesses,
+    StoreSettings,
+    TimeLimits,
+    World,
+)
+from adapter.control.ports import Settings as ControlSettings
 from adapter.core.model import ModelSource
-from adapter.core.record import ModelRecord
+from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.sizes import Sizes
 from adapter.core.states import ModelState
-from adapter.core.waiting import WaitLimits
 from adapter.runtime import background
 from adapter.telemetry.metrics import Metrics
 from tests.simulation.catalog import Terms
 from tests.simulation.models import SIZE_FACTOR
 from tests.simulation.plan import Settings
+from tests.simulation.platforms import DEFAULT_BYTES, Mesh
 from tests.simulation.triton import LOAD_THREADS
 
 _DRAIN_SECONDS = 5.0
-_STATES = {
-    ModelState.FETCHING: "COMING",
-    ModelState.ON_DISK: "COMING",
-    ModelState.LOST: "LOST",
+_WARM_UP_SECONDS = 60.0
+_STATES = {ModelState.PREPARING: "COMING"}
+_ON_EXIT = {
+    None: None,
+    False: OnExit.FORGET,
+    True: OnExit.RELOAD,
 }
 
 
@@ -98,104 +100,116 @@ class Control(Protocol):
 Build: TypeAlias = Callable[[Machine, Settings, Terms | None], Control]
 
 
-class PresentControl:
+class PlayedControl:
     """Plays adapter/control."""
 
     unkept: ClassVar[Mapping[str, str]] = {
-        "2 blame": "models are suspected that were not at work when Triton exited",
-        "5 refused return": "a lost model is given up when it is refused beside others that return",
-        "3 freed late": "memory that is freed late, at the start, counts as that of Triton itself",
-        "4 kept": "a model that a platform loads amid an eviction that fails goes with it",
-        "2 freeing load": "a load that is to free a dead model, and whose process dies too, hangs",
         "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
-        "2 too large": "growth, and what was measured beside others, count as the need of a load",
+        "3 beside known": "a load of unknown size waits only for others of unknown size",
+        "5 kept": "memory that belongs to no model may count as that of the model loaded next",
+        "5 shared sizes": "what a model takes is a guess if others load or unload beside it",
     }
 
     def __init__(self, machine: Machine, settings: Settings, terms: Terms | None) -> None:
-        metrics = Metrics()
-        sizes = Sizes(SIZE_FACTOR, 0)
+        sizes = Sizes(SIZE_FACTOR)
         sizes.restore(machine.disk.sizes)
-        limits = TimeLimits(
-            load=settings.load_seconds,
-            unload=settings.unload_seconds,
-            warm_up=60.0 if settings.warms_up else None,
+        world = World(
+            machine.triton,
+            machine.disk,
+            machine.memory,
+            server=machine.server,
+            processes=machine.processes or NoProcesses(),
+            sizes=machine.disk,
+            artifacts=machine.artifacts,
         )
-        self.models = control = ModelControl(
-            Ports(
-                machine.triton,
-                machine.disk,
-                machine.memory,
-                machine.server,
-                sizes=machine.disk,
-                processes=machine.processes or NoProcesses(),
-            ),
-            Ledger(settings.memory_limit, lambda _: settings.reserve),
-            sizes,
-            metrics,
-            Options(
-                limits=limits,
-                loads_again=settings.loads_again,
-                load_threads=LOAD_THREADS,
-                placing=PLACINGS["most_free"],  # where there are several GPUs
-            ),
+        self._control = parts.build_control(
+            world, Metrics(), _read_settings(settings, terms), sizes
         )
-        self.stores: Residency | None = None
-        if terms is not None:
-            options = StoreOptions(
-                pin=terms.pin,
-                idle_unload_seconds=terms.idle_unload_seconds,
-                model_wait_seconds=terms.model_wait_seconds,
-                load_concurrency=terms.load_concurrency,
-                revalidate_seconds=terms.revalidate_seconds,
-                limits=WaitLimits(*terms.most_waiting),
-                eviction=terms.eviction,
-            )
-            self.stores = Residency(control, machine.artifacts, metrics, options)
-        self.state = State(control, self.stores)
-        self.mesh_books = control.memory.mesh
-        self._watches: list[Any] = []
+        self.models = self._control.models
+        self.state = self._control.state
+        self.stores = self._control.stores
+        self.mesh_books = self._control.mesh
 
     async def open(self) -> None:
-        await self.models.open()
+        """Take over what an earlier run has left in Triton, and begin the housekeeping."""
+        await self._control.open()
 
     def start(self) -> None:
-        work = self.models.run_housekeeping()
-        self._watches.append(background.begin("control-watch", work))
-        if self.stores is not None:
-            work = self.stores.run_housekeeping()
-            self._watches.append(background.begin("residency-watch", work))
+        """Do nothing: the housekeeping begins with `open`."""
 
     def end(self) -> None:
-        for watch in self._watches:
-            background.end(watch)
+        """End the housekeeping: the adapter is gone."""
+        for task in self._control._tasks:
+            background.end(task)
 
     async def triton_restarted(self) -> None:
-        await self.models.triton_restarted()
+        """Note that Triton has exited, and is there again."""
+        await self._control.note_triton_back()
 
     async def stop(self) -> None:
-        await self.models.drain(_DRAIN_SECONDS)
-        if self.stores is not None:
-            await self.stores.close()
-        await self.models.undone()
+        """End all operations, as at the exit of the adapter."""
+        await self._control.drain(_DRAIN_SECONDS)
+        await self._control.end_work()
+        await self._control.stop()
 
     def known_models(self) -> list[KnownModel]:
-        registry = self.models.registry
-        others = (*registry.coming.values(), *registry.stuck.values())
-        return [_show(record) for record in (*registry.records(), *others)]
+        """Return all models: also those that come from a store, and those that are stuck."""
+        return [_show(self._control, record) for record in self._control.registry.records()]
 
 
-def _show(record: ModelRecord) -> KnownModel:
-    files = record.files
-    artifact = files.artifact if files else None
+def _read_settings(settings: Settings, terms: Terms | None) -> ControlSettings:
+    """Return the settings of control, in its own words."""
+    is_mesh = isinstance(settings.platform, Mesh)
+    limits = TimeLimits(
+        load=settings.load_seconds,
+        unload=settings.unload_seconds,
+        warm_up=_WARM_UP_SECONDS if settings.warms_up else None,
+    )
+    stores = StoreSettings()
+    if terms is not None:
+        limits = TimeLimits(
+            limits.load,
+            limits.unload,
+            warm_up=limits.warm_up,
+            model_wait=terms.model_wait_seconds,
+        )
+        stores = StoreSettings(
+            pin=terms.pin,
+            policy=terms.eviction,
+            idle_unload_seconds=terms.idle_unload_seconds,
+            revalidate_seconds=terms.revalidate_seconds,
+            max_waiting=terms.most_waiting[0],
+            max_waiting_for_one=terms.most_waiting[1],
+        )
+    memory = MemorySettings(
+        limit_bytes=settings.memory_limit,
+        headroom_of=lambda _: settings.reserve,
+        places_gpus=True,
+        mesh_default_bytes=DEFAULT_BYTES if is_mesh else None,
+    )
+    return ControlSettings(
+        limits,
+        memory,
+        stores,
+        _ON_EXIT[settings.loads_again],
+        LOAD_THREADS,
+    )
+
+
+def _show(control: parts.Control, record: ModelRecord) -> KnownModel:
+    is_stuck = record.state is ModelState.STUCK
+    is_other = not is_stuck and control.registry.get(record.id) is not record
+    operation = control.operations.load_of(record.id)
+    is_due = operation is not None and operation.record is not record
     return KnownModel(
-        id=str(record.id),
+        id=f"{record.id}#{record.name}" if is_other else str(record.id),
         name=str(record.name),
         names=tuple(map(str, record.placement.names)),
         state=_STATES.get(record.state, record.state.value),
-        requests=record.usage.in_flight + record.usage.abandoned,
+        requests=record.usage.in_flight,
         source=record.source,
-        is_for_calls=record.is_on_demand,
-        is_update=record.id != record.asked_for or (files is not None and files.is_outdated),
-        folder=artifact.folder if artifact else None,
+        is_for_calls=record.loaded_for is LoadedFor.CALLS,
+        is_update=is_other or is_due,
+        folder=Path(record.files.folder) if record.files else None,
         record=record,
     )

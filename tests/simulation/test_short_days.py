@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.control import PresentControl
+from tests.simulation.control import PlayedControl
 from tests.simulation.faults import FAULTS
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec
@@ -63,7 +63,7 @@ def test_unkept_rule_is_counted_or_violated():
     """An idle model is given up after exits of Triton, which no model may have caused."""
 
     def build(*parts):
-        control = PresentControl(*parts)
+        control = PlayedControl(*parts)
         control.unkept = {}
         return control
 

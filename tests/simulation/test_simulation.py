@@ -29,9 +29,7 @@ REAL = {
     "control.py": ("adapter.",),
     "endpoint.py": ("adapter.packages.unpacking", "adapter.store.cache"),
     "mesh.py": ("adapter._proto", "adapter.frontends.grpc.", "adapter.telemetry.metrics"),
-    "next_control.py": ("adapter.",),
     "residents.py": ("adapter.packages.unpacking",),
-    "shadow.py": ("adapter.",),
     "store.py": ("adapter.settings.locations", "adapter.store.ports"),
     "story.py": ("adapter.telemetry.log",),
 }

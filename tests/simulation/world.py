@@ -10,11 +10,10 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
-from adapter.control.door import IS_NEXT
 from adapter.errors import AdapterError
 from adapter.runtime import background
 from tests.simulation.callers import Callers
-from tests.simulation.control import Build, Control, KnownModel, Machine, PresentControl
+from tests.simulation.control import Build, Control, KnownModel, Machine, PlayedControl
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
 from tests.simulation.endpoint_callers import EndpointCallers
@@ -23,7 +22,6 @@ from tests.simulation.loop import Draws, Standstill, ignore_unawaited, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
-from tests.simulation.next_control import NextControl
 from tests.simulation.oracle import Oracle
 from tests.simulation.outages import Outages
 from tests.simulation.plan import Plan, Settings
@@ -36,9 +34,6 @@ from tests.simulation.v2_callers import V2Callers
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
-# The control that is played where no other is asked for: see adapter/control/door.py.
-CHOSEN_CONTROL: type[NextControl] | type[PresentControl]
-CHOSEN_CONTROL = NextControl if IS_NEXT else PresentControl
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -451,7 +446,7 @@ class World(Outages):
             await asyncio.sleep(self.draws.of("night").choice((1.0, 3600.0)))
 
 
-def played(plan: Plan, build: Build = CHOSEN_CONTROL) -> Outcome:
+def played(plan: Plan, build: Build = PlayedControl) -> Outcome:
     """Play the run in virtual time."""
     worlds: list[World] = []
     log = logging.getLogger("adapter")

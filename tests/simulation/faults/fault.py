@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.catalog import Terms
-from tests.simulation.control import Control, Machine, PresentControl
+from tests.simulation.control import Control, Machine, PlayedControl
 from tests.simulation.plan import Settings
 
 
@@ -43,4 +43,4 @@ class Fault:
         if terms is not None:
             terms = self.terms(terms)
         machine = self.machine(machine)
-        return self.control(PresentControl(machine, self.settings(settings), terms))
+        return self.control(PlayedControl(machine, self.settings(settings), terms))
