@@ -308,11 +308,6 @@ class Settings(Rules):
     memory_reserve: Share = Group.MEMORY.setting(
         "5%", "part of the limit that is kept free: a share such as 5%, or a size"
     )
-    memory_recovery_seconds: Seconds = Group.MEMORY.setting(
-        5.0,
-        "how long an unload waits until the model's memory reads as free, and a load for memory "
-        "that is being freed",
-    )
     gpu_placement: Literal["triton", "most_free"] = Group.MEMORY.setting(
         "triton", "where models run that name no GPU. triton: on each; most_free: on the freest"
     )

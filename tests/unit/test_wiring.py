@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from adapter.control.residency import Options, Residency
-from adapter.control.residency.waits import Waits
-from adapter.core.residency.placement import PLACINGS
 
 from adapter.app import Adapter
 from adapter.app.listeners import Rpc
-from adapter.control.models import ModelControl
+from adapter.control.models import Models
+from adapter.control.on_demand import OnDemand
+from adapter.control.ports import StoreSettings, TimeLimits
+from adapter.core.record import OnExit
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.contracts import ContainerContracts
@@ -37,26 +37,25 @@ Part = TypeVar("Part")
 HELD = {
     "load_timeout_seconds": (
         "1234.5",
-        {"load", "_load_timeout", "_load_seconds", "load_seconds", "_seconds"},
+        {"load", "_load_timeout", "load_seconds"},
     ),
     "unload_timeout_seconds": ("1235.5", {"unload", "unload_seconds"}),
     "unload_stall_seconds": ("7.25", {"stall"}),
     "infer_timeout_seconds": ("1236.5", {"_timeout", "_seconds"}),
     "load_wait_seconds": ("1237.5", {"_load_wait_seconds", "_load_wait"}),
-    "memory_recovery_seconds": ("1239.5", {"recovery"}),
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
-    "size_factor": ("1.875", {"_size_factor", "_factor"}),
+    "size_factor": ("1.875", {"size_factor", "_factor"}),
     "default_size": ("123457", {"default_bytes"}),
     "max_body_bytes": ("1234567", {"_max_body", "max_body", "max_unpacked"}),
     "grpc_max_message_bytes": (
         "345678",
         {"direct", "max_bytes", "stream", "unary", "_max_message_bytes"},
     ),
-    "load_concurrency": ("87", {"load_concurrency"}),
+    "load_concurrency": ("87", {"load_concurrency", "count", "_count"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
-    "memory_limit": ("98765432109", {"_memory_limit"}),
-    "modelmesh_default_size": ("567891", {"default_bytes"}),
+    "memory_limit": ("98765432109", {"limit_bytes"}),
+    "modelmesh_default_size": ("567891", {"default_bytes", "mesh_default_bytes"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_container_bytes"}),
     "max_connections": ("501", {"_most", "_max_connections", "max_connections"}),
@@ -156,25 +155,21 @@ SEEN = {
     "start_timeout_seconds": Look(
         "77", lambda a: a._embedded._start_timeout_seconds, 77, embedded=True
     ),
-    "staging": Look("copy", lambda a: a._control.models._packages._staging, "copy"),
+    "staging": Look("copy", lambda a: a._control.models.packages._staging, "copy"),
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
-    "model_roots": Look(["/a", "/b"], lambda a: a._control.models._packages._roots, ["/a", "/b"]),
+    "model_roots": Look(["/a", "/b"], lambda a: a._control.models.packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
     "ready_when": Look("started", lambda a: str(a._needs_wanted), "False"),
     "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "gpu_placement": Look(
-        "most_free", lambda a: a._control.models.memory.placer.placing, PLACINGS["most_free"]
+        "most_free", lambda a: str(a._control.memory.settings.places_gpus), "True"
     ),
     "memory_source": Look("nvml", lambda a: a._reader._wanted, "nvml"),
     "memory_reserve": Look(
-        "123MiB", lambda a: a._control.models.memory.ledger._headroom(0), 123 * 2**20
+        "123MiB", lambda a: a._control.memory.settings.headroom_of(0), 123 * 2**20
     ),
-    "sizes_file": Look(
-        "/kept", lambda a: a._control.models._housekeeping._store._path, Path("/kept")
-    ),
-    "on_triton_restart": Look(
-        "reload", lambda a: str(a._control.models.triton_status._loads_again), "True"
-    ),
+    "sizes_file": Look("/kept", lambda a: a._control.housekeeping.sizes._path, Path("/kept")),
+    "on_triton_restart": Look("reload", lambda a: a._control.status.setting, OnExit.RELOAD),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
     ),
@@ -285,11 +280,14 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
         "min_residency_seconds": "74.5",
     }
     adapter = Adapter(load_settings(flags, {}, None))
-    assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5, "lru", 74.5)
-    assert part(adapter, Waits)._reason.at_once == 7
+    settings = part(adapter, StoreSettings)
+    assert (settings.pin, settings.policy) == (("a*",), "lru")
+    assert (settings.idle_unload_seconds, settings.revalidate_seconds) == (71.5, 73.5)
+    assert (settings.load_concurrency, settings.min_residency_seconds) == (7, 74.5)
+    assert part(adapter, TimeLimits).model_wait == 72.5
     assert str(adapter._control.key_of(adapter._settings.preload[0])) == "b.zip"
     served = part(adapter, ContainerContracts).v2._wait_for_lease.__self__
-    assert isinstance(served, Residency if on_demand else ModelControl)
+    assert isinstance(served, OnDemand if on_demand else Models)
 
 
 def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
@@ -298,20 +296,16 @@ def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
     assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
 
 
-def test_the_limit_of_mps_in_the_environment_reaches_the_ledger(monkeypatch):
+def test_the_limit_of_mps_in_the_environment_reaches_memory(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G")
-    ledger = Adapter(
-        load_settings({"memory_limit": "8GiB"}, {}, None)
-    )._control.models.memory.ledger
-    ledger.open(None)
-    (book,) = ledger.snapshot().devices.values()
-    assert book.client_limit_bytes == 4 * 2**30
+    adapter = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))
+    assert adapter._control.memory.settings.process_limits == {0: 4 * 2**30}
 
 
 def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):
     adapter = Adapter(load_settings({"model_store": "/m", "cache_dir": str(tmp_path)}, {}, None))
     assert part(adapter, modelmesh.Options).load_concurrency == 1
-    assert part(adapter, Options).load_concurrency == 2
+    assert part(adapter, StoreSettings).load_concurrency == 2
 
 
 @pytest.mark.parametrize("name", SEEN)

@@ -5,9 +5,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.control.admin import admin_of, adopt
 
-from adapter.core.model import ModelId
+from tests.fakes.admin import admin_of, adopt
 from tests.fakes.house import House
 from tests.journeys.page.browser import PHONE, Browser
 
@@ -19,10 +18,8 @@ MODELS = 1000
 
 async def _serve(started: "asyncio.Future[str]", end: asyncio.Event) -> None:
     house = await House(limit=MODELS * 1000 * MIB).open()
-    ledger = house.control.memory.ledger
-    for number, name in enumerate(adopt(house, MODELS), 1):
-        ledger.reserve(ModelId(name), {"host": number * MIB})
-        ledger.settle(ModelId(name), None)
+    for number in range(MODELS):
+        adopt(house, f"m{number:03}", (number + 1) * MIB)
     async with admin_of(house) as admin:
         started.set_result(f"127.0.0.1:{admin.port}")
         await end.wait()

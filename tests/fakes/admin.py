@@ -1,0 +1,73 @@
+"""The admin listener before the fake world, and models that are there without a load."""
+
+import asyncio
+import io
+from contextlib import redirect_stdout
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from adapter.cli.main import main
+from adapter.core.memory import HOST
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.record import LoadedFor, ModelRecord
+from adapter.core.states import ModelEvent
+from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.admin import Admin, Probes, Resident, application
+from adapter.frontends.debug_state import DebugState
+from adapter.frontends.drain import Drain
+from adapter.settings import parse_address
+from tests.fakes.house import House
+
+WELL = {
+    "is_ready": True,
+    "reasons": [],
+    "notes": [],
+    "is_triton_live": True,
+    "is_draining": False,
+}
+
+
+def admin_of(house: House) -> TestClient:
+    probes = Probes(
+        house.control_state,
+        house.metrics,
+        why_not_live=lambda: None,
+        why_not_started=lambda: None,
+        why_not_ready=lambda: None,
+    )
+    state = DebugState(
+        house.control,
+        house.control_state,
+        house.metrics.history,
+        about={"version": "1"},
+        health=lambda: WELL,
+    )
+    admin = Admin(
+        state,
+        Resident(house.control.registry, house.control_state),
+        access=Access("admin"),
+        drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
+        drain_seconds=1,
+        config={},
+    )
+    sites = SitePolicy(parse_address("127.0.0.1:0"), ())
+    return TestClient(TestServer(application(sites, probes, admin)))
+
+
+async def ps_before(house: House) -> list[str]:
+    """Return the lines that `ps` prints about models; it asks from a thread."""
+    async with admin_of(house) as admin:
+        environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
+        out = io.StringIO()
+        with redirect_stdout(out):
+            assert await asyncio.to_thread(main, ["ps"], environ) == 0
+    return out.getvalue().partition("\n\n")[2].splitlines()
+
+
+def adopt(house: House, name: str, size: int = 0) -> None:
+    """Have a model be there without a load, booked with so many bytes."""
+    record = ModelRecord(
+        ModelId(name), TritonName(name), ModelSource(f"/{name}"), LoadedFor.PLATFORM
+    )
+    house.control.registry.add(record, ModelEvent.ADOPTED)
+    house.parts.memory.adopt(record, {HOST: size})
