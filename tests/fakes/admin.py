@@ -3,6 +3,7 @@
 import asyncio
 import io
 from contextlib import redirect_stdout
+from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -27,7 +28,7 @@ WELL = {
 }
 
 
-def admin_of(house: House) -> TestClient:
+def admin_of(house: House) -> TestClient[Any, Any]:
     probes = Probes(
         house.control_state,
         house.metrics,
