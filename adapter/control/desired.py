@@ -77,7 +77,7 @@ class Desired:
                 self._start(model)
 
     def close(self) -> None:
-        """Begin no more loads."""
+        """Stop to begin loads."""
         for task in self._loops.values():
             task.cancel()
 
@@ -195,7 +195,8 @@ class Desired:
 
     def _log_if_all_loaded(self, model: WantedModel) -> None:
         wanted = self.list_from_start()
-        if model in wanted and all(one.state is WantedState.LOADED for one in wanted):
+        states = {desired.state for desired in wanted}
+        if model in wanted and states == {WantedState.LOADED}:
             log.info("adapter.models_loaded", extra={"models": len(wanted)})
 
     def explain_missing(self) -> str | None:
@@ -204,9 +205,9 @@ class Desired:
         missing = [model for model in wanted if model.state is WantedState.MISSING]
         if not missing:
             return None
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        unnamed = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         names = ", ".join(map(_describe, missing[:_SHOWN]))
-        return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{more}"
+        return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{unnamed}"
 
     def list_refused(self) -> list[str]:
         """Return which models of the settings are not tried again, and why."""

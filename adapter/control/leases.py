@@ -162,7 +162,7 @@ class Lease:
         usage = self._usage
         leases = self._leases
         self.state = _HELD
-        leases.begun += 1
+        leases.started += 1
         usage.in_flight += 1
         if not self.is_inference:
             return
@@ -263,7 +263,7 @@ class Leases:
     changes: Changes
     history: History
     failures: FailureReader | None = None
-    begun: int = 0  # ever
+    started: int = 0  # ever
     ended: int = 0
     abandoned: int = 0  # now, also of models that are gone
     # empty but for slow callers: each end of a lease asks

@@ -48,7 +48,7 @@ from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
-# So long beyond its time limit a caller waits for the undo of a load, or for an unload.
+# A caller waits this much longer than the time limit, for the undo of a load or for an unload.
 _LATE_SECONDS = 1.0
 
 
@@ -160,7 +160,7 @@ class Models:
         return await self._wait_for_outcome(self.start_load(model_id, request))
 
     def refuse_loaded(self, model_id: ModelId) -> None:
-        """Raise AlreadyLoaded if the model is loaded or being loaded, and keep it then."""
+        """Raise AlreadyLoaded if there is the model, or a load of it, and keep it then."""
         state = self._find_presence(model_id)
         if state:
             self.keep(model_id)
@@ -186,7 +186,7 @@ class Models:
             raise explain_given_up(model_id, given_up)
 
     def keep(self, model_id: ModelId) -> None:
-        """Have no call evict the model any more."""
+        """Have the model stay until its unload: calls may evict it only until now."""
         operation = self.operations.load_of(model_id)
         records = [self.registry.get(model_id), operation.record if operation else None]
         for record in records:
@@ -213,11 +213,11 @@ class Models:
         return started
 
     async def _load(self, record: ModelRecord, request: LoadRequest) -> ModelRecord:
-        known = self.registry.get(record.id)
-        if known is not None and known.state is ModelState.READY:
-            return known
-        if known is not None and known.state is ModelState.DEAD:
-            await self.unloader.unload(known, request.log_fields)
+        present = self.registry.get(record.id)
+        if present is not None and present.state is ModelState.READY:
+            return present
+        if present is not None and present.state is ModelState.DEAD:
+            await self.unloader.unload(present, request.log_fields)
         record.name = self.registry.free_name(record.id)
         await self.loader.load(record, request.terms, request.log_fields)
         return record
@@ -256,7 +256,9 @@ class Models:
             await operation.outcome(self.limits.unload + _LATE_SECONDS)
         except TimeoutError:
             text = f"model {model_id!r} was not gone within {self.limits.unload:g} s"
-            raise BackendTimeout(f"{text}; its unload goes on", model_id=model_id) from None
+            raise BackendTimeout(
+                f"{text}; its unload is still in progress", model_id=model_id
+            ) from None
 
     async def _unload(
         self, model_id: ModelId, log_fields: Mapping[str, str], *, has_ended_load: bool
@@ -275,7 +277,7 @@ class Models:
             raise _explain_stuck(stuck[0])
 
     def _forget_wanted(self, model_id: ModelId) -> bool:
-        """Have the model loaded no more by the adapter itself; return whether it was wanted."""
+        """Stop to load the model again and again; return whether it was wanted."""
         model = self.wanted.get(model_id)
         if model is not None and model.reason is not WantedReason.LOST:
             log.info("adapter.wanted_no_more", extra={"model_id": model_id})
@@ -304,10 +306,10 @@ class Models:
     ) -> None:
         """Have the model loaded from the package of `source`, whatever is loaded now.
 
-        A model that is not loaded is loaded, and a load in progress is waited for. A package with a
-        fault, or one that is too large, changes nothing. If both versions fit, no call fails or
-        waits. Otherwise the old version is unloaded first, and calls wait as for any load; if the
-        new version then fails to load, the old version is loaded again.
+        This loads a model that is absent, and waits for a load in progress. A package with a fault,
+        or one that is too large, changes nothing. If both versions fit, no call fails or waits.
+        Otherwise the old version is unloaded first, and calls wait as for any load; if the new
+        version then fails to load, the old version is loaded again.
         """
         self.status.refuse_unless_open()
         self.refuse_given_up(model_id, Requester.PERSON)
@@ -410,8 +412,8 @@ class Models:
         unload_fields: Mapping[str, str],
     ) -> ModelRecord:
         new.name = self.registry.free_name(new.id)
-        kept = await self.packages.keep(old.name) if old.name else ""
-        again = _make_version(old, replace(old.source, kept=kept), old.key)
+        aside = await self.packages.keep(old.name) if old.name else ""
+        again = _make_version(old, replace(old.source, kept=aside), old.key)
         again.files = old.files
         if old.files is not None:
             self.files.retain(old.files)  # for the way back: the store may have lost this version
@@ -424,7 +426,7 @@ class Models:
         finally:
             if old.files is not None:
                 self.files.release(old.files)
-            await self.packages.discard(kept)
+            await self.packages.discard(aside)
         return new
 
     async def _load_old(
@@ -448,7 +450,7 @@ class Models:
     # -- stop -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept no more operations."""
+        """Refuse operations from now on."""
         self.status.phase = Phase.STOPPING
         self.operations.close()
 
@@ -477,7 +479,7 @@ class Models:
         return ModelNotFound(str(explain_given_up(model_id, given_up)), model_id=model_id)
 
     async def wait_for_exit(self, model_id: ModelId) -> None:
-        """Wait until an exit of Triton is handled, before anything is said of its models."""
+        """Wait until the watcher has handled an exit of Triton: before, its models seem loaded."""
         deadline = clock.monotonic() + times.PATIENCE_SECONDS
         while self.status.has_exited and self._is_ready(model_id):
             if clock.monotonic() > deadline:

@@ -82,7 +82,7 @@ class OnDemand:
         self,
         model_id: ModelId,
         key: ArtifactKey,
-        caller: str = "",  # each caller has its turn; "" if unknown
+        caller: str = "",  # fetches and loads alternate among callers; "" if unknown
     ) -> tuple[Lease, CacheUse]:
         """Return a lease of the model, and where it was found; fetch and load it where need be.
 
@@ -160,9 +160,9 @@ class OnDemand:
 
     def key_of(self, name: str) -> ArtifactKey:
         """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
-        first, _, rest = name.partition("/")
-        if rest and first in self.settings.names:
-            return ArtifactKey(first, parse_artifact_path(rest))
+        store, _, path = name.partition("/")
+        if path and store in self.settings.names:
+            return ArtifactKey(store, parse_artifact_path(path))
         return ArtifactKey("", parse_artifact_path(name))
 
     def _parse_key(self, model_id: ModelId) -> ArtifactKey | None:
@@ -184,10 +184,10 @@ class OnDemand:
         key = await self.find(model_id)
         if key is not None:
             return key
-        asked = self._parse_key(model_id)
-        if asked is None or self.registry.get(model_id) is not None:
+        missing_key = self._parse_key(model_id)
+        if missing_key is None or self.registry.get(model_id) is not None:
             raise error
-        text = f"{error}, and in the store there is no such key: {asked}"
+        text = f"{error}, and in the store there is no such key: {missing_key}"
         raise ArtifactNotFound(text, model_id=model_id) from error
 
     # -- refusals ---------------------------------------------------------------------------
@@ -197,9 +197,9 @@ class OnDemand:
         self.status.refuse_unless_open()
         record = self.registry.get(model_id)
         is_dead = record is not None and record.state is ModelState.DEAD  # its name is free
-        other = self._find_key_in_use(model_id)
-        if other is not None and other != key and not is_dead:
-            raise _explain_other_key(model_id, key, other)
+        key_in_use = self._find_key_in_use(model_id)
+        if key_in_use is not None and key_in_use != key and not is_dead:
+            raise _explain_other_key(model_id, key, key_in_use)
         self._refuse_known(model_id)
         self._refuse_crowd(model_id, caller)
 
@@ -217,13 +217,13 @@ class OnDemand:
         limit = self.settings.max_waiting
         for_one = self.leases.callers_of(model_id).total()
         waiting = self.leases.waiting
-        own = self.leases.count_waiting(caller) if caller else 0
+        of_caller = self.leases.count_waiting(caller) if caller else 0
         if for_one >= self.settings.max_waiting_for_one:
             text = f"{for_one} callers wait for model {model_id!r} already"
         elif waiting >= limit:
             text = f"{waiting} callers wait for models already"
-        elif own >= max(1, limit // 2):
-            text = f"{own} calls of this caller wait for models already"
+        elif of_caller >= max(1, limit // 2):
+            text = f"{of_caller} calls of this caller wait for models already"
         else:
             return
         raise TooManyWaiting(text, model_id=model_id, retry_after_ms=_RETRY_AFTER_MS)
@@ -280,9 +280,9 @@ class OnDemand:
 
     def _explain_no_room(self, model_id: ModelId, error: CapacityError) -> AdapterError:
         """Return the error for a model that does not fit while no other model can be evicted."""
-        others = [record for record in self.registry.records() if record.id != model_id]
+        has_others = any(record.id != model_id for record in self.registry.records())
         return explain_no_room(
-            model_id, error, has_others=bool(others), may_come=self.eviction.can_unload
+            model_id, error, has_others=has_others, may_come=self.eviction.can_unload
         )
 
     def _remember(self, model_id: ModelId, error: AdapterError) -> None:
@@ -306,7 +306,7 @@ class OnDemand:
         return use
 
     def _explain_wait(self, operation: Operation[ModelRecord], model_id: ModelId) -> AdapterError:
-        """Return the error of a call whose time is over while the load goes on."""
+        """Return the error of a call whose time is over before the load has ended."""
         record = operation.record
         state = "waiting"
         if record is not None and record.step is not None:
@@ -315,7 +315,8 @@ class OnDemand:
             if record.step is Step.FETCH and percent is not None:
                 state = f"{state}, {percent} %"
         text = (
-            f"model {model_id!r} is not ready yet ({state}): its load goes on, so try again later"
+            f"model {model_id!r} is not ready yet ({state}): its load is still in progress, so try"
+            " again later"
         )
         return ModelNotReady(text, model_id=model_id)
 

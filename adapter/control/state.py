@@ -50,7 +50,7 @@ class StoreState:
 
     @property
     def waiting(self) -> int:
-        """Count the callers that have no lease yet."""
+        """Count the callers that wait for a lease."""
         return self.leases.waiting
 
     @property
@@ -116,7 +116,7 @@ class State:
     def requests(self) -> RequestCounts:
         """Count the inferences of all models."""
         leases = self.leases
-        return RequestCounts(leases.begun, leases.begun - leases.ended, leases.abandoned)
+        return RequestCounts(leases.started, leases.started - leases.ended, leases.abandoned)
 
     def wanted(self) -> list[WantedModel]:
         """Return the models that are wanted from the start on."""
@@ -151,11 +151,11 @@ class State:
     def reasons(self, *, needs_wanted: bool) -> list[str]:
         """Return why calls cannot be answered as they should; nothing if they can.
 
-        `needs_wanted` names models that are wanted from the start on and are not loaded.
+        `needs_wanted` names models that settings want from the start on, until they are loaded.
         """
         missing = self.desired.explain_missing() if needs_wanted else None
-        found = [self.triton.explain_mismatch(), self.watcher.explain_stuck(), missing]
-        return [reason for reason in found if reason is not None]
+        reasons = [self.triton.explain_mismatch(), self.watcher.explain_stuck(), missing]
+        return [reason for reason in reasons if reason is not None]
 
     def notes(self) -> list[str]:
         """Return what is amiss although calls can be answered."""

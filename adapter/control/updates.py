@@ -1,4 +1,4 @@
-"""Ask stores for other versions of what calls have loaded, and replace what is outdated."""
+"""Ask stores for other versions of the models of calls, and replace those that are outdated."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ class Updates:
             await asyncio.wait(self._tasks.values())
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop to ask."""
         self.interval_seconds = 0
         for task in self._tasks.values():
             task.cancel()
@@ -82,7 +82,7 @@ class Updates:
             self._checked_at[record] = clock.monotonic()
             try:
                 is_current = await self.artifacts.is_current(artifact)
-            except AdapterError as error:  # the model is served as it is
+            except AdapterError as error:  # the model serves as before
                 fields = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.not_revalidated", extra=fields)
                 return

@@ -33,8 +33,8 @@ turn, only models with a charge are suspects.
 
 **A model with a charge is loaded after everything else**, after a pause of 5 s, then 10 s, then
 20 s. If Triton broke its load off, the pause is at least twice as long as that load had taken: then
-the next load takes less than half of that life of Triton, and can be charged. A suspect that was at
-work in its turn, but too late for a first charge, pauses as long.
+the next load takes less than half of that life of Triton, and can be charged. The pause is as long
+for a suspect that had the turn, and was at work too late for a first charge.
 
 **After three charges a model is given up for ten minutes.** It takes four if the model has passed a
 turn since its first charge: it may kill with some of its requests only, but a healthy model had one
