@@ -1014,6 +1014,26 @@ async def test_triton_exits_during_a_load():
 
 
 @played
+async def test_call_survives_one_exit():
+    """A second one may be the model's doing: the caller learns of it."""
+    async with Stage({"a@1": Script(load_seconds=5)}) as stage:
+        call = asyncio.create_task(stage.call(A))
+        await asyncio.sleep(4)
+        assert stage.triton.loading
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        assert stage.triton.loading
+        stage.triton.exit()
+        await fails(call, BackendUnavailable)
+    async with Stage({"a@1": Script(load_seconds=5)}) as stage:
+        call = asyncio.create_task(stage.call(A))
+        await asyncio.sleep(4)
+        assert stage.triton.loading
+        stage.triton.exit()
+        assert await call == "a@1"
+
+
+@played
 async def test_load_that_waits_for_a_slot_survives_an_exit():
     scripts = {
         "a": Script(declared=100, load_seconds=9),
