@@ -61,8 +61,8 @@ def kind_of(archive: Path, content: Path) -> str:
 
 
 def _make_error(archive: Path, content: Path, named: str | None, found: str | None) -> InvalidModel:
-    """Return what is wrong with an archive: `named` is its kind by its name, `found` that by its
-    first bytes.
+    """Return the error for a file that is not unpacked: `named` is its kind by its name, `found`
+    that by its first bytes.
     """
     if not content.stat().st_size:
         return invalid_model(archive, "it is empty")

@@ -169,9 +169,8 @@ def library_of(backend: str | None) -> str:
 
 
 def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:
-    """Raise InvalidModel for a backend that neither this Triton nor the package has.
-
-    `known`: Triton's, None if unknown.
+    """Raise InvalidModel for a backend that neither this Triton nor the package has. `known` are
+    the names of Triton's backends, None if they are not known.
     """
     needed = package.backends - package.own_backends
     if (fault := describe_missing_backends(needed, known)) is not None:

@@ -35,7 +35,9 @@ class Checked:
 
 
 def read_config(path: Path) -> str:
-    """Read the text as it is, with any byte order mark. Raises InvalidModel, or OSError."""
+    """Return the text of a config.pbtxt as it is, with any byte order mark. Raise InvalidModel if
+    the file is no text or too large, or the OSError of the disk.
+    """
     with path.open("rb") as file:
         return decode(file.read(MAX_CONFIG_BYTES + 1), path)
 
@@ -57,7 +59,8 @@ def decode(raw: bytes, path: Path) -> str:
 
 
 def parse(text: str, path: Path) -> Checked:
-    """Parse a config. Unknown fields are only warned of: newer Tritons have newer fields.
+    """Parse the text of a config.pbtxt. Unknown fields become warnings of the result, as newer
+    Tritons have newer fields.
 
     Raises InvalidModel for anything else that is not a model's configuration. `path` is for
     messages.
@@ -92,7 +95,9 @@ def _lines(tokens: Tokens) -> Iterator[str]:
 def _make_error(
     error: text_format.ParseError, tokens: Tokens, lines: Sequence[str], path: Path
 ) -> InvalidModel:
-    """Word the parser's error. It begins with place and line: a token's number, and the token."""
+    """Return the parser's error with line and column of the file. Its own text begins with a place
+    and a line, which are the number of a token and the token.
+    """
     number = error.GetLine()
     column = error.GetColumn()
     if number is None or column is None:
@@ -122,7 +127,7 @@ def _refuse_stray(tokens: Tokens, path: Path) -> None:
 
 
 def _place(token: re.Match[str]) -> tuple[int, int]:
-    """Return where the token begins: line and column from 1 on, the column in characters."""
+    """Return where a token begins: its line and, in characters, its column, both from 1 on."""
     text, start = token.string, token.start()
     return text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
 
@@ -146,7 +151,8 @@ def _not_known(field: Field, names: Iterable[str]) -> str:
 
 
 def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
-    """Return the unknown fields, each with the names that its message knows.
+    """Return the fields of a config that its schema lacks, each with the names that its message
+    knows.
 
     Fields within an unknown field are not listed.
     """

@@ -29,7 +29,8 @@ _PARAMETER = "memory_bytes"
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
-    """Return None for a model that did not opt in; InvalidModel for what it cannot opt into.
+    """Return the content types that a config opts into by a parameter; None without the parameter.
+    Raise InvalidModel for types that do not fit the model's tensors.
 
     `text` is what stands in the file at `path`, for the message.
     """
@@ -72,7 +73,9 @@ def is_declared_entry(config: ModelConfig, path: Path) -> bool:
 
 
 def staged_content_types(folder: Path) -> ContentTypes | None:
-    """Return those of a model that was staged before."""
+    """Return the content types of a model that an earlier run staged in a folder; None if it has
+    none, or if its config cannot be read.
+    """
     path = folder / CONFIG
     try:
         text = read_config(path)
@@ -87,13 +90,13 @@ def _tensors(tensors: Iterable[ModelInput | ModelOutput]) -> tuple[Tensor, ...]:
 
 
 def _datatype(tensor: ModelInput | ModelOutput) -> str:
-    """Return V2's name of the type."""
+    """Return V2's name of a tensor's data type."""
     name = DataType.Name(tensor.data_type).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
 def _line(text: str) -> int:
-    """Return the line of the parameter's name; the last of them counts."""
+    """Return the line on which a config last names the parameter of content types."""
     lines = [
         text.count("\n", 0, token.start()) + 1
         for token in tokens_of(text)
@@ -103,7 +106,8 @@ def _line(text: str) -> int:
 
 
 def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
-    """Return the size in the config, None without one; InvalidModel if it is not a size.
+    """Return the bytes of memory that a config says its model takes; None if it says nothing. Raise
+    InvalidModel if that is not a size.
 
     `path` is the config's, for the message.
     """

@@ -143,7 +143,9 @@ def _field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> It
 
 
 def _library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
-    """Yield the fault of a library's path; a name alone is looked up where Triton's are."""
+    """Yield the fault of a library's path: a part `..`, or, in the config of a load call, a folder
+    outside of its roots. A name alone is looked up where Triton's libraries are.
+    """
     if ".." in text.split("/"):
         yield f"{name} {cut(text)!r} has a part '..'"
     elif call_roots is not None and "/" in text and not _is_inside(text, call_roots):
@@ -187,7 +189,9 @@ def _is_inside(text: str, roots: Sequence[str]) -> bool:
 
 
 def _strings(message: Message, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the strings that are set, each with the names of the fields that lead to it."""
+    """Yield the strings that are set in a message, each with the names of the fields that lead to
+    it.
+    """
     for field, value in message.ListFields():
         place = above + field.name
         if field.message_type is not None and field.message_type.GetOptions().map_entry:

@@ -112,7 +112,9 @@ def _warmup_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
-    """Yield samples of more than a batch. Their requests fail, and that may end Triton 2.51."""
+    """Yield warm-up samples that are larger than the model's batch. Their requests fail, and that
+    may end Triton 2.51.
+    """
     for sample in config.model_warmup:
         if sample.batch_size > max(1, config.max_batch_size):
             name = f"model_warmup {cut(sample.name)!r}"
@@ -121,5 +123,5 @@ def _warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _byte_size(dims: Iterable[int], kind: DataType) -> int:
-    """Return the size of a tensor; each dimension of -1 counts as 1."""
+    """Return the bytes of a tensor of this shape and type; a dimension of -1 counts as 1."""
     return math.prod(abs(size) for size in dims) * _WIDTHS.get(kind, _LARGEST_WIDTH)

@@ -39,7 +39,7 @@ _Edits = list[tuple[int, int, str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A field as it is written."""
+    """Says where a field stands in the tokens of a config, and in which message."""
 
     name: str
     parent: "Field | None"  # the field whose message it is in; None at the top
@@ -47,10 +47,11 @@ class Field:
 
 
 def without_name(text: str) -> str:
-    """Drop every `name: "..."` outside braces, its separator with it, and a byte order mark.
+    """Return a config's text without every `name: "..."` outside braces, its separator with it, and
+    a byte order mark.
 
-    Blanks and comments stay, even those inside the field, so line numbers still agree. A text
-    with unbalanced braces or quotes comes back as it is: the parser has the better words for it.
+    Blanks and comments stay, even those inside the field, so line numbers still agree. A text with
+    unbalanced braces or quotes comes back as it is: the parser has the better words for it.
     """
     tokens = tokens_of(text)
     fields = _fields(tokens)
@@ -68,7 +69,8 @@ def without_name(text: str) -> str:
 
 
 def rename_steps(text: str, names: Mapping[str, str]) -> str:
-    """Exchange the model names of the ensemble's steps; one that `names` lacks stays as it is.
+    """Return a config's text with other model names of the ensemble's steps; one that `names` lacks
+    stays as it is.
 
     An unbalanced text comes back as it is.
     """
@@ -87,8 +89,8 @@ def rename_steps(text: str, names: Mapping[str, str]) -> str:
 
 
 def without_cache(text: str) -> str:
-    """Turn Triton's response cache off, if the text turns it on. An unbalanced text comes back as
-    it is.
+    """Return a config's text with Triton's response cache turned off, if the text turns it on. An
+    unbalanced text comes back as it is.
     """
     tokens = tokens_of(text)
     edits: _Edits = []
@@ -100,7 +102,9 @@ def without_cache(text: str) -> str:
 
 
 def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
-    """Append parameters, one a line. They overrule those of the text: the last of a key counts."""
+    """Return a config's text with parameters appended, one a line. They overrule those of the text:
+    the last of a key counts.
+    """
     lines = (
         f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}\n"
         for key, value in parameters.items()
@@ -109,9 +113,9 @@ def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
 
 
 def with_gpu(text: str, gpu: int) -> str:
-    """Have each instance group that is not for CPUs name this GPU alone; add a group to a text
-    without any. The groups name no GPUs so far. An ensemble, which has none, comes back as it is,
-    and so does an unbalanced text.
+    """Return a config's text in which each instance group that is not for CPUs names this GPU
+    alone; add a group to a text without any. The groups name no GPUs so far. An ensemble, which has
+    none, comes back as it is, and so does an unbalanced text.
     """
     tokens = tokens_of(text)
     fields = _fields(tokens)
@@ -133,7 +137,8 @@ def with_gpu(text: str, gpu: int) -> str:
 
 
 def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
-    """Put `inputs` and `outputs`, lists such as schema.tensors_text makes, in place of the text's.
+    """Return a config's text with `inputs` and `outputs`, lists such as schema.tensors_text makes,
+    in place of its own.
 
     None or an empty text keeps what is there. An unbalanced text comes back as it is.
     """
@@ -156,22 +161,24 @@ def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
 
 
 def tokens_of(text: str) -> Tokens:
-    """Return all but blanks and comments, in groups string, word and mark, a single character."""
+    """Return the tokens of a config's text, all but blanks and comments, in groups string, word and
+    mark, a single character.
+    """
     return [token for token in _TOKEN.finditer(text) if token.lastgroup != "blank"]
 
 
 def fields_of(tokens: Tokens) -> list[Field]:
-    """Return every field in order, parents first; none of an unbalanced text."""
+    """Return every field of a config in order, parents first; none of an unbalanced text."""
     return _fields(tokens) or []
 
 
 def quoted(text: str) -> str:
-    """Return the text as a string literal of text format."""
+    """Return a text as a string literal of protobuf's text format."""
     return f'"{text.translate(_QUOTED)}"'
 
 
 def _fields(tokens: Tokens) -> list[Field] | None:
-    """Find the fields; None if braces or quotes do not match.
+    """Return the fields of a config's tokens, parents first; None if braces or quotes do not match.
 
     A word before a colon or a bracket is a name: values come before a name or a separator.
     """
@@ -208,7 +215,9 @@ def _path(field: Field) -> tuple[str, ...]:
 
 
 def _strings(tokens: Tokens, field: Field) -> Tokens:
-    """Return the string literals of its value, as protobuf joins adjacent ones; none for others."""
+    """Return the string literals that are a field's value, as protobuf joins adjacent ones; none
+    for others.
+    """
     start = field.position + 2
     if _mark(tokens, start - 1) != ":":
         return []

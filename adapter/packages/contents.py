@@ -31,7 +31,9 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def follow(link: str, roots: Sequence[str]) -> str:
-    """Return the real path of a link, which must exist and lie within the model roots."""
+    """Return the real path of a link. Raise InvalidModel if it does not exist or lies outside the
+    model roots.
+    """
     named = f"it is a link to {shown(Path(link).readlink())}"
     try:
         target = os.path.realpath(link, strict=True)
@@ -60,7 +62,9 @@ class Contents:
         *,
         only: Collection[str] | None = None,  # the names at the top that are entered; None for all
     ) -> None:
-        """Walk the package."""
+        """Walk a package, and note its size, digest and tree. Raise InvalidModel for what may not
+        be in a package, and the OSError of the disk.
+        """
         self.size_bytes = 0
         self.digest = hashlib.sha256()
         self._root = root
@@ -77,11 +81,15 @@ class Contents:
 
     @property
     def tree(self) -> "Tree | None":
-        """Return the entries by name, a folder that is linked twice also twice; None for a file."""
+        """Return the package's entries by name, a folder that is linked twice also twice; None for
+        a file.
+        """
         return self._trees.get(self._root)
 
     def _walk(self) -> None:
-        """Walk depth first. Refuse a link to a parent folder: it makes Triton walk for ever."""
+        """Note all entries below the root, depth first. Raise InvalidModel for a link to a parent
+        folder: it makes Triton walk for ever.
+        """
         inside = {self._root: self._entries(self._root)}
         entered = {self._root}
         while inside:
@@ -119,7 +127,9 @@ class Contents:
         return iter(sorted(found, key=lambda entry: entry.name))
 
     def _note(self, path: str, status: os.stat_result, real: str) -> bool:
-        """Count one entry; True for a folder."""
+        """Count an entry at a path, whose target is `real`, in size and digest. Return whether it
+        is a folder. Raise InvalidModel if it is neither file nor folder, or cannot be read.
+        """
         is_folder = stat.S_ISDIR(status.st_mode)
         if not is_folder and not stat.S_ISREG(status.st_mode):
             raise invalid_model(path, "it is neither a file nor a folder")

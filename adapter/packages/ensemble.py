@@ -35,7 +35,7 @@ _Graph = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One model of the package."""
+    """Describes one model of a package, as far as roles depend on it."""
 
     name: str
     is_ensemble: bool
@@ -55,8 +55,8 @@ class Plan:
 
 
 def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
-    """Assign the roles. InvalidModel if the entry is uncertain, a step is missing or ensembles form
-    a circle.
+    """Return the roles of a package's models. Raise InvalidModel if the entry is uncertain, a step
+    is missing or ensembles form a circle.
 
     `hint` is the caller's word for the entry, `where` the path that messages name.
     """
@@ -144,7 +144,8 @@ def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, 
 
 
 def _referred_first(references: _Graph) -> list[str]:
-    """Sort each name after those that it refers to; the members of a circle side by side, by name.
+    """Return the names, each after those that it refers to; the members of a circle side by side,
+    by name.
 
     Kosaraju's algorithm: no recursion, and linear in what is given.
     """
@@ -160,7 +161,9 @@ def _referred_first(references: _Graph) -> list[str]:
 
 
 def _postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]:
-    """Return what the roots reach and `seen` does not have yet, each after what it leads to."""
+    """Return the nodes of a graph that the roots reach and `seen` does not have yet, each after
+    those that it leads to; add them to `seen`.
+    """
     result: list[str] = []
     for root in roots:
         if root in seen:

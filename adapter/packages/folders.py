@@ -40,7 +40,7 @@ _NOTED_FIELDS = ("url", "model_type", "schema", "entry", "declared_bytes", "is_c
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that Triton serves."""
+    """Says in a note what Triton serves of a package, and from which source."""
 
     source: ModelSource  # without what the request itself brought
     can_load_again: bool  # False if the request brought something
@@ -50,7 +50,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The content of a note."""
+    """Says in a note whose a folder in Triton's repository is, and which others belong to it."""
 
     owner: str  # Triton's name of the package's entry
     model_id: str  # the caller's name of it
@@ -64,7 +64,8 @@ class Ownership:
 
 
 def note_ownership(folder: Path, ownership: Ownership) -> None:
-    """Write the note in one step, so that a crash of this process leaves the old or the new one.
+    """Write the note of a folder in one step, so that a crash of this process leaves the old or the
+    new one.
 
     Nothing is flushed to the disk: a machine that loses its power has lost the models as well. A
     note that it damaged is none, and the folder then is for its operator to remove.
@@ -75,7 +76,9 @@ def note_ownership(folder: Path, ownership: Ownership) -> None:
 
 
 def ownership_of(folder: Path) -> Ownership | None:
-    """Read the note; None for a folder that is not ours. A link to one of ours is not ours."""
+    """Return the note of a folder; None for a folder that is not ours. A link to one of ours is not
+    ours.
+    """
     marker = folder / MARKER
     if folder.is_symlink() or marker.is_symlink():
         return None
@@ -126,7 +129,9 @@ def _written(ownership: Ownership) -> dict[str, Any]:
 
 
 def _loaded(found: Any) -> Loaded | None:
-    """Read what is loaded; None if damaged, too: the folder is still ours, and is cleared then."""
+    """Return what a note says is loaded; None if it says nothing or is damaged: the folder is still
+    ours, and is cleared then.
+    """
     match found:
         case {
             "url": str(url),
@@ -155,9 +160,10 @@ def _loaded(found: Any) -> Loaded | None:
 
 
 def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:
-    """Make the folder ours, emptied of what an earlier run left in it but for `keep`.
+    """Make a folder in Triton's repository ours, emptied of what an earlier run left in it but for
+    `keep`.
 
-    InvalidRequest when it is somebody else's, BackendError when the disk refuses.
+    Raise InvalidRequest if it is somebody else's, BackendError if the disk refuses.
     """
     known = ownership_of(folder)
     if known is None and os.path.lexists(folder):
@@ -183,7 +189,7 @@ def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:
 
 
 def claim_entry(repository: Path, ownership: Ownership, keep: str = "") -> Path:
-    """Claim the entry's folder, and clear what an earlier run put beside it."""
+    """Make the folder of a package's entry ours, and clear what an earlier run put beside it."""
     folder = repository / ownership.owner
     note_unloaded(folder)
     try:
@@ -195,8 +201,8 @@ def claim_entry(repository: Path, ownership: Ownership, keep: str = "") -> Path:
 
 
 def note_unloaded(folder: Path) -> None:
-    """Note that Triton serves nothing, before the package loses files: a part of a package must not
-    be taken over.
+    """Note in a folder that Triton serves nothing of its package, before the package loses files: a
+    part of a package must not be taken over.
     """
     known = ownership_of(folder)
     if known is not None and known.loaded is not None:
@@ -292,8 +298,9 @@ def fill(
     inside: Inside,
     gpu: int | None = None,
 ) -> None:
-    """Fill the folder. `renamed` maps names within the package to Triton's; `parameters` are added
-    to the model's config; `gpu` is the only one that it may use, None for any.
+    """Fill the folder of one model in Triton's repository. `renamed` maps names within the package
+    to Triton's; `parameters` are added to the model's config; `gpu` is the only one that it may
+    use, None for any.
 
     Raises InvalidModel for a file that by now leads out of `inside`, and the OSError of the disk.
     """
@@ -335,7 +342,9 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
 
 
 def _place(path: Path, target: str, inside: Inside) -> None:
-    """Hard-link the file; copy it if the file system refuses: another one, or another's file."""
+    """Hard-link the file `target` at a path; copy it if the file system refuses: another one, or
+    another's file.
+    """
     with inside.open_entry(target) as found:
         try:
             _hard_link(found, path)
@@ -344,12 +353,16 @@ def _place(path: Path, target: str, inside: Inside) -> None:
 
 
 def _copy_executable(path: Path, target: str, inside: Inside) -> None:
-    """Copy the file. Stores drop the executable bit, and Triton then leaves the owner no other."""
+    """Copy the file `target` to a path, executable for its owner. Stores drop the executable bit,
+    and Triton then leaves the owner no other.
+    """
     with inside.open_entry(target) as found:
         shutil.copy2(found.by_descriptor, path)
     path.chmod(path.stat().st_mode | stat.S_IRWXU)
 
 
 def _hard_link(found: Opened, path: Path) -> None:
-    """Link by the descriptor; without src_dir_fd the link in /proc itself would be linked."""
+    """Make a path a hard link to an opened file, by its descriptor; without src_dir_fd the link in
+    /proc itself would be linked.
+    """
     os.link(found.by_descriptor, path, src_dir_fd=found.descriptor, follow_symlinks=True)

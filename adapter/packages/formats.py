@@ -35,7 +35,7 @@ _NO_MODEL = {"__MACOSX", "__pycache__", "_schema.json"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The links of the staged folder, and the config that Triton needs."""
+    """Says how a model without a config is laid out: links, backend, config."""
 
     # a path in the staged folder, and its target below the model's root, () for the root itself
     links: tuple[tuple[str, tuple[str, ...]], ...]
@@ -75,7 +75,8 @@ def describe_formats() -> str:
 
 
 def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | None:
-    """Lay out the folder or, without a tree, the single file `name`; None for no known format.
+    """Return how to lay out the folder or, without a tree, the single file `name`; None for no
+    known format.
 
     `model_type` is the caller's word, such as `tensorflow:1.5`; the files decide when it is None or
     unknown. InvalidModel when they are of no use to the type, or could be several models.
@@ -111,7 +112,7 @@ def _folders(tree: Tree) -> dict[str, Tree]:
 
 
 def _home(path: tuple[str, ...], entries: Tree) -> _Place:
-    """Return the folder, or its highest version if all folders in it are versions."""
+    """Return the folder at a path, or its highest version if all folders in it are versions."""
     folders = _folders(entries)
     if not folders or not all(map(is_version, folders)):
         return _Place("1", path, entries)
@@ -120,7 +121,9 @@ def _home(path: tuple[str, ...], entries: Tree) -> _Place:
 
 
 def _levels(root: Tree) -> Iterator[list[_Place]]:
-    """Yield where to look, best first: the top, its folders, then the same in the only folder."""
+    """Yield the levels of folders in which a model is sought, best first: the top, its folders,
+    then the same in the only folder.
+    """
     home = _home((), root)
     yield from _home_and_below(home)
     folders = _folders(root)
@@ -180,8 +183,8 @@ def _files(place: _Place, of: Format) -> list[str]:
 
 
 def _is_saved_model(place: _Place) -> bool:
-    """Return whether this is a SavedModel. A lone saved_model.pb at the top is a GraphDef, as it is
-    for ModelMesh.
+    """Return whether a folder is a SavedModel of TensorFlow. A lone saved_model.pb at the top is a
+    GraphDef, as it is for ModelMesh.
     """
     if "variables" in place.entries and any(name.endswith(".pb") for name in place.entries):
         return True
@@ -194,7 +197,9 @@ def _companion(file: str, of: Format) -> str:
 
 
 def _guess(name: str, home: _Place, formats: tuple[Format, ...]) -> _Candidate:
-    """Choose the model's file by the caller's type, as the files' names do not tell."""
+    """Return the model's file by the caller's type, where the files' names do not tell. Raise
+    InvalidModel if there is not only one.
+    """
     files = [one for one in formats if not one.is_folder and not one.companion]
     folders = [one for one in formats if one.is_folder]
     entries = sorted(home.entries)
@@ -217,8 +222,8 @@ def _describe_names(of: Format) -> str:
 
 
 def _lay_out(name: str, found: _Candidate) -> Layout:
-    """Lay out the model that was found. A file with siblings comes with its folder if it has the
-    right name already.
+    """Return the layout of the model that was found. A file with siblings comes with its folder if
+    it has the right name already.
     """
     place = found.place
     own = found.format

@@ -84,7 +84,7 @@ _NO_BACKEND = (".pkl", ".pickle", ".joblib", ".h5", ".keras", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A folder (or file) with one model."""
+    """Says what was found in a folder, or a file, with one model."""
 
     folder: Path
     part: ModelPart
@@ -106,7 +106,8 @@ class _Model:
 
 
 def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
-    """Inspect the package at `path`, a real path within one of `roots`, real paths as well.
+    """Return what a load needs to know of the package at `path`, a real path within one of `roots`,
+    real paths as well.
 
     Raises InvalidModel for any fault. Weights are not read.
     """
@@ -148,7 +149,9 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
 
 
 def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
-    """Return the caller's figure, else the sum of the models' own."""
+    """Return the bytes of memory that the caller says a package takes, else the sum of what its
+    models' configs say; None if nothing says it.
+    """
     found = [declared_bytes(m.config, m.folder / CONFIG) for m in models]
     declared = [size for size in found if size is not None]
     if source.declared_bytes is not None or not declared:
@@ -159,7 +162,7 @@ def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None
 def _models(
     source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
-    """Return the models, helpers first and the entry last."""
+    """Inspect the models of a package; return them, helpers first and the entry last."""
     # a config that came with the files of a request was written along with them
     config = None if source.files else source.config
     tree = contents.tree
@@ -425,7 +428,9 @@ def _native(
     *,
     replacement: str | None = None,  # a config in place of the folder's
 ) -> _Model:
-    """Lay out a folder in Triton's layout: every entry is linked, the config is edited."""
+    """Inspect a folder in Triton's layout, which has a config or gets the `replacement` for one.
+    Every entry is linked, and the config is edited. Raise InvalidModel for its faults.
+    """
     path = folder / CONFIG
     if replacement is not None:
         written = decode(replacement.encode(), path)
@@ -467,7 +472,9 @@ def _native(
 def _links(
     folder: Path, tree: formats.Tree, kept: frozenset[tuple[str, ...]], above: str = ""
 ) -> Iterator[Link]:
-    """Yield a link for each entry, but for a folder with a file of `kept` those to its entries."""
+    """Yield a link for each entry of a folder, but for a folder with a file of `kept` those to its
+    entries.
+    """
     for name, below in tree.items():
         deeper = frozenset(path[1:] for path in kept if path[0] == name and path[1:])
         if below is not None and deeper:
@@ -488,7 +495,9 @@ def _laid_out(
     schema: Schema | None,
     inside: Inside,
 ) -> _Model:
-    """Lay out a model without a config by the rules of its format."""
+    """Inspect a model without a config, by the rules of its format. Raise InvalidModel if it has
+    none.
+    """
     if tree is None and path.name == CONFIG:
         raise invalid_model(path, "it is a config and no model", remedy="name its folder")
     found = formats.layout(path.name, tree, model_type)
@@ -524,7 +533,7 @@ def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
 
 
 def _make_format_error(path: Path, tree: formats.Tree | None) -> InvalidModel:
-    """Say what to do about files of no known format, and then which formats are known."""
+    """Return the error for files of no known format: what to do, and which formats are known."""
     entries = {path.name: None} if tree is None else tree
     what = "it is" if tree is None else f"it holds {listed(sorted(tree))}:"
     misspelt = "".join(f"; {warning}" for warning in _misspelt(path, tree))
@@ -536,7 +545,7 @@ def _make_format_error(path: Path, tree: formats.Tree | None) -> InvalidModel:
 
 
 def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
-    """Return what makes a package of files of no known format."""
+    """Return what the caller can do to make a package of files of no known format."""
     files = [name for name, below in entries.items() if below is None]
     for version, below in entries.items():
         if below and version.isdecimal():

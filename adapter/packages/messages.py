@@ -36,7 +36,7 @@ def shown(*path: object) -> str:
 
 
 def cut(text: str, most: int = _MAX_CHARACTERS) -> str:
-    """Return at most so many characters of a text that a caller wrote."""
+    """Return at most `most` characters of a text that a caller wrote, and dots for the rest."""
     return text if len(text) <= most else text[:most] + "..."
 
 

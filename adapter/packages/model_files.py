@@ -24,7 +24,9 @@ _NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
 
 
 def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
-    """Return the version folder of an ensemble if missing: not every store keeps empty folders."""
+    """Return the version folder to be made for an ensemble without one: not every store keeps empty
+    folders.
+    """
     return ("1",) if is_ensemble(config) and not any(map(is_version, tree)) else ()
 
 
@@ -61,8 +63,8 @@ def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
 
 
 def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str, ...]:
-    """Return the versions that Triton would serve. InvalidModel if files are missing that the
-    backend certainly needs.
+    """Return the versions that Triton would serve. Raise InvalidModel if files are missing
+    that the backend certainly needs.
     """
     versions = _versions(root, tree)
     if is_ensemble(config):
@@ -133,7 +135,9 @@ def _versions(root: Path, tree: Tree) -> list[str]:
 
 
 def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
-    """Warn of a numpy that Triton's python backend cannot use. Packed environments are not read."""
+    """Yield a warning if a model's Python environment has a numpy that Triton's python backend
+    cannot use. Packed environments are not read.
+    """
     given = config.parameters.get(ENVIRONMENT)
     place = "" if given is None else given.string_value
     if not place.startswith(MODEL_FOLDER):

@@ -81,7 +81,9 @@ class Inside:
 
     @contextmanager
     def reading(self, path: str | Path) -> Iterator[IO[bytes]]:
-        """Open a file for reading."""
+        """Open the file at a path for reading. Raise as `open_entry` does, and IsADirectoryError
+        for a folder.
+        """
         with self.open_entry(str(path)) as found:
             if found.is_folder:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -113,7 +115,9 @@ class Inside:
             waiting += [(os.path.join(name, one), f"{real}/{one}") for one in reversed(below)]  # noqa: PTH118
 
     def _walked(self, path: str, stack: ExitStack) -> tuple[int, str]:
-        """Return the descriptor of the path's target, and its real path."""
+        """Open a path part by part, following links. Return the descriptor of its target, which
+        `stack` closes, and its real path.
+        """
         place = self._start(path, stack)
         todo, links = _parts(path.removeprefix(place[0][0]) if place[0][0] != "/" else path), 0
         while todo:
@@ -140,7 +144,9 @@ class Inside:
         return place[-1][1], place[-1][0]
 
     def _start(self, path: str, stack: ExitStack) -> list[tuple[str, int]]:
-        """Open the root that the path lies in by its text, else /."""
+        """Open the root that a path lies in by its text, or / if there is none. Return the stack of
+        the walk.
+        """
         root = next((root for root in self._roots if is_within(path, root)), None)
         return self._top(stack) if root is None else self._top(stack, root)
 
@@ -152,12 +158,14 @@ class Inside:
 
 
 def _parts(path: str) -> list[str]:
-    """Return the parts in reverse order."""
+    """Return the names that a path consists of, the last first."""
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
 def _local_path(url: str) -> str:
-    """Return the path of an absolute path or a `file:///` URL; refuse anything else."""
+    """Return the path that an absolute path or a `file:///` URL means. Raise InvalidRequest for any
+    other text.
+    """
     try:
         is_file_url = url.startswith("file:///")
         raw = unquote_to_bytes(url[len("file://") :]) if is_file_url else url.encode()
@@ -173,7 +181,9 @@ def _local_path(url: str) -> str:
 
 
 def resolve(url: str, roots: Sequence[str]) -> Path:
-    """Return the real path. One outside the roots is refused, whether it exists or not."""
+    """Return the real path that the `url` of a load names. Raise InvalidRequest if it is outside
+    the roots, whether it exists or not, and SourceMissing if it does not exist.
+    """
     path = _local_path(url)
     if not any(is_within(os.path.realpath(path), root) for root in roots):
         raise InvalidRequest(f"url {shown(path)} is outside the model roots{ROOTS_SETTING}")

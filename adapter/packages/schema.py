@@ -26,7 +26,8 @@ class Schema:
 
 
 def parse_schema(raw: bytes, where: str) -> Schema:
-    """Parse the file's bytes; InvalidModel begins with `where`, the file's name.
+    """Return the schema in a file's bytes. Raise InvalidModel if they are none; its text begins
+    with `where`, the file's name.
 
     Other fields are ignored. `merge` checks whether the shapes fit the model.
     """
@@ -62,7 +63,9 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
 
 
 def tensors_text(tensors: Sequence[Tensor]) -> str:
-    """Return the list after `input` or `output` in config.pbtxt; empty without tensors."""
+    """Return tensors as the list that follows `input` or `output` in config.pbtxt; empty without
+    tensors.
+    """
     if not tensors:
         return ""
     items = ",\n".join(

@@ -191,7 +191,9 @@ class Packages:
         """
 
         def for_caller(text: str) -> str:
-            """Name the archive, which callers know, in place of where it was unpacked."""
+            """Return a text with the archive, which callers know, in place of where it was
+            unpacked.
+            """
             return text.replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
 
         try:
@@ -203,7 +205,9 @@ class Packages:
         return replace(package, warnings=tuple(map(for_caller, package.warnings)))
 
     def _found(self, source: ModelSource) -> "_Found":
-        """Find the package or archive at the url, or refuse it. This is quick."""
+        """Return the package or archive that the url of a source names. Raise InvalidRequest or
+        SourceMissing if it may not be used or is not there. No folder is walked.
+        """
         if source.is_cached:
             return _Found(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
         path = resolve(source.url, self._roots)
@@ -279,12 +283,16 @@ class Packages:
             raise disk_error(kept, error) from error
 
     def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
-        """Claim the entry's folder, to unpack in it."""
+        """Make the folder of a package's entry ours and empty, for files that are unpacked in it;
+        return it.
+        """
         with self._notes:
             return claim_entry(self._repository, Ownership(name, model_id))
 
     def _refuse_repository(self, path: Path) -> None:
-        """Refuse a package within the repository or around it: its folders come and go."""
+        """Raise InvalidRequest for a package within Triton's repository or around it: the folders
+        there come and go.
+        """
         repository, package = os.path.realpath(self._repository), str(path)
         if is_within(package, repository) or is_within(repository, package):
             raise InvalidRequest(
@@ -374,7 +382,9 @@ class Packages:
         return known is not None and known.owner == name and not known.is_model
 
     def _names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
-        """Map own names to Triton's. A helper keeps its own name if that is free."""
+        """Return the name in Triton of each model of a package, by its own name. The entry has
+        `name`, a helper its own name if that is free, and any other model a made name.
+        """
         names: dict[str, TritonName] = {}
         for part in package.parts:
             if part.role is Role.ENTRY:
@@ -417,7 +427,9 @@ class Packages:
                 raise disk_error(entry, error) from error
 
     def _remove(self, name: TritonName) -> None:
-        """Remove the folders, the entry's last: others link to the unpacked files in it."""
+        """Remove the folders of a package, the entry's last: others link to the unpacked files in
+        it.
+        """
         entry = self._repository / name
         known = ownership_of(entry)
         if known is None or known.owner != name:

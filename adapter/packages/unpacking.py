@@ -46,7 +46,9 @@ def free_at(folder: str | os.PathLike[str]) -> Free:
 
 
 def disk_bytes(size: int = 0) -> int:
-    """Return what a file of so many bytes takes; folders, links and empty files a block."""
+    """Return what a file of so many bytes takes of a disk; folders, links and empty files take a
+    block.
+    """
     return max(BLOCK_BYTES, size + -size % BLOCK_BYTES)
 
 
@@ -298,11 +300,15 @@ class Unpacking:
 
 
 def _step(needed: int, granted: int, most: int) -> int:
-    """Return how much to request: what is missing, or an eighth more to request rarely."""
+    """Return how much room to request: what is needed beyond the granted, or an eighth of that and
+    at most `most` if that is more, so that requests are rare. 0 if nothing is missing.
+    """
     return max(needed - granted, min(granted // 8, most)) if needed > granted else 0
 
 
 def _set_time(path: Path, mtime: float) -> None:
-    """Set the modification time; one before 1970, after 2242 or not a number becomes 1970."""
+    """Set the modification time of a path; one before 1970, after 2242 or not a number becomes
+    1970.
+    """
     nanoseconds = int(mtime * 10**9) if 0 <= mtime < _MAX_TIME else 0
     os.utime(path, ns=(nanoseconds, nanoseconds))

@@ -46,7 +46,9 @@ def config_text(given: dict[str, Any]) -> str:
 
 
 def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
-    """Yield the paths of fields that `message`, a descriptor, does not have."""
+    """Yield the paths of the fields of a JSON value that `message`, a descriptor of protobuf, does
+    not have. `place` is the path of the value itself.
+    """
     if isinstance(given, list):
         for item in given:
             yield from _unknown(item, message, place)
@@ -98,7 +100,9 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
 
 
 def _config(folder: Path, name: Path) -> str:
-    """Return the config as JSON; without a config.pbtxt an empty one, which Triton completes."""
+    """Return the config of a staged folder as JSON; without a config.pbtxt an empty one, which
+    Triton completes. Raise InvalidModel for a config that cannot be uploaded.
+    """
     if not (folder / CONFIG).exists():
         return "{}"
     checked = parse(read_config(folder / CONFIG), name / CONFIG)
@@ -130,6 +134,6 @@ def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
 
 
 def _content(inside: Inside, path: str, size: int) -> bytes:
-    """Read as many bytes as were counted: the file may have grown."""
+    """Return the first `size` bytes of a file, as many as were counted: it may have grown since."""
     with inside.reading(path) as file:
         return file.read(size)
