@@ -392,8 +392,9 @@ class Ledger:
         had = self._free_for(load)
         rise = {} if load.is_only else self._find_rise(load)
         booked: dict[Device, int] = {}
-        is_measured = True
-        for device in {**load.reserved, **reported}:
+        devices = {**load.reserved, **reported}
+        is_measured = bool(devices)  # where nobody measures, nothing is known
+        for device in devices:
             if device in reported:
                 booked[device] = reported[device]
             else:
@@ -405,7 +406,8 @@ class Ledger:
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
-        self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
+        if booked:
+            self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
         if overrun is None:
             self.sizes.end_shortage(key)
             self.tried.pop(key, None)

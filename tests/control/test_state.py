@@ -54,6 +54,20 @@ async def test_size_of_a_model_says_how_it_is_known():
 
 
 @played
+async def test_size_is_unknown_where_nobody_measures():
+    """Without a reading and a limit there is no device, and 0 bytes would be a claim."""
+    stage = Stage({"a": Script()})
+    stage.triton.has_readings = False
+    async with stage:
+        await stage.load(A)
+        state = stage.control.state
+        size = state.size_of(stage.control.registry.serving(A))
+        assert (size.held, size.is_learned) == ({}, False)
+        assert state.measured_bytes("a", A) is None
+        assert [note for note in state.notes() if "memory is not measured" in note]
+
+
+@played
 async def test_wanted_models_are_listed_with_their_failures():
     """A model that a caller has unloaded is wanted no more, until somebody loads it."""
     scripts = {"a": Script(), "b": Script(failure="bad weights")}
