@@ -357,17 +357,13 @@ class Loader:
         progress = FetchProgress()
         record.progress = progress
         callers = self.leases.callers_of(record.id)
-        serving = self.registry.get(record.id)
-        is_update = serving is not None and serving is not record
-        # no model is unloaded for another version of one that serves
-        evictor = None if is_update else self.eviction
         try:
             artifact, use = await self.files.fetch(key, progress, evictor, callers)
         except AdapterError as error:
             error.is_of_fetch = True
             if isinstance(error, StoreDenied | StoreUnavailable):
                 metrics.endpoint_store_failures.labels(type(error).__name__).inc()
-            elif isinstance(error, NoRoom) and not is_update:
+            elif isinstance(error, NoRoom) and evictor is not None:  # an update may wait
                 metrics.endpoint_no_room.inc()
             seconds = clock.monotonic() - started_at
             metrics.history.failed("fetch", record.id, error, seconds)

@@ -462,7 +462,7 @@ class Memory:
         need = self.ledger.loads[record.name].need
         settlement = self.ledger.settle(record.name, reported)
         self._compare(record, reported, settlement.rise)
-        if settlement.is_measured and not need.is_known:
+        if settlement.is_measured:
             ratio = total(need.bytes) / max(1, total(settlement.booked))
             self.metrics.prediction_ratio.labels(need.basis.value).observe(ratio)
         self.changes.notify()

@@ -154,9 +154,12 @@ class Sizes:
     def learn(
         self, package_key: str, booked: Bytes, *, is_measured: bool, is_reported: bool = False
     ) -> None:
-        """Remember what a load was booked with. A guess never replaces a measurement."""
+        """Remember what a load was booked with. A guess never replaces a measurement, and where
+        nothing has memory there is nothing to remember.
+        """
         size = self.find(package_key)
-        if size is None or is_measured or not size.is_measured:
+        is_newer = size is None or is_measured or not size.is_measured
+        if booked and is_newer:
             learned = Size(dict(booked), is_measured, is_reported)
             remember(self._sizes, self._add_version(package_key), learned)
 
