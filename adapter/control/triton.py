@@ -428,9 +428,22 @@ class TritonWatcher:
         log.info("model.adopted", extra={"model_id": model.model_id})
 
     async def _unload_staged(self, model: StagedModel) -> None:
+        """Unload what an earlier run has left. What Triton does not release is STUCK, like a load
+        that was undone in vain.
+        """
         record = _make_stranger(model.model_id, model.name, model.placement)
         if await self.unloader.remove_from_triton(record):
             await self.packages.remove(model.name)
+            return
+        self.registry.add_beside(record)
+        self.registry.place(record, model.placement)
+        self.registry.apply(record, ModelEvent.LOAD_SENT)
+        self.registry.apply(record, ModelEvent.LOAD_FAILED)
+        self.memory.adopt(record, model.held)
+        self.memory.begin_unload(record)
+        record.undo.callback(self.memory.release, record)
+        record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
+        await self.unloader.give_up(record)
 
     async def unload_strangers(self) -> None:
         """Unload the models that somebody has loaded into Triton past the adapter. Models of

@@ -1311,6 +1311,27 @@ async def test_models_of_an_earlier_run_are_adopted():
 
 
 @played
+async def test_leftover_that_triton_keeps_is_stuck():
+    """Without a record its folder, and maybe the model, would stay for good."""
+    stage = Stage({"a": Script()}, is_embedded=False)
+    name = TritonName(A)
+    package = await stage.packages.prepare(name, A, ModelSource(A))
+    stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(name, A)
+    held = {Device("GPU-0"): 100 * MIB}
+    stage.packages.left_behind = [StagedModel(name, A, Placement((name,)), held=held)]
+    stage.triton.unload_seconds = 300
+    async with stage:
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        assert stage.control.ledger.stuck[name] == held
+        stage.triton.unload_seconds = 0.2
+        await stage.load(A)
+        await asyncio.sleep(300)
+        stage.check(A)
+
+
+@played
 async def test_model_counts_as_loaded_before_first_reading():
     """Otherwise a load beside it would be refused for good, as if it had been alone."""
     stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600), "b": Script(600)})
