@@ -337,8 +337,7 @@ class RelaySession(Downstream):
             return
         model_error = self.context.policy.error_of(name, model)
         is_of_another = model is not None and model.encode() != name
-        is_small = length_of(piece) <= self.context.max_message_bytes
-        if model_error is not None and is_small and not is_of_another:
+        if model_error is not None and not is_of_another:
             self._wait_for_model(exchange, name, piece)
         else:
             self.refuse(exchange, model_error or error)

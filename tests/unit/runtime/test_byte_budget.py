@@ -240,6 +240,18 @@ def test_slow_body_is_spared_while_nobody_waits() -> None:
     assert slow.error is None
 
 
+def test_only_as_many_slow_bodies_are_refused_as_needed() -> None:
+    site = Site(100)
+    bodies = [site.body(200) for _ in range(2)]
+    for body in bodies:
+        body.send(45)
+    late = site.body(40)
+    assert not late.send(20)
+    site.time.pass_(3)
+    assert [body.error is None for body in bodies] == [False, True]
+    assert late.may_send
+
+
 def test_rate_is_that_of_the_latest_seconds() -> None:
     """A caller who sends much at once and then stops has a high rate on average."""
     site = Site(100 * MIB)
