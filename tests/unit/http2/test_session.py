@@ -1,4 +1,4 @@
-"""How a session routes a message that is too large for the fallback server."""
+"""A session waits for the model of a message that is too large for the fallback server."""
 
 import asyncio
 
