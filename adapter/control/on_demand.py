@@ -250,7 +250,7 @@ class OnDemand:
                     raise
 
     def _start_load(self, model_id: ModelId, key: ArtifactKey) -> Operation[ModelRecord]:
-        patience_seconds = min(times.PATIENCE_SECONDS, self.limits.model_wait / 2)
+        patience_seconds = self.limits.model_wait / 2  # the other half is for the load itself
         request = LoadRequest(
             make_store_source("", str(key)),
             LoadedFor.CALLS,
