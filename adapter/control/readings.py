@@ -51,7 +51,7 @@ class Readings:
             reading.used,
             asked_at,
             reading.lag_seconds,
-            available=_read_available(reading),
+            available=_find_available(reading),
         )
         return reading
 
@@ -124,7 +124,8 @@ class Readings:
             self._limited.add(device)
 
 
-def _read_available(reading: MemoryReading) -> Bytes:
-    """Return what the machine and the cgroup still have of host memory."""
-    host = reading.devices.get(HOST)
-    return {} if host is None else {HOST: max(0, host.limit_bytes - host.used_bytes)}
+def _find_available(reading: MemoryReading) -> Bytes:
+    """Return what the machine and the cgroup still have of host memory, if that is known."""
+    if reading.available_bytes is None or HOST not in reading.devices:
+        return {}
+    return {HOST: reading.available_bytes}

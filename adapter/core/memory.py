@@ -44,6 +44,8 @@ class MemoryReading:
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
     this container for memory, are None where Triton's are not ours. `of_models` is how much of
     HOST is in processes of one model alone, by its name in Triton; None where nobody can tell.
+    `available_bytes` is what the machine and the cgroups of the adapter still have of host memory:
+    the kernel ends a process that takes more. None where nobody can tell.
     """
 
     devices: Mapping[Device, DeviceReading]
@@ -52,6 +54,7 @@ class MemoryReading:
     shm_free_bytes: int | None = None
     oom_kills: int | None = None
     of_models: Mapping[str, int] | None = None
+    available_bytes: int | None = None
 
     @property
     def used(self) -> Bytes:

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from adapter.backend.memory import HostMemory, host_limit_bytes, models_limit_bytes
+from adapter.backend.memory.host import available_bytes
 from adapter.core.memory import HOST
 
 KIB = 1024
@@ -218,3 +219,40 @@ def test_of_the_limit_the_adapter_itself_keeps_128_mib_and_of_a_small_one_half(
     machine.write("sys/fs/cgroup/memory.max", f"{limit_mib * KIB * KIB}\n")
 
     assert models_limit_bytes(tmp_path) == models_mib * KIB * KIB
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 900 * KIB),  # the machine alone
+        ("0::/a\n", {"a/memory.max": "500\n", "a/memory.current": "300\n"}, 200),
+        (
+            "0::/a\n",
+            {
+                "a/memory.max": "500\n",
+                "a/memory.current": "300\n",
+                "a/memory.stat": "anon 1\ninactive_file 40\n",
+            },
+            240,
+        ),
+        ("0::/a\n", {"a/memory.max": "max\n", "a/memory.current": "300\n"}, 900 * KIB),
+        (
+            "9:memory:/a\n",
+            {"memory/a/memory.limit_in_bytes": "500\n", "memory/a/memory.usage_in_bytes": "600\n"},
+            0,
+        ),
+    ],
+)
+def test_available_is_the_least_of_machine_and_cgroups(tmp_path, groups, files, expected):
+    machine = Machine(tmp_path)
+    machine.write("proc/meminfo", "MemTotal: 4000 kB\nMemAvailable: 900 kB\n")
+    machine.write("proc/self/cgroup", groups)
+    for path, text in files.items():
+        machine.write(f"sys/fs/cgroup/{path}", text)
+    assert available_bytes(tmp_path) == expected
+
+
+async def test_reading_has_what_is_available(machine):
+    machine.write("proc/meminfo", "MemTotal: 4000 kB\nMemAvailable: 900 kB\n")
+    machine.run(1, share_kib=100)
+    assert (await machine.memory.read()).available_bytes == 900 * KIB

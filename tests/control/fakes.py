@@ -12,7 +12,7 @@ from itertools import count
 
 from adapter.control.ports import DiskEvictor, GpuBytes
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
-from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
+from adapter.core.memory import HOST, Bytes, Device, DeviceReading, MemoryReading
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -344,7 +344,9 @@ class FakeTriton:
             device: DeviceReading(self.device_bytes, used[device], number)
             for number, device in enumerate(self.devices)
         }
-        return MemoryReading(devices, "nvml", self.lag_seconds)
+        host = devices.get(HOST)
+        available_bytes = None if host is None else host.limit_bytes - host.used_bytes
+        return MemoryReading(devices, "nvml", self.lag_seconds, available_bytes=available_bytes)
 
     # -- requests and exits -----------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class HostMemory:
             shm_free_bytes=container.shm_free_bytes,
             oom_kills=container.oom_kills,
             of_models=of_models,
+            available_bytes=available_bytes(self._root),
         )
 
     def _processes(self, pids: Iterable[int]) -> Mapping[int, _Process]:
@@ -129,27 +130,71 @@ class HostMemory:
         return None
 
 
-def host_limit_bytes(root: Path = Path("/")) -> int:
-    """Return the memory limit of this process: the lowest of its cgroups' limits and the physical
-    memory. A container sees its own cgroup as the root of the mount.
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    """A memory cgroup of this process, or one above it."""
+
+    folder: Path
+    limit_file: str
+    used_file: str
+    file_cache: str  # the line of memory.stat with the file cache that the kernel drops first
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Return its limit; None without one."""
+        return _limit(self.folder / self.limit_file)
+
+    @property
+    def available_bytes(self) -> int | None:
+        """Return what may still be taken; None without a limit."""
+        limit = self.limit_bytes
+        used = _limit(self.folder / self.used_file)
+        if limit is None or used is None:
+            return None
+        cached = _field(self.folder / "memory.stat", self.file_cache) or 0
+        return max(0, limit - used + cached)
+
+
+def _list_cgroups(root: Path) -> list[_Cgroup]:
+    """Return the memory cgroups that this process is in. A container sees its own cgroup as the
+    root of the mount.
     """
-    kib = _field(root / "proc/meminfo", "MemTotal:")
-    assert kib is not None  # noqa: S101 - every Linux has it
     groups = root / "sys/fs/cgroup"
     own = _cgroups(root / "proc/self/cgroup")
-    limits = [kib * 1024]
-    for mounted, path, name in (
-        (groups, own.get(""), "memory.max"),  # v2
-        (groups / "unified", own.get(""), "memory.max"),  # v2 beside v1
-        (groups / "memory", own.get("memory"), "memory.limit_in_bytes"),  # v1
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    v2 = ("memory.max", "memory.current", "inactive_file")
+    found = []
+    for mounted, path, names in (
+        (groups, own.get(""), v2),
+        (groups / "unified", own.get(""), v2),  # beside v1
+        (groups / "memory", own.get("memory"), v1),
     ):
         folder = mounted / (path or "")
         for each in (folder, *folder.parents):
-            if (limit := _limit(each / name)) is not None:
-                limits.append(limit)
+            found.append(_Cgroup(each, *names))
             if each == mounted:
                 break
-    return min(limits)
+    return found
+
+
+def host_limit_bytes(root: Path = Path("/")) -> int:
+    """Return the memory limit of this process: the lowest of its cgroups' limits and the physical
+    memory.
+    """
+    kib = _field(root / "proc/meminfo", "MemTotal:")
+    assert kib is not None  # noqa: S101 - every Linux has it
+    limits = [group.limit_bytes for group in _list_cgroups(root)]
+    return min([kib * 1024, *(limit for limit in limits if limit is not None)])
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return what this process and its children may still take before the kernel ends one: the
+    least that the machine and its cgroups have. None if nothing of it can be read.
+    """
+    kib = _field(root / "proc/meminfo", "MemAvailable:")
+    figures = [group.available_bytes for group in _list_cgroups(root)]
+    figures.append(None if kib is None else kib * 1024)
+    return min((figure for figure in figures if figure is not None), default=None)
 
 
 def models_limit_bytes(root: Path = Path("/")) -> int:
