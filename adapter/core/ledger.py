@@ -406,7 +406,8 @@ class Ledger:
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
-        self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
+        if booked:
+            self.sizes.learn(key, booked, is_measured=is_measured, is_reported=is_reported)
         if overrun is None:
             self.sizes.end_shortage(key)
             self.tried.pop(key, None)
