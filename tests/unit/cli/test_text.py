@@ -132,3 +132,10 @@ def test_requests_a_second_are_those_since_the_last_look(monkeypatch):
 def test_a_word_that_this_version_does_not_know_is_shown_as_it_came():
     [_, row] = rows(ModelTable(), model("a", state="LOADING", state_seconds=1, waits_for="sunrise"))
     assert "LOADING 1s, sunrise" in map(str.strip, row)
+
+
+@pytest.mark.parametrize("state", ["READY", "PREPARING", "LOST", "RETURNING", "STUCK"])
+def test_line_of_any_state_is_coloured(state):
+    """A state without a colour of its own once ended `ps` with a KeyError."""
+    line = models._colour_state(f"name  {state} 3s", state)
+    assert state in line
