@@ -17,7 +17,6 @@ from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.core.triton_input import HTTP_KEY_HEADER
-from adapter.core.waiting import room_seconds
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import payload
@@ -32,6 +31,8 @@ from adapter.telemetry.tracing import Tracing
 _LOAD_THREADS = 4
 # Triton's own default of --http-max-input-size
 _INPUT_BYTES = 2**26
+# So long a fetch waits for room on disk, or half of the time that its callers wait.
+_MOST_ROOM_SECONDS = 10.0
 # Answers of a stream that Triton keeps for its caller; without a bound it keeps all of them.
 _RESPONSES = 64
 # What a page in a browser could otherwise send to an embedded Triton's HTTP port.
@@ -223,7 +224,7 @@ def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
         limit_bytes=settings.cache_limit,
         concurrency=settings.fetch_concurrency,
         limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
-        room_seconds=room_seconds(settings.model_wait_seconds),
+        room_seconds=min(_MOST_ROOM_SECONDS, settings.model_wait_seconds / 2),
         on_evicted=lambda reason: metrics.endpoint_evictions.labels("disk", reason).inc(),
         on_room=metrics.history.disk_has_room,
     )

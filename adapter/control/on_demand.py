@@ -19,7 +19,6 @@ from adapter.core.model import ModelId
 from adapter.core.record import LoadedFor, ModelRecord, OnExit, Step
 from adapter.core.registry import Registry
 from adapter.core.states import ModelState
-from adapter.core.waiting import explain_no_room
 from adapter.core.wanted import FILE_ERRORS
 from adapter.errors import (
     AdapterError,
@@ -29,6 +28,8 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
+    NoRoom,
+    OutOfMemory,
     TooManyWaiting,
 )
 from adapter.runtime import clock
@@ -38,6 +39,9 @@ from adapter.telemetry.traffic import leave_out
 _MAX_FAILURES = 1024
 _MAX_EXITS = 1  # of Triton that one call survives
 _RETRY_AFTER_MS = 1000
+# Models that are pinned or loaded explicitly stay until somebody unloads them.
+_RETRY_AFTER_LONG_MS = 60_000
+_SEE_ROOM = "see docs/endpoint.md#which-models-are-in-memory"
 
 
 @dataclass(slots=True, eq=False)
@@ -281,7 +285,7 @@ class OnDemand:
     def _explain_no_room(self, model_id: ModelId, error: CapacityError) -> AdapterError:
         """Return the error for a model that does not fit while no other model can be evicted."""
         has_others = any(record.id != model_id for record in self.registry.records())
-        return explain_no_room(
+        return _explain_no_room(
             model_id, error, has_others=has_others, may_come=self.eviction.can_unload
         )
 
@@ -331,3 +335,26 @@ def _explain_other_key(model_id: ModelId, key: ArtifactKey, other: ArtifactKey) 
     """
     text = f"there is no {key}: a model of that name was loaded from {other}"
     return ArtifactNotFound(text, model_id=model_id)
+
+
+def _explain_no_room(
+    model_id: ModelId,
+    error: CapacityError,
+    *,
+    has_others: bool,  # other models are loaded
+    may_come: bool,  # some of them stay for now only
+) -> AdapterError:
+    """Return the error for the calls of a model that does not fit while nothing can be evicted.
+
+    A model that runs out of memory with no other model loaded fails by itself: its callers get that
+    failure, and are not asked to try again.
+    """
+    if has_others:
+        text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
+        retry_after_ms = _RETRY_AFTER_MS if may_come else _RETRY_AFTER_LONG_MS
+        return NoRoom(text, model_id=model_id, retry_after_ms=retry_after_ms)
+    text = f"{error}; no other model is loaded"
+    if isinstance(error, OutOfMemory):
+        error.args = (text,)
+        return error
+    return NoRoom(f"{text}; {_SEE_ROOM}", model_id=model_id)

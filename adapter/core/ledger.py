@@ -391,18 +391,10 @@ class Ledger:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
         rise = {} if load.is_only else self._find_rise(load)
-        booked: dict[Device, int] = {}
         devices = {**load.reserved, **reported}
-        is_measured = bool(devices)  # where nobody measures, nothing is known
-        for device in devices:
-            if device in reported:
-                booked[device] = reported[device]
-            else:
-                booked[device] = self._book(load, device)
-                is_measured = is_measured and self._is_measured(load, device)
-            if device in self.devices:
-                self.devices[device].settled_bytes += booked[device]
-                self._correct(device)
+        measured = [device in reported or self._is_measured(load, device) for device in devices]
+        is_measured = bool(devices) and all(measured)  # where nobody measures, nothing is known
+        booked = self._book_load(load, reported)
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
@@ -414,6 +406,19 @@ class Ledger:
         elif overrun.is_permanent:
             remember(self.tried, key, had)
         return Settlement(booked, is_measured, overrun, rise)
+
+    def _book_load(self, load: LoadEntry, reported: Bytes) -> Bytes:
+        """Move what an ended load has taken into `settled`; return it. That is what Triton reports
+        of a device, else what is reserved there as far as the readings allow.
+        """
+        booked: dict[Device, int] = {}
+        for device in {**load.reserved, **reported}:
+            is_reported = device in reported
+            booked[device] = reported[device] if is_reported else self._book(load, device)
+            if device in self.devices:
+                self.devices[device].settled_bytes += booked[device]
+                self._correct(device)
+        return booked
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.

@@ -502,7 +502,7 @@ async def test_deadline_makes_no_eviction_futile():
     }
     async with Stage(scripts) as stage:
         await stage.call(A)
-        long_call = asyncio.create_task(stage.call(B, seconds=20))
+        long_call = asyncio.create_task(stage.call(B, seconds=60))
         await asyncio.sleep(5)
         call = asyncio.create_task(stage.call(C))
         stage.triton.unload_seconds = 3
