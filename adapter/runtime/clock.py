@@ -42,7 +42,8 @@ class Changes:
     """Wakes whoever waits for memory, requests or Triton to change."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        # in order of arrival, which simulations repeat: futures in a set have none
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def notify(self) -> None:
         """Wake all that wait now."""
@@ -53,8 +54,8 @@ class Changes:
     async def wait(self, limit_seconds: float) -> None:
         """Return at the next change, or after `limit_seconds`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await asyncio.wait({waiter}, timeout=limit_seconds)
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
