@@ -198,6 +198,7 @@ class Memory:
             self.ledger.advance(clock.monotonic())
         overrun = self._book(record, reported)
         if overrun is not None:
+            self.begin_unload(record)  # no other load is ended for what this one gives back
             raise make_overrun_refusal(record.id, overrun)
 
     def book_late(self) -> list[ModelRecord]:

@@ -442,9 +442,13 @@ class Ledger:
         """Return the load to end if more is used than the limit: the newest one in progress with a
         guessed need, else the newest one. None where the limit holds, where nothing is read, or
         where no load is in progress: then loaded models have grown, and none of them is ended.
+
+        What is leaving does not count: it may be a load that was just ended for the same reading.
         """
         book = self.devices.get(device)
-        if book is None or book.used_bytes is None or book.used_bytes <= book.limit_bytes:
+        if book is None or book.used_bytes is None:
+            return None
+        if book.used_bytes - self.leaving(device) <= book.limit_bytes:
             return None
         names = [name for name, load in self.loads.items() if device in load.reserved]
         if not names:

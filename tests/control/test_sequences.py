@@ -313,6 +313,21 @@ async def test_known_need_passes_one_that_waits_for_its_turn():
 
 
 @played
+async def test_one_load_ends_when_two_pass_limit():
+    """The other one fits once the first is taken down, which readings show late."""
+    scripts = {"a": Script(450, files=10), "b": Script(100, declared=100)}
+    async with Stage(scripts, limit_mib=500) as stage:
+        stage.triton.lag_seconds = 3
+        stage.triton.unload_seconds = 4
+        first = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(0.02)
+        second = asyncio.create_task(stage.load(B))
+        await fails(first, InsufficientMemory)
+        await second
+        stage.check(B)
+
+
+@played
 async def test_load_ends_when_it_passes_a_limit():
     """The device has more than the limit, so nothing but the adapter ends the load."""
     scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}
