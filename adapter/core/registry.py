@@ -187,11 +187,15 @@ class Registry:
         self._insert(record, Move(record, None, event, advance(None, event)))
 
     def switch(self, old: ModelRecord, new: ModelRecord) -> None:
-        """Give the READY new version to all callers from now on. The old one keeps its names."""
+        """Give the READY new version to all callers from now on. The old one keeps its names.
+
+        Calls of the old one count as calls of the new one: it was not idle meanwhile.
+        """
         if self._by_id.get(old.id) is not old or old is new:
             raise ValueError(f"callers of model {old.id!r} do not get this version")
         if new.id != old.id or new.state is not _READY:
             raise ValueError(f"there is no other version of model {old.id!r} that is ready")
+        new.usage.used_at = max(new.usage.used_at, old.usage.used_at)
         self._by_id[new.id] = new
         self._list_if_ready(new.id)
 

@@ -749,6 +749,21 @@ async def test_update_beside_fails_no_call():
 
 
 @played
+async def test_update_keeps_calls_from_being_idle():
+    """The calls of the old version during the update are calls of the model."""
+    settings = StoreSettings(idle_unload_seconds=30, revalidate_seconds=10)
+    scripts = {"a@1": Script(), "a@2": Script(load_seconds=35)}
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        for _ in range(8):
+            await asyncio.sleep(5)
+            await stage.call(A)
+        await asyncio.sleep(20)
+        assert await stage.invoke(A) == "a@2"
+
+
+@played
 async def test_update_in_place_lets_calls_wait():
     scripts = {"1": Script(600), "2": Script(600, declared=600)}
     async with Stage(scripts) as stage:
