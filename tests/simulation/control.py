@@ -106,6 +106,7 @@ class PlayedControl:
     unkept: ClassVar[Mapping[str, str]] = {
         "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
         "3 beside known": "a load of unknown size waits only for others of unknown size",
+        "3 shared sizes": "what a load took beside others may count as what they have yet to take",
         "5 kept": "memory that belongs to no model may count as that of the model loaded next",
         "5 shared sizes": "what a model takes is a guess if others load or unload beside it",
     }

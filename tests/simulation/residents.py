@@ -162,9 +162,10 @@ class Residents:
 
     def _timed_out(self, call: Call, error: AdapterError) -> bool:
         """The load, or its undo, may have gone on since long before the call."""
-        whats = ("hang", "end")
-        return self._oracle.are_loads_slow(self._oracle.settings.load_seconds) or self._since(
-            call.begun - _LONG_SECONDS, *whats
+        settings = self._oracle.settings
+        limit = settings.unload_seconds if call.verb == "unload" else settings.load_seconds
+        return self._oracle.are_loads_slow(limit) or self._since(
+            call.begun - _LONG_SECONDS, "hang", "end"
         )
 
     def _has_waited(self, call: Call, error: AdapterError) -> bool:
