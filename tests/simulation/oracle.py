@@ -289,6 +289,15 @@ class Oracle(Rest):
         return self.since(begun, "unload asked", model_id=call.model_id)
 
     def _does_not_fit(self, call: Call, spec: Spec) -> bool:
+        was_tried = self.since(call.begun, "admitted", model_id=call.model_id)
+        known = {
+            "2 doubled": self.since(self._shift_begun, OOM, model_id=call.model_id),
+            "2 not moved": was_tried and len(self.limits) > 1,
+        }
+        for rule, is_possible in known.items():
+            if is_possible and rule in self._world.unkept and self.surely_fits(call, spec):
+                self._world.expect(rule, f"{call.model_id} would fit")
+                return True
         if self.surely_fits(call, spec) and self.since(self._shift_begun, "late"):
             text = f"{call.model_id} would fit, and what was freed late does not count as free"
             self._world.expect("3 freed late", text)

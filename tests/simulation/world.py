@@ -54,7 +54,7 @@ class World(Outages):
         self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
         self.differences: Counter[str] = Counter()  # by rule
-        self._unkept: Collection[str] = ()  # rules, by the control that runs
+        self.unkept: Collection[str] = ()  # rules, by the control that runs
         self.disk = SimDisk(self.specs, self.draws, self.take_fault)
         self.oracle = Oracle(self)
         self.triton = SimTriton(
@@ -243,7 +243,7 @@ class World(Outages):
 
     def expect(self, rule: str, text: str) -> None:
         """Raise Violated, or count the difference of a control that does not keep the rule."""
-        if rule not in self._unkept:
+        if rule not in self.unkept:
             raise Violated(rule, text)
         self.differences[rule] += 1
 
@@ -278,7 +278,7 @@ class World(Outages):
             artifacts=artifacts,
         )
         control = self._adapters.run(self._build, machine, settings, terms)
-        self._unkept = control.unkept
+        self.unkept = control.unkept
         if self.endpoint is not None:
             self.endpoint.new_adapter(control)
         return adapter, control
