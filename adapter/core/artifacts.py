@@ -46,15 +46,14 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Says how full the disk cache is. Of `limit_bytes`, `artifacts` take `size_bytes`, fetches
-    under way have `fetching_bytes`, and `free_bytes` are left on the disk.
-    """
+    """Says how full the disk cache is."""
 
     artifacts: int
-    size_bytes: int
-    fetching_bytes: int
-    free_bytes: int
+    size_bytes: int  # of these
+    fetching_bytes: int  # reserved for fetches
+    free_bytes: int  # that artifacts may still take
     limit_bytes: int
+    undeleted_bytes: int = 0  # of files that should be gone and could not be deleted
 
 
 @dataclass(slots=True)

@@ -359,6 +359,7 @@ def on_demand_state(
             "models": disk.artifacts,
             "bytes": disk.size_bytes,
             "fetching_bytes": disk.fetching_bytes,
+            "undeleted_bytes": disk.undeleted_bytes,
             "free_bytes": disk.free_bytes,
             "limit_bytes": disk.limit_bytes,
         },

@@ -14,6 +14,7 @@ any moment, whether it is the version that the store had last, which alone is se
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import stat
@@ -28,6 +29,8 @@ from uuid import uuid4
 from adapter.errors import BackendUnavailable, InvalidSettings
 from adapter.packages.unpacking import BLOCK_BYTES, Free, disk_bytes, free_at
 from adapter.runtime import clock
+
+log = logging.getLogger(__name__)
 
 _LOCK = "triton-adapter-cache"
 _OF_THE_DISK = {"lost+found"}  # ext4 makes it in every new file system
@@ -79,6 +82,7 @@ class CacheFolder:
         # another adapter took the folder after somebody had emptied it
         self.why_lost: str | None = None
         self._restoring = threading.Lock()
+        self._undeleted: dict[Path, int] = {}  # folders, and their bytes that are still on disk
 
     def open(self) -> list[Found]:
         """Take the folder over, remove what is not whole, and return the artifacts that are.
@@ -88,9 +92,10 @@ class CacheFolder:
         try:
             self._take()
             self._is_open = True
-            shutil.rmtree(self._work, ignore_errors=True)
             for folder in (self._artifacts, self._work):
                 folder.mkdir(exist_ok=True)
+            for leftover in sorted(self._work.iterdir()):
+                self._delete(leftover)
             return list(self._whole())
         except OSError as error:
             raise InvalidSettings([f"cache_dir: {self.path}: {error.strerror}"]) from error
@@ -113,25 +118,41 @@ class CacheFolder:
         work.mkdir()
 
     def drop(self, work: Path) -> None:
-        shutil.rmtree(work, ignore_errors=True)
+        """Delete what a fetch has written."""
+        self._delete(work)
+
+    @property
+    def undeleted_bytes(self) -> int:
+        """Return what files take on disk that should be gone and could not be deleted."""
+        return sum(self._undeleted.copy().values())
+
+    def delete_again(self) -> None:
+        """Try again to delete what could not be deleted."""
+        for folder in list(self._undeleted):
+            self._delete(folder)
+
+    def _delete(self, folder: Path) -> None:
+        """Delete a folder; count and log what cannot be deleted now."""
+        try:
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            else:
+                folder.unlink(missing_ok=True)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)  # all that can be deleted
+            reason = error.strerror or str(error)
+        if not folder.exists():
+            self._undeleted.pop(folder, None)
+            return
+        size_bytes, _ = _measure(folder)
+        if folder not in self._undeleted:
+            fields = {"folder": str(folder), "bytes": size_bytes, "reason": reason}
+            log.warning("artifact.not_deleted", extra=fields)
+        self._undeleted[folder] = size_bytes
 
     def measure(self, work: Path) -> tuple[int, dict[str, int]]:
         """Return what the package of a fetch takes on disk, and the size of each file."""
-        files, total, sizes = work / "files", BLOCK_BYTES, dict[str, int]()
-        seen: set[int] = set()
-        for folder, folders, names in os.walk(files):
-            for name in names + folders:
-                status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - many
-                if stat.S_ISREG(status.st_mode):
-                    path = os.path.relpath(os.path.join(folder, name), files)  # noqa: PTH118
-                    sizes[path] = status.st_size
-                    if status.st_ino in seen:
-                        continue
-                    seen.add(status.st_ino)
-                    total += disk_bytes(status.st_size)
-                else:
-                    total += BLOCK_BYTES
-        return total, sizes
+        return _measure(work / "files")
 
     def publish(self, work: Path, note: Note) -> None:
         """Make the fetched package an artifact."""
@@ -161,7 +182,7 @@ class CacheFolder:
         leaving = self.new_work()
         with suppress(FileNotFoundError):
             (self._artifacts / id_).rename(leaving)
-        shutil.rmtree(leaving, ignore_errors=True)
+        self._delete(leaving)
 
     def touch(self, id_: str, last_used: float) -> None:
         """Set the time of the artifact's note to its last use, for later runs."""
@@ -287,3 +308,23 @@ def _read(folder: Path) -> Found | None:
         return None
     is_named = folder.name == note.id and (folder / "files" / note.name).exists()
     return Found(note, last_used, is_replaced) if is_named else None
+
+
+def _measure(root: Path) -> tuple[int, dict[str, int]]:
+    """Return what a folder takes on disk, and the size of each file in it by its path there."""
+    total = BLOCK_BYTES
+    sizes: dict[str, int] = {}
+    seen: set[int] = set()
+    for folder, folders, names in os.walk(root):
+        for name in names + folders:
+            status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - many
+            if stat.S_ISREG(status.st_mode):
+                path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118
+                sizes[path] = status.st_size
+                if status.st_ino in seen:
+                    continue
+                seen.add(status.st_ino)
+                total += disk_bytes(status.st_size)
+            else:
+                total += BLOCK_BYTES
+    return total, sizes

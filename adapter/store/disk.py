@@ -151,7 +151,7 @@ class Disk:
         free: Callable[[], Free] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes or 0  # set by `refresh` if it was not given
-        self.used_bytes = 0
+        self._used_bytes = 0  # by artifacts, and reserved
         self.why_full: str | None = None  # why nothing more can be fetched, at the last `refresh`
         self._left_bytes = self.limit_bytes  # of the disk itself, then
         self._is_limit_given = limit_bytes is not None
@@ -171,8 +171,19 @@ class Disk:
     def __len__(self) -> int:
         return len(self._cached)
 
+    @property
+    def used_bytes(self) -> int:
+        """Return what artifacts, reservations and files that cannot be deleted take."""
+        return self._used_bytes + self._folder.undeleted_bytes
+
     def refresh(self) -> None:
-        """Read what is free on the disk. A limit that was not given only rises."""
+        """Read what is free on the disk, and try again to delete what could not be deleted. A limit
+        that was not given only rises.
+        """
+        undeleted_bytes = self._folder.undeleted_bytes
+        self._folder.delete_again()
+        if self._folder.undeleted_bytes < undeleted_bytes:
+            self._note_freed()
         free = self._free()
         with self._changed:
             self._left_bytes = left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
@@ -204,9 +215,10 @@ class Disk:
             return DiskUse(
                 len(self._cached),
                 size_bytes,
-                self.used_bytes - size_bytes,
+                self._used_bytes - size_bytes,
                 max(0, free_bytes),
                 self.limit_bytes,
+                self._folder.undeleted_bytes,
             )
 
     def adopt(self, found: Found) -> None:
@@ -268,8 +280,8 @@ class Disk:
             lost = self._cached.get(note.id)
             if lost is not None:
                 self._remove(lost)
-                self.used_bytes -= lost.note.size_bytes
-            self.used_bytes -= reservation.size_bytes
+                self._used_bytes -= lost.note.size_bytes
+            self._used_bytes -= reservation.size_bytes
             reservation.size_bytes = 0
             reservation.is_cached = True
             cached = Cached(note, clock.wall(), pins=lost.pins + 1 if lost else 1)
@@ -287,13 +299,20 @@ class Disk:
         self.on_freed()
         return cached
 
+    def _note_freed(self) -> None:
+        """Wake those that wait for room."""
+        with self._changed:
+            self.freed_count += 1
+            self._changed.notify_all()
+        self.on_freed()
+
     def _versions(self, store: str, path: str) -> list[Cached]:
         return self._by_key.get((store, path), [])
 
     def _add(self, cached: Cached) -> None:
         self._cached[cached.note.id] = cached
         self._by_key.setdefault((cached.note.store, cached.note.path), []).append(cached)
-        self.used_bytes += cached.note.size_bytes
+        self._used_bytes += cached.note.size_bytes
 
     # -- room -------------------------------------------------------------------------------
 
@@ -319,7 +338,7 @@ class Disk:
             finally:
                 with self._changed:
                     self._leaving -= 1
-                    self.used_bytes -= leaving.cached.note.size_bytes
+                    self._used_bytes -= leaving.cached.note.size_bytes
                     self.freed_count += 1
                     self._changed.notify_all()
                 self.on_freed()
@@ -337,10 +356,8 @@ class Disk:
     def give_back(self, reservation: Reservation, count: int) -> None:
         with self._changed:
             reservation.size_bytes -= count
-            self.used_bytes -= count
-            self.freed_count += 1
-            self._changed.notify_all()
-        self.on_freed()
+            self._used_bytes -= count
+        self._note_freed()
 
     def _reserve(
         self, reservation: Reservation, count: int, inodes: int, *, is_ahead: bool
@@ -357,11 +374,11 @@ class Disk:
                     return Evicted(cached, "limit" if exceeds_limit else "disk")
                 if not self._leaving:
                     reservation.short_at = self.freed_count
-                    raise NoRoom(self.why_none(reservation, inodes, exceeds_limit=exceeds_limit))
+                    raise NoRoom(self.why_none(reservation, count, inodes))
                 self._changed.wait()
 
     def _give(self, reservation: Reservation, count: int, *, is_ahead: bool) -> None:
-        self.used_bytes += count
+        self._used_bytes += count
         reservation.size_bytes += count
         if is_ahead:
             reservation.ahead_bytes += count
@@ -406,7 +423,7 @@ class Disk:
 
     def most_for(self, reservation: Reservation) -> int:
         """Return how many bytes can still be written, once all has left that ever may."""
-        may_leave = self.used_bytes - reservation.size_bytes - reservation.staying_bytes
+        may_leave = self._used_bytes - reservation.size_bytes - reservation.staying_bytes
         spare = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
         return may_leave + spare + reservation.ahead_bytes
 
@@ -420,25 +437,43 @@ class Disk:
         if not versions:
             del self._by_key[cached.note.store, cached.note.path]
 
-    def why_none(
-        self, reservation: Reservation, inodes: int = 0, *, exceeds_limit: bool = False
-    ) -> str:
-        """Return why the reservation gets nothing more."""
-        left = reservation.all_bytes - reservation.written_bytes
-        still = f", {format_size(left)} of that still" if left < reservation.all_bytes else ""
+    def why_none(self, reservation: Reservation, count: int, inodes: int = 0) -> str:
+        """Return why the reservation gets `count` more bytes or so many files neither now nor by
+        evicting what is unused: the limit that binds, what it is used for, and what may leave.
+        """
+        remaining = reservation.all_bytes - reservation.written_bytes
+        still = (
+            f", {format_size(remaining)} of that still" if remaining < reservation.all_bytes else ""
+        )
         needed = f"{reservation.shortage()} in all{still}"
-        if exceeds_limit:
-            return (
-                f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
-                f" {format_size(self.used_bytes)} are taken, of which too little can leave"
-            )
+        if self.used_bytes + count > self.limit_bytes:
+            return f"{needed}, and of {self._limit_name()}, {self._describe_use(reservation)}"
         free = self._free()
         if _lacks_inodes(free, inodes):
             files = f"{reservation.need.inodes} files, {inodes} of them still"
             needed = f"{reservation.shortage()} in {files}"
-        is_empty = self.used_bytes == reservation.size_bytes
-        why = "the cache is empty" if is_empty else "too little can leave the cache"
-        return f"{needed}, and {_about(free, inodes)}; {why}: {_ADVICE}"
+        use = self._describe_use(reservation)
+        return f"{needed}, and {_about(free, inodes)}; of the cache {use}: {_ADVICE}"
+
+    def _limit_name(self) -> str:
+        limit = format_size(self.limit_bytes)
+        if self._is_limit_given:
+            return f"cache_limit, {limit}"
+        return f"the {limit} that the cache may have while cache_limit is not set"
+
+    def _describe_use(self, reservation: Reservation) -> str:
+        """Return what takes the cache's bytes, and how many of them may leave at once."""
+        in_use_bytes = sum(each.note.size_bytes for each in self._cached.values() if each.pins)
+        unused_bytes = sum(each.note.size_bytes for each in self._cached.values() if not each.pins)
+        others_bytes = self._used_bytes - in_use_bytes - unused_bytes - reservation.size_bytes
+        uses = {
+            "are of models in use": in_use_bytes,
+            "of other fetches": others_bytes,
+            "cannot be deleted (artifact.not_deleted in the log)": self._folder.undeleted_bytes,
+            "may leave": unused_bytes,
+        }
+        words = [f"{format_size(size)} {what}" for what, size in uses.items() if size > 0]
+        return ", ".join(words) if words else "nothing is taken by others"
 
 
 def _about(free: Free, inodes: int = 0) -> str:

@@ -55,6 +55,8 @@ EVENTS: Mapping[str, str] = {
     "artifact.lost": "files of a model in the disk cache were deleted; it is fetched again",
     "artifact.not_checked": "the store did not answer; the version that it named last, whose ETag "
     "is etag, is loaded from disk",
+    "artifact.not_deleted": "files of an evicted model or of a fetch cannot be deleted, for the "
+    "reason given; their bytes count as used, and the adapter keeps trying",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; the adapter "
     "keeps trying",
     "log.dropped": "log lines were dropped because stdout was not read in time, with their number",
