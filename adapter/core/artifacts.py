@@ -49,9 +49,9 @@ class DiskUse:
     """Says how full the disk cache is."""
 
     artifacts: int
-    size_bytes: int  # of these
+    size_bytes: int  # taken by artifacts
     fetching_bytes: int  # reserved for fetches
-    free_bytes: int  # that artifacts may still take
+    free_bytes: int  # left on the disk, within the limit
     limit_bytes: int
     undeleted_bytes: int = 0  # of files that should be gone and could not be deleted
 

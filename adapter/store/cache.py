@@ -294,21 +294,19 @@ class ArtifactCache:
             return on_disk
 
     async def _find_in_store(self, key: ArtifactKey) -> ArtifactKey | None:
-        store, refusals = self._store(key), self._refusals[key.store]
+        store = self._store(key)
+        refusals = self._refusals[key.store]
         archives = (key.path, *SUFFIXES)
-        try:
+        with suppress(ArtifactNotFound):
             await self._version(key, is_asked_anew=False, is_existence_enough=True)
-        except ArtifactNotFound as error:
-            said = error
-        else:
             return key
-        if refusals.known(archives):
+        if refusals.knows(archives):
             return None
         if (archive := await _archive(store, key.path)) is not None:
             return replace(key, path=archive)
         for suffix in SUFFIXES:
             await self._mark_versions(replace(key, path=key.path + suffix), None)
-        refusals.remember(archives, said)
+        refusals.remember(archives, _absent(store, key.path))
         return None
 
     def _key_on_disk(self, key: ArtifactKey) -> ArtifactKey | None:
@@ -338,18 +336,19 @@ class ArtifactCache:
             version = await self._asked(
                 store, key.path, 2 if is_existence_enough else MAX_ENTRIES + 1
             )
-        except ArtifactNotFound as error:
-            await self._mark_versions(key, None)
-            lacks = error if is_existence_enough else await _with_archive(error, store, key.path)
-            refusals.remember((key.path,), lacks)
-            raise lacks from None
         except AdapterError as error:
             refusals.remember((key.path,), error)
             if isinstance(error, StoreUnavailable):
                 self._unreachable[key.store] = f"store {store.location}: {error}"
             raise
         self._unreachable.pop(key.store, None)
-        return version
+        if version.files:
+            return version
+        await self._mark_versions(key, None)
+        hint = "" if is_existence_enough else await _hint_of_archive(store, key.path)
+        refusals.remember((key.path,), _absent(store, key.path, hint))
+        # raised without a name: a frame that names the error which it raises is a cycle of garbage
+        raise _absent(store, key.path, hint)
 
     async def _current_version(self, key: ArtifactKey, *, is_asked_anew: bool) -> Version:
         """Return what the store has, and note on disk that this version is the current one. To be
@@ -380,12 +379,10 @@ class ArtifactCache:
             raise BackendError(f"the disk of cache_dir: {error.strerror or error}") from error
 
     async def _asked(self, store: Store, path: str, limit: int) -> Version:
+        """Return what the store has, which is a folder without files where it has nothing."""
         if file := await store.stat(path):
             return Version(path, file.etag, (file,), is_folder=False)
-        version = version_of_folder(path, await store.below(path, limit))
-        if not version.files:
-            raise ArtifactNotFound(failed(store.location, path, "there is no such key"))
-        return version
+        return version_of_folder(path, await store.below(path, limit))
 
     # -- fetching ---------------------------------------------------------------------------
 
@@ -563,10 +560,16 @@ async def _archive(store: Store, path: str) -> str | None:
     return None
 
 
-async def _with_archive(error: ArtifactNotFound, store: Store, path: str) -> ArtifactNotFound:
-    """Return the error with the archive that may be meant. Keys with a suffix are not looked up."""
+def _absent(store: Store, path: str, hint: str = "") -> ArtifactNotFound:
+    return ArtifactNotFound(failed(store.location, path, f"there is no such key{hint}"))
+
+
+async def _hint_of_archive(store: Store, path: str) -> str:
+    """Return the archive that may be meant, to be added to an error; empty if there is none. Keys
+    with a suffix are not looked up.
+    """
     if not path.endswith(SUFFIXES):
         with suppress(AdapterError):
             if (archive := await _archive(store, path)) is not None:
-                return ArtifactNotFound(f"{error}; did you mean {archive}?")
-    return error
+                return f"; did you mean {archive}?"
+    return ""

@@ -139,7 +139,7 @@ class CacheFolder:
             else:
                 folder.unlink(missing_ok=True)
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)  # all that can be deleted
+            shutil.rmtree(folder, ignore_errors=True)  # delete the rest of the folder
             reason = error.strerror or str(error)
         if not folder.exists():
             self._undeleted.pop(folder, None)

@@ -121,7 +121,8 @@ class FolderStore:
             raise StoreUnavailable(failed(self.location, path, _said(error))) from error
 
     def _place(self, path: str) -> str:
-        return str(Path(self._root, path))
+        # no Path: Python 3.12 keeps the parts of each one that was ever made
+        return os.path.join(self._root, path)  # noqa: PTH118
 
     def _error(self, error: OSError, path: str) -> AdapterError | None:
         """Return the error to raise; None for a path that is certainly absent, as the folder
@@ -129,7 +130,7 @@ class FolderStore:
         """
         if error.errno in _ABSENT:
             with suppress(OSError):
-                if Path(self._root).is_dir():
+                if os.path.isdir(self._root):  # noqa: PTH112 - as in `_place`
                     return None
             return StoreUnavailable(failed(self.location, path, "the folder is not there"))
         if error.errno == errno.ELOOP:

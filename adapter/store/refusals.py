@@ -45,19 +45,20 @@ class Refusals:
         if len(self._found) > MAX_REMEMBERED:
             self._found.popitem(last=False)
 
-    def known(self, question: Question) -> AdapterError | None:
-        """Return the error that is remembered, if there is one."""
+    def knows(self, question: Question) -> bool:
+        """Return whether a refusal is remembered."""
         if (known := self._found.get(question)) is None:
-            return None
-        until, kind, text = known
-        if self._clock() < until:
-            return kind(text)
+            return False
+        if self._clock() < known[0]:
+            return True
         del self._found[question]
-        return None
+        return False
 
     def raise_known(self, question: Question) -> None:
-        if (error := self.known(question)) is not None:
-            raise error
+        """Raise the error that is remembered, if there is one."""
+        if self.knows(question):
+            _, kind, text = self._found[question]
+            raise kind(text)
 
 
 @dataclass(slots=True)

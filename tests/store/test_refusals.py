@@ -32,7 +32,7 @@ def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds)
 def test_what_may_be_otherwise_in_a_moment_is_never_remembered():
     refusals = Refusals(OF_KEYS)
     refusals.remember(("a",), StoreUnavailable("timed out"))
-    assert refusals.known(("a",)) is None
+    assert not refusals.knows(("a",))
 
 
 def test_only_so_many_are_remembered_and_the_oldest_go():
@@ -40,5 +40,5 @@ def test_only_so_many_are_remembered_and_the_oldest_go():
     for number in range(MAX_REMEMBERED + 10):
         refusals.remember((str(number),), ArtifactNotFound("gone"))
     assert len(refusals) == MAX_REMEMBERED == 1024
-    assert refusals.known(("9",)) is None
-    assert refusals.known(("10",)) is not None
+    assert not refusals.knows(("9",))
+    assert refusals.knows(("10",))
