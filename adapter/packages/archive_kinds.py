@@ -11,6 +11,7 @@ from pathlib import Path
 from adapter.errors import InvalidModel
 from adapter.packages.messages import invalid_model
 
+HEAD_BYTES = tarfile.BLOCKSIZE  # tell one kind of archive from another
 _FEW = 16  # entries, hidden ones included, among which a lone archive is sought
 _OTHER_PACKINGS = {
     b"\xfd7zXZ\0": "xz",
@@ -53,30 +54,41 @@ def kind_of(archive: Path, content: Path) -> str:
     the kind that its name says. `content` is where its bytes are read, `archive` the path that
     messages name.
     """
+    return kind_by_head(archive, _read_head(content))
+
+
+def kind_by_head(archive: Path, head: bytes) -> str:
+    """Return the kind of an archive with these first bytes, as `kind_of` does."""
     named = _kind_by_name(archive)
-    found = kind_by_bytes(content)
+    found = _tell_kind(head)
     if found is None or named not in {None, found}:
-        raise _make_error(archive, content, named, found)
+        raise _make_error(archive, head, named, found)
     return found
 
 
-def _make_error(archive: Path, content: Path, named: str | None, found: str | None) -> InvalidModel:
+def can_stream(name: str, head: bytes) -> bool:
+    """Return whether a file of this name with these first bytes is unpacked, or refused with a
+    reason, while it arrives. A zip is read from its end.
+    """
+    named = _kind_by_name(Path(name))
+    return named in {"tar", "tar.gz"} or (named is None and _tell_kind(head) in {"tar", "tar.gz"})
+
+
+def _make_error(archive: Path, head: bytes, named: str | None, found: str | None) -> InvalidModel:
     """Return the error for a file that is not unpacked: `named` is its kind by its name, `found`
     that by its first bytes.
     """
-    if not content.stat().st_size:
+    if not head:
         return invalid_model(archive, "it is empty")
-    if (packing := _other_packing(content)) is not None:
+    if (packing := _other_packing(head)) is not None:
         fault = f"its first bytes are those of {packing}, which is not unpacked"
         return invalid_model(archive, fault, remedy=f"pack it as {named or 'tar.gz'}")
     expected = f", not those of a {named}" if named else ""
     return invalid_model(archive, f"its first bytes are those of {found or 'no archive'}{expected}")
 
 
-def _other_packing(content: Path) -> str | None:
+def _other_packing(head: bytes) -> str | None:
     """Return the name of a packing that is common, and that is not unpacked."""
-    with content.open("rb") as file:
-        head = file.read(max(map(len, _OTHER_PACKINGS)))
     return next((name for magic, name in _OTHER_PACKINGS.items() if head.startswith(magic)), None)
 
 
@@ -90,8 +102,17 @@ def _kind_by_name(path: Path) -> str | None:
 
 def kind_by_bytes(path: Path) -> str | None:
     """Return the kind of an archive by its first block; None if it is no archive that is read."""
+    return _tell_kind(_read_head(path))
+
+
+def _read_head(path: Path) -> bytes:
+    """Return the first block of a file."""
     with path.open("rb") as file:
-        head = file.read(tarfile.BLOCKSIZE)
+        return file.read(HEAD_BYTES)
+
+
+def _tell_kind(head: bytes) -> str | None:
+    """Return the kind of an archive with this first block; None if none that is read."""
     if head.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if head.startswith((b"PK\3\4", b"PK\5\6")):

@@ -19,14 +19,14 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from adapter.errors import AdapterError, BackendError
-from adapter.packages.archive_kinds import kind_by_bytes, kind_of
+from adapter.packages.archive_kinds import HEAD_BYTES, kind_by_bytes, kind_by_head, kind_of
 from adapter.packages.messages import shown
 from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
@@ -57,6 +57,7 @@ _DAMAGED = (
     NotImplementedError,
 )
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_STDIN = 0
 _STDOUT = 1
 # Where all want the CPU the unpacking process gets a third of what one of the usual priority gets,
 # so three large archives weigh as much as one such process. Less made nobody's wait shorter.
@@ -108,6 +109,28 @@ class Gunzip(io.RawIOBase):
         return True
 
 
+class _Rejoined(io.RawIOBase):
+    """Reads a stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        """Begin with `head`, and go on with the stream."""
+        super().__init__()
+        self._head = head
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """Return that it can be read, as io asks."""
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """Read into the buffer, as io asks."""
+        target = memoryview(buffer).cast("B")
+        data = self._head[: len(target)] or self._stream.read(len(target))
+        self._head = self._head[len(data) :]
+        target[: len(data)] = data
+        return len(data)
+
+
 def unpack(
     archive: Path,
     target: Path,
@@ -126,15 +149,55 @@ def unpack(
     try:
         content = content or archive
         kind = kind_of(archive, content)
-        target.mkdir()
-        try:
-            _fill(content, kind, Unpacking(archive, target, limits, room))
-        except BaseException:
-            shutil.rmtree(target)
-            raise
+        packed_bytes = content.stat().st_size
+        with _new_folder(target):
+            _fill(content, kind, Unpacking(archive, packed_bytes, target, limits, room))
     except OSError as error:
         reason = error.strerror or error
         raise BackendError(f"cannot unpack {shown(archive)}: {reason}") from error
+
+
+def unpack_stream(
+    archive: Path,  # the name alone
+    stream: IO[bytes],
+    packed_bytes: int,  # by the word of its sender
+    target: Path,
+    limits: Limits,
+    *,
+    room: Callable[[int, int], None] | None = None,
+) -> None:
+    """Unpack a tar or tar.gz as `unpack` does, while its bytes arrive."""
+    try:
+        head = _read_head(stream)
+        kind = kind_by_head(archive, head)
+        with _new_folder(target):
+            unpacking = Unpacking(archive, packed_bytes, target, limits, room)
+            _fill_from_tar(_Rejoined(head, stream), kind, unpacking)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BackendError(f"cannot unpack {shown(archive)}: {reason}") from error
+
+
+def _read_head(stream: IO[bytes]) -> bytes:
+    """Return the first bytes of a stream, which may come one by one."""
+    head = b""
+    while len(head) < HEAD_BYTES:
+        more = stream.read(HEAD_BYTES - len(head))
+        if not more:
+            break
+        head += more
+    return head
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[None]:
+    """Make the folder; on any error nothing of it is left."""
+    target.mkdir()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(target)
+        raise
 
 
 def least_bytes(archive: Path, beyond: int) -> int:
@@ -180,14 +243,23 @@ def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
     """Unpack the archive at `content`, of a kind of archive_kinds.kind_of. Raise InvalidModel if it
     is damaged.
     """
+    if kind != "zip":
+        with content.open("rb", buffering=0) as file:
+            _fill_from_tar(file, kind, unpacking)
+        return
     try:
-        if kind == "zip":
-            _read_zip(content, unpacking)
-        else:
-            with content.open("rb", buffering=0) as file:
-                raw = Gunzip(file) if kind == "tar.gz" else file
-                with io.BufferedReader(raw, CHUNK) as stream:
-                    _read_tar(stream, unpacking)
+        _read_zip(content, unpacking)
+    except _DAMAGED as error:
+        raise unpacking.make_error(f"the archive is damaged: {error}") from error
+    unpacking.finish()
+
+
+def _fill_from_tar(file: io.RawIOBase, kind: str, unpacking: Unpacking) -> None:
+    """Unpack a tar or tar.gz that is read once, forwards. Raise InvalidModel if it is damaged."""
+    try:
+        raw = Gunzip(cast("IO[bytes]", file)) if kind == "tar.gz" else file
+        with io.BufferedReader(raw, CHUNK) as stream:
+            _read_tar(stream, unpacking)
     except _DAMAGED as error:
         raise unpacking.make_error(f"the archive is damaged: {error}") from error
     unpacking.finish()
@@ -366,7 +438,7 @@ def main() -> None:
     `target` and `content` of `unpack`, `limits`, and the `most_bytes` for which there may ever be
     room, null where no room is reserved. stdout is a socket: an error is written to it as a line of
     JSON. So is what the archive needs by its own word, and each time the bytes and inodes to
-    reserve; a byte answers these.
+    reserve; a byte answers these. Without `content` so many `packed_bytes` come from stdin.
     """
     parent = int(sys.argv[1])
     job = json.loads(sys.argv[2])
@@ -374,13 +446,20 @@ def main() -> None:
     if os.getppid() != parent:  # the adapter ended before prctl was called
         return
     _give_way()
-    archive, target, content = (Path(job[key]) for key in ("archive", "target", "content"))
+    archive = Path(job["archive"])
+    target = Path(job["target"])
+    limits = Limits(**job["limits"])
     most_bytes = job["most_bytes"]
+    room = None if most_bytes is None else _reserve
     try:
+        if job["content"] is None:
+            with open(_STDIN, "rb", buffering=0) as stream:
+                unpack_stream(archive, stream, job["packed_bytes"], target, limits, room=room)
+            return
+        content = Path(job["content"])
         if most_bytes is not None:
             _foresee(content, most_bytes)
-        room = None if most_bytes is None else _reserve
-        unpack(archive, target, Limits(**job["limits"]), content=content, room=room)
+        unpack(archive, target, limits, content=content, room=room)
     except AdapterError as error:
         _send({"error": type(error).__name__, "text": str(error)})
 

@@ -71,6 +71,7 @@ class Unpacking:
     def __init__(
         self,
         archive: Path,
+        packed_bytes: int,  # of the archive
         target: Path,
         limits: Limits,
         room: Callable[[int, int], None] | None = None,
@@ -83,7 +84,7 @@ class Unpacking:
         self._archive = archive
         self._target = target
         self._max_entries = limits.max_entries
-        by_ratio = max(_RATIO_FLOOR_BYTES, limits.max_ratio * archive.stat().st_size)
+        by_ratio = max(_RATIO_FLOOR_BYTES, limits.max_ratio * packed_bytes)
         self._max_bytes = min(limits.max_unpacked_bytes, by_ratio)
         self._limit = (
             "max_unpacked_bytes"

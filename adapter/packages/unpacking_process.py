@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,21 @@ class Room(Protocol):
         """
 
 
+@dataclass(slots=True)
+class Pipe:
+    """The end of a pipe from which an archive is read."""
+
+    descriptor: int
+    packed_bytes: int  # of the whole archive
+    is_closed: bool = False
+
+    def close(self) -> None:
+        """Close our copy of the end, so that the writer fails once the process has ended."""
+        if not self.is_closed:
+            self.is_closed = True
+            os.close(self.descriptor)
+
+
 class UnpackingProcess:
     """Unpacks one archive, once. `run` is called in a thread, `kill` in any."""
 
@@ -61,23 +76,31 @@ class UnpackingProcess:
         archive: Path,
         target: Path,
         limits: Limits,
-        content: Opened,
+        content: Opened | Pipe,
         room: Room | None = None,
     ) -> None:
-        """Unpack as `archives.unpack` does, with its errors; `content` is the opened archive.
-        `room` is called in this thread.
+        """Unpack as `archives.unpack` does, with its errors; `content` is the opened archive, or
+        where it comes from. `room` is called in this thread.
 
         Raises BackendUnavailable if no process can be started, BackendError also if it was killed.
         """
         failed = f"cannot unpack {shown(archive)}"
-        paths = {"archive": archive, "target": target, "content": _CONTENT}
-        job = {key: str(path) for key, path in paths.items()}
-        text = json.dumps({**job, "limits": asdict(limits), "most_bytes": room and room.most_bytes})
+        job: dict[str, object] = {
+            "archive": str(archive),
+            "target": str(target),
+            "content": None if isinstance(content, Pipe) else _CONTENT,
+            "packed_bytes": content.packed_bytes if isinstance(content, Pipe) else None,
+            "limits": asdict(limits),
+            "most_bytes": room and room.most_bytes,
+        }
+        text = json.dumps(job)
         ours, theirs = socket.socketpair()
         with ours:
             try:
                 with theirs:
                     process = self._started(text, content.descriptor, theirs.fileno())
+                if isinstance(content, Pipe):
+                    content.close()
             except OSError as error:
                 raise BackendUnavailable(
                     f"{failed}: no process can be started: {error.strerror}", delivered=False

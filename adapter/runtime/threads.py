@@ -103,8 +103,8 @@ class Threads:
 
 
 LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk
-WALKS = Threads("walks", 4)  # each lists all entries of a package
-UNPACKS = Threads("unpacks", 4)  # each reads all bytes of a package
+WALKS = Threads("walks", 4)  # all entries of a package
+UNPACKS = Threads("unpacks", 4)  # all bytes of a package
 REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc
 HASHES = Threads("hashes", 2)  # bodies of signed requests
@@ -112,4 +112,9 @@ HASHES = Threads("hashes", 2)  # bodies of signed requests
 # lock lets one compute, and the event loop would wait for it 30 ms (p90) in place of 0.3 ms.
 CONVERSIONS = Threads("conversions", 1)
 CACHE = Threads("cache", 8)  # files of the cache of artifacts, one at a time
-FETCHED = Threads("fetched", 4)  # each reads all bytes of an artifact that was fetched
+# An archive is unpacked while it arrives: it has a thread of each for as long as that takes.
+MAX_UNPACKED_AT_ONCE = 16
+FETCHED = Threads(
+    "fetched", MAX_UNPACKED_AT_ONCE
+)  # wait for the process that unpacks, and for room
+PIPES = Threads("pipes", MAX_UNPACKED_AT_ONCE)  # write to that process

@@ -29,11 +29,13 @@ from adapter.packages.contents import MAX_ENTRIES
 from adapter.packages.unpacking import Limits
 from adapter.runtime import background, clock
 from adapter.runtime.fair_slots import FairSlots
-from adapter.runtime.threads import CACHE
+from adapter.runtime.threads import CACHE, MAX_UNPACKED_AT_ONCE
 from adapter.store.cache_folder import CacheFolder, Note
+from adapter.store.checksums import Checksums
 from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of, disk_error
+from adapter.store.downloading import Connections
 from adapter.store.fetching import Fetch, Version, version_of_folder
-from adapter.store.ports import Changed, DiskEvictor, Store, failed, failed_at
+from adapter.store.ports import Changed, DiskEvictor, Store, Unfinished, failed, failed_at
 from adapter.store.refusals import OF_KEYS, OF_VERSIONS, Needs, Question, Refusals
 from adapter.store.waiting import BeginsAgain, RoomForFetches
 
@@ -63,7 +65,8 @@ class ArtifactCache:
     ) -> None:
         self._stores = stores
         self._folder = folder
-        self._on_evicted, self._on_room = on_evicted, on_room
+        self._on_evicted = on_evicted
+        self._on_room = on_room
         self._limits = limits
         self._disk = Disk(folder, limit_bytes, self._evicted)
         self._room = RoomForFetches(self._disk, room_seconds)
@@ -73,6 +76,9 @@ class ArtifactCache:
         self._refusals = {name: Refusals(OF_KEYS) for name in stores}
         self._unfit = Refusals(OF_VERSIONS)
         self._needs = Needs()
+        self._connections = Connections()
+        self._unpackings = asyncio.Semaphore(MAX_UNPACKED_AT_ONCE)
+        self._checksums = {store.location: Checksums(store.location) for store in stores.values()}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unasked = set(stores)
         self._unreachable: dict[str, str] = {}
@@ -100,9 +106,11 @@ class ArtifactCache:
 
     @property
     def limit_bytes(self) -> int:
+        """Return how many bytes artifacts and fetches may take."""
         return self._disk.limit_bytes
 
     def disk(self) -> DiskUse:
+        """Return how full the cache is."""
         return self._disk.use()
 
     def unused(self) -> tuple[int, int]:
@@ -135,6 +143,7 @@ class ArtifactCache:
         )
 
     async def close(self) -> None:
+        """End what goes on in the background, and give the folder back."""
         if self._checking is not None:
             background.end(self._checking)
             await asyncio.wait({self._checking})
@@ -162,12 +171,12 @@ class ArtifactCache:
 
     @property
     def why_full(self) -> str | None:
-        """Why nothing can be fetched unless something leaves the disk; None while there is room."""
+        """Return why a fetch needs others to leave the disk; None while there is room."""
         return self._disk.why_full
 
     @property
     def why_lost(self) -> str | None:
-        """Why nothing can be fetched; None while the folder is ours."""
+        """Return why nothing can be fetched; None while the folder is ours."""
         return self._folder.why_lost
 
     def why_unreachable(self) -> str | None:
@@ -450,11 +459,24 @@ class ArtifactCache:
     async def _fetch_with_room(
         self, store: Store, version: Version, reservation: Reservation, progress: FetchProgress
     ) -> Cached:
+        """Fetch the version, and once more where what came cannot be used: it may have been garbled
+        on its way.
+        """
+        is_repeated = False
         while True:
             try:
                 return await self._fetch_once(store, version, reservation, progress)
             except BeginsAgain as again:
                 await self._room.earlier_ended(reservation, again)
+            except InvalidArtifact as error:
+                if is_repeated:
+                    self._unfit.remember(_question(store, version), error)
+                    raise
+                is_repeated = True
+            except Unfinished as error:
+                if is_repeated:
+                    raise StoreUnavailable(str(error)) from error
+                is_repeated = True
 
     async def _fetch_once(
         self, store: Store, version: Version, reservation: Reservation, progress: FetchProgress
@@ -464,16 +486,21 @@ class ArtifactCache:
         """
         room, limits, asked = self._room, self._limits, _question(store, version)
         work, published = self._folder.new_work(), list[Cached]()
-        reservation.need = self._needs.of(asked)
+        reservation.need = self._needs.recall(asked)
+        reservation.is_given_up = False
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(
-                *(store, version),
+                store,
+                version,
                 work=work,
                 reservation=reservation,
                 room=room,
                 progress=progress,
                 limits=limits,
+                connections=self._connections,
+                unpackings=self._unpackings,
+                checksums=self._checksums[store.location],
             )
             name = await fetch.run()
             if version.is_folder and await self._asked_again(store, version) != version.etag:
@@ -482,13 +509,11 @@ class ArtifactCache:
             await CACHE.run_to_end(self._publish, work, reservation, note, published)
             return published[0]
         except BaseException as error:
-            if isinstance(error, InvalidArtifact):
-                self._unfit.remember(asked, error)
-            elif isinstance(error, NoRoom | BeginsAgain):
+            if isinstance(error, NoRoom | BeginsAgain):
                 self._needs.learn(asked, reservation.need)
-            for cached in published:  # and then it was cancelled
+            for cached in published:  # the fetch was cancelled after that
                 self._disk.release(cached.note.id)
-            await asyncio.shield(self._in_background(self._dropped(work, reservation)))
+            await asyncio.shield(self._begin_in_background(self._dropped(work, reservation)))
             raise
 
     async def _asked_again(self, store: Store, version: Version) -> str:
@@ -518,9 +543,9 @@ class ArtifactCache:
 
     def _touch(self, cached: Cached) -> None:
         """Keep the time of last use for later runs; nobody waits for it."""
-        self._in_background(CACHE.run(self._folder.touch, cached.note.id, cached.last_used))
+        self._begin_in_background(CACHE.run(self._folder.touch, cached.note.id, cached.last_used))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _begin_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

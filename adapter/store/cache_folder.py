@@ -52,6 +52,7 @@ class Note:
 
     @property
     def id(self) -> str:
+        """Return the name of the artifact's folder."""
         return artifact_id(self.store, self.path, self.etag)
 
 
@@ -76,7 +77,8 @@ class CacheFolder:
         # a process that was killed amid a fork holds its lock until the fork is another program
         self._lock_seconds = lock_seconds
         self.path = Path(os.path.realpath(path.expanduser()))
-        self._artifacts, self._work = self.path / "artifacts", self.path / "work"
+        self._artifacts = self.path / "artifacts"
+        self._work = self.path / "work"
         self._lock: int | None = None
         self._is_open = False
         # another adapter took the folder after somebody had emptied it
@@ -101,6 +103,7 @@ class CacheFolder:
             raise InvalidSettings([f"cache_dir: {self.path}: {error.strerror}"]) from error
 
     def close(self) -> None:
+        """Let other processes use the folder."""
         self._is_open = False
         self._unlock()
 
@@ -114,6 +117,7 @@ class CacheFolder:
         return self._work / uuid4().hex
 
     def make(self, work: Path) -> None:
+        """Make the folder of a fetch."""
         self._restore()
         work.mkdir()
 
@@ -201,12 +205,13 @@ class CacheFolder:
                 (folder / _REPLACED).rename(folder / _CURRENT)
 
     def free(self) -> Free:
+        """Return what is free on the disk."""
         return free_at(self.path)
 
     def refresh(self) -> str | None:
         """Return `why_lost`, as of now."""
         with self._restoring, suppress(BackendUnavailable, OSError):
-            if (self.path / _LOCK).exists():  # else nobody has taken the folder
+            if (self.path / _LOCK).exists():  # without the file nobody has taken the folder
                 self._hold()
         return self.why_lost
 

@@ -32,7 +32,7 @@ class Cached:
 
     note: Note
     last_used: float  # in seconds since 1970
-    pins: int = 0  # who fetches, loads or has loaded it; without any it may leave
+    pins: int = 0  # by fetches and loads; an artifact without any may leave
     is_replaced: bool = False  # the store has another version, or none; the folder says so too
     is_lost: bool = False  # some of its files were deleted, so that nobody finds it any more
 
@@ -69,10 +69,11 @@ class Reservation:
     staying_bytes: int = 0  # of the cache, known never to leave for it
     short_at: int = 0  # the disk's `freed_count` at the last shortage
     is_given_up: bool = False  # nothing more is taken
-    is_cached: bool = False  # it is an artifact now, which the fetch has yet to hand over
+    is_cached: bool = False  # an artifact was made of it, which its fetch has yet to hand over
 
     @property
     def written_bytes(self) -> int:
+        """Return what writers have drawn of it."""
         return self.size_bytes - self.ahead_bytes
 
     def refresh(self) -> None:
@@ -108,9 +109,10 @@ class Reservation:
         self.need.stated_bytes = self.written_bytes + stated_bytes
         if least_bytes:
             self.refuse_more_than_all(least_bytes)
-            raise NoRoom(self.disk.why_none(self))
+            raise NoRoom(self.disk.explain_shortage(self, least_bytes))
 
     def give_back(self, count: int, inodes: int = 0) -> None:
+        """Release so many bytes and inodes."""
         self.inodes -= inodes
         self.disk.give_back(self, count)
 
@@ -209,6 +211,7 @@ class Disk:
         return len(sizes), sum(sizes)
 
     def use(self) -> DiskUse:
+        """Return how full the cache is."""
         with self._changed:
             size_bytes = sum(cached.note.size_bytes for cached in self._cached.values())
             free_bytes = min(self.limit_bytes - self.used_bytes, self._left_bytes)
@@ -354,6 +357,7 @@ class Disk:
         return drawn
 
     def give_back(self, reservation: Reservation, count: int) -> None:
+        """Release so many bytes of a reservation."""
         with self._changed:
             reservation.size_bytes -= count
             self._used_bytes -= count
@@ -374,7 +378,7 @@ class Disk:
                     return Evicted(cached, "limit" if exceeds_limit else "disk")
                 if not self._leaving:
                     reservation.short_at = self.freed_count
-                    raise NoRoom(self.why_none(reservation, count, inodes))
+                    raise NoRoom(self.explain_shortage(reservation, count, inodes))
                 self._changed.wait()
 
     def _give(self, reservation: Reservation, count: int, *, is_ahead: bool) -> None:
@@ -402,7 +406,7 @@ class Disk:
         if sum(cached.note.size_bytes for cached in idle) < missing:
             return None
         idle.sort(key=lambda cached: (not cached.is_lost, not cached.is_replaced, cached.last_used))
-        # those that nobody fetches any more are not spared
+        # replaced and lost artifacts are not spared: nobody fetches them any more
         candidates = [
             (
                 cached,
@@ -437,7 +441,7 @@ class Disk:
         if not versions:
             del self._by_key[cached.note.store, cached.note.path]
 
-    def why_none(self, reservation: Reservation, count: int, inodes: int = 0) -> str:
+    def explain_shortage(self, reservation: Reservation, count: int, inodes: int = 0) -> str:
         """Return why the reservation gets `count` more bytes or so many files neither now nor by
         evicting what is unused: the limit that binds, what it is used for, and what may leave.
         """
@@ -492,6 +496,7 @@ def _lacks_inodes(free: Free, count: int) -> bool:
 
 
 def artifact_of(key: ArtifactKey, cached: Cached, folder: CacheFolder) -> Artifact:
+    """Return what control gets of an artifact on disk."""
     return Artifact(key, folder.place(cached.note), cached.note.etag, cached.note.size_bytes)
 
 

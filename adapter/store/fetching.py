@@ -1,38 +1,36 @@
-"""Brings an artifact from its store to disk: downloads with resumption, and unpacks."""
+"""Brings an artifact from its store to disk. An archive is unpacked while it arrives, by a process
+that reads it from a pipe; a zip, whose directory is at its end, is downloaded first.
+"""
 
 import asyncio
+import fcntl
 import os
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import md5, sha256
 from pathlib import Path
+from typing import Any
 
 from adapter.core.artifacts import FetchProgress
-from adapter.errors import (
-    AdapterError,
-    InvalidArtifact,
-    InvalidModel,
-    NoRoom,
-    StoreUnavailable,
-)
-from adapter.packages.archive_kinds import is_archive
+from adapter.errors import AdapterError, BackendError, InvalidArtifact, InvalidModel, NoRoom
+from adapter.packages.archive_kinds import HEAD_BYTES, can_stream, is_packed
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
-from adapter.packages.roots import Inside
+from adapter.packages.roots import Inside, Opened
 from adapter.packages.unpacking import Limits, disk_bytes
-from adapter.packages.unpacking_process import UnpackingProcess
-from adapter.runtime.threads import CACHE, FETCHED
+from adapter.packages.unpacking_process import Pipe, UnpackingProcess
+from adapter.runtime.threads import CACHE, FETCHED, PIPES
+from adapter.store.checksums import Checksums
 from adapter.store.disk import Reservation
+from adapter.store.downloading import Connections, Download
 from adapter.store.ports import Changed, Store, StoredFile, failed
 from adapter.store.waiting import RoomForFetches
 
-# Requests without a byte of new content, one after the other, before a download is given up. Each
-# was tried several times by obstore.
-_MAX_IDLE_TRIES = 2
 _FILES_AT_ONCE = 8
-_LARGE_BYTES = 2**23  # then one more request is little
+_LARGE_BYTES = 2**23  # beside so many bytes a further request takes little
 _MAX_NAME_BYTES = 255  # of one file or folder, on every Linux file system
 _KILL_SECONDS = 5.0  # a process that waits for a disk may not end
+_PIPE_BYTES = 2**20  # the most that Linux allows everybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,7 @@ class Version:
 
     @property
     def size_bytes(self) -> int:
+        """Return how many bytes the objects have."""
         return sum(file.size_bytes for file in self.files)
 
     @property
@@ -82,7 +81,14 @@ class Fetch:
         room: RoomForFetches,
         progress: FetchProgress,
         limits: Limits,
+        connections: Connections,
+        unpackings: asyncio.Semaphore,  # has a place for each thread of FETCHED
+        checksums: Checksums,
     ) -> None:
+        self._connections = connections
+        self._unpackings = unpackings
+        self._checksums = checksums
+        self._wrong_sums: dict[str, str] = {}  # MD5 of what came otherwise, by key
         self._store = store
         self._room = room
         self._version = version
@@ -96,12 +102,13 @@ class Fetch:
     async def run(self) -> str:
         """Fetch and unpack; return the name of the package below `work`/files.
 
-        Raises Changed if the store has another version meanwhile, BeginsAgain, StoreDenied,
-        StoreUnavailable, InvalidArtifact, NoRoom, or OSError of the disk.
+        Raises Changed if the store has another version meanwhile, BeginsAgain, Unfinished,
+        StoreDenied, StoreUnavailable, InvalidArtifact, NoRoom, or OSError of the disk.
         """
         version = self._version
         self._refuse_names()
-        self._progress.done_bytes, self._progress.total_bytes = 0, version.size_bytes
+        self._progress.done_bytes = 0
+        self._progress.total_bytes = version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
         need, files = self._reservation.need, len(version.files)
@@ -110,74 +117,61 @@ class Fetch:
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
-            return self._name
-        await CACHE.run_to_end(self._part.parent.mkdir)
-        await self._download(version.files[0], self._part)
-        if await CACHE.run(is_archive, self._part):
-            await self._unpack()
         else:
-            await CACHE.run_to_end(self._part.rename, self._files / self._name)
+            await self._fetch_object(version.files[0])
+        self._checksums.check(self._wrong_sums)
         return self._name
 
     # -- one object -------------------------------------------------------------------------
 
-    async def _download(self, file: StoredFile, target: Path) -> None:
-        """Write one object to `target`, going on where a connection broke."""
+    async def _fetch_object(self, file: StoredFile) -> None:
+        """Fetch an archive or a lone file, which its name and its first bytes tell apart."""
+        async with aclosing(self._download(file)) as chunks:
+            head = b""
+            async for chunk in chunks:
+                head += chunk
+                if len(head) >= HEAD_BYTES:
+                    break
+            if can_stream(self._name, head):
+                async with self._unpackings:
+                    await self._unpack_chunks(file, head, chunks)
+            elif is_packed(self._name):
+                await CACHE.run_to_end(self._part.parent.mkdir)
+                await self._write_chunks(file, self._part, head, chunks)
+                async with self._unpackings:
+                    await self._unpack_file()
+            else:
+                await self._write_chunks(file, self._files / self._name, head, chunks)
+
+    async def _download(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
+        """Yield the content of an object; at its end compare its MD5 sum, where that is known."""
+        expected = self._checksums.expected(file)
+        digest = md5(usedforsecurity=False)
+        async with aclosing(Download(self._store, file, self._connections).chunks()) as chunks:
+            async for chunk in chunks:
+                self._progress.done_bytes += len(chunk)
+                if expected is not None:
+                    await PIPES.run(digest.update, chunk)
+                yield chunk
+        if expected is not None and digest.hexdigest() != expected:
+            self._wrong_sums[file.path] = digest.hexdigest()
+
+    async def _write_chunks(
+        self, file: StoredFile, target: Path, head: bytes, chunks: AsyncGenerator[bytes, None]
+    ) -> None:
+        """Write one object to `target`, whose first bytes have come already."""
         descriptor = await CACHE.run_to_end(os.open, target, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
         try:
-            await self._download_to(descriptor, file)
+            await CACHE.run_to_end(self._write, descriptor, head)
+            async for chunk in chunks:
+                await CACHE.run_to_end(self._write, descriptor, chunk)
             os.utime(descriptor, (file.modified, file.modified))
         finally:
             os.close(descriptor)
 
-    async def _download_to(self, descriptor: int, file: StoredFile) -> None:
-        done, idle = 0, 0
-        while True:
-            received, error = await self._receive(descriptor, file, done)
-            done += received
-            if done == file.size_bytes:
-                return
-            idle = 0 if received and file.is_exact else idle + 1
-            if idle == _MAX_IDLE_TRIES or done > file.size_bytes:
-                raise error or StoreUnavailable(self._wrong_length(file, done))
-            if not file.is_exact:
-                self._progress.done_bytes -= done
-                done = 0
-                await CACHE.run_to_end(self._begin_again, descriptor)
-
-    async def _receive(
-        self, descriptor: int, file: StoredFile, offset: int
-    ) -> tuple[int, StoreUnavailable | None]:
-        """Write what one request brings. Returns the bytes that came, and why no more did."""
-        received = 0
-        try:
-            async with aclosing(self._store.read(file, offset)) as chunks:
-                async for chunk in chunks:
-                    received += len(chunk)
-                    if offset + received > file.size_bytes:
-                        break
-                    await CACHE.run_to_end(self._write, descriptor, chunk)
-                    self._progress.done_bytes += len(chunk)
-        except StoreUnavailable as error:
-            return received, error
-        return received, None
-
-    def _wrong_length(self, file: StoredFile, done: int) -> str:
-        sent = "more than" if done > file.size_bytes else f"{done} of"
-        reason = f"the store sent {sent} {file.size_bytes} bytes"
-        return failed(self._store.location, file.path, reason)
-
     def _write(self, descriptor: int, chunk: bytes) -> None:
         self._reservation.take(len(chunk))
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(descriptor, left) :]
-
-    def _begin_again(self, descriptor: int) -> None:
-        size = os.lseek(descriptor, 0, os.SEEK_CUR)
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        self._reservation.settle(self._reservation.size_bytes - size)
+        _write_all(descriptor, chunk)
 
     # -- a folder ---------------------------------------------------------------------------
 
@@ -203,7 +197,9 @@ class Fetch:
         """
         await CACHE.run_to_end(self._begin_file, target)
         try:
-            await self._download(await self._exact(file), target)
+            exact = await self._exact(file)
+            async with aclosing(self._download(exact)) as chunks:
+                await self._write_chunks(exact, target, b"", chunks)
         except Changed:
             if file.size_bytes:
                 raise
@@ -249,33 +245,92 @@ class Fetch:
 
     # -- an archive -------------------------------------------------------------------------
 
-    async def _unpack(self) -> None:
-        """Unpack the archive, and remove it. After cancellation nothing is written."""
-        unpacking = UnpackingProcess()
-        self._reservation.refresh()
-        work = asyncio.ensure_future(FETCHED.run_to_end(self._unpack_by, unpacking))
+    async def _unpack_chunks(
+        self, file: StoredFile, head: bytes, chunks: AsyncGenerator[bytes, None]
+    ) -> None:
+        """Unpack an archive whose first bytes have come already, as the others come."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        with suppress(OSError):  # the pipe is smaller then, and slower
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        pipe = Pipe(reader, file.size_bytes)
+        feeding = asyncio.ensure_future(_feed(writer, head, chunks))
         try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self._reservation.is_given_up = True
-            unpacking.kill()
-            work.cancel()
-            await asyncio.wait({work}, timeout=_KILL_SECONDS)
-            raise
+            await self._unpack(Path(self._name), pipe, feeding)
+        finally:
+            pipe.close()
+            feeding.cancel()
+            await asyncio.wait({feeding})
+        if not feeding.result():
+            what = self._store.location.place(self._version.path)
+            raise BackendError(
+                f"the archive cannot be unpacked ({what}): it was not read to its end"
+            )
+
+    async def _unpack_file(self) -> None:
+        """Unpack an archive that was downloaded, and remove it."""
+        with Inside([str(self._part.parent)]).open_entry(str(self._part)) as content:
+            await self._unpack(self._part, content)
         await CACHE.run_to_end(self._part.unlink)
 
-    def _unpack_by(self, unpacking: UnpackingProcess) -> None:
-        place, part = self._store.location.place(self._version.path), str(self._part)
+    async def _unpack(
+        self,
+        archive: Path,
+        content: Opened | Pipe,
+        feeding: asyncio.Future[bool] | None = None,
+    ) -> None:
+        """Unpack until the process has ended, or `feeding` has failed. After cancellation nothing
+        is written.
+        """
+        unpacking = UnpackingProcess()
+        self._reservation.refresh()
+        work = asyncio.ensure_future(
+            FETCHED.run_to_end(self._unpack_by, unpacking, archive, content)
+        )
         try:
-            with Inside([str(self._part.parent)]).open_entry(part) as content:
-                target = self._files / self._name
-                unpacking.run(self._part, target, self._limits, content, self._reservation)
-        except (InvalidArtifact, NoRoom):  # of the reservation, which has said what and where
+            waited: list[asyncio.Future[Any]] = [work] if feeding is None else [work, feeding]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_EXCEPTION)
+            if feeding is not None and feeding.done() and not work.done():
+                feeding.result()  # raise what has ended the download
+        finally:
+            if not work.done():
+                self._reservation.is_given_up = True
+                unpacking.kill()
+                work.cancel()
+                await asyncio.wait({work}, timeout=_KILL_SECONDS)
+        work.result()
+
+    def _unpack_by(
+        self, unpacking: UnpackingProcess, archive: Path, content: Opened | Pipe
+    ) -> None:
+        target = self._files / self._name
+        try:
+            unpacking.run(archive, target, self._limits, content, self._reservation)
+        except (InvalidArtifact, NoRoom):  # the reservation has said what, and where
             raise
         except AdapterError as error:  # callers see no path of this machine
-            said = str(error).removeprefix(f"{part}: ").replace(part, self._name)
-            text = f"the archive cannot be unpacked ({place}): {said}"
+            place = self._store.location.place(self._version.path)
+            reason = str(error).removeprefix(f"{archive}: ").replace(str(archive), self._name)
+            text = f"the archive cannot be unpacked ({place}): {reason}"
             if isinstance(error, InvalidModel):
                 raise InvalidArtifact(text) from error
             error.args = (text.replace(str(self._files.parent), "the cache"),)
             raise
+
+
+async def _feed(writer: int, head: bytes, chunks: AsyncGenerator[bytes, None]) -> bool:
+    """Write an archive to a pipe, and close it. Return False if its reader has ended before."""
+    try:
+        await PIPES.run_to_end(_write_all, writer, head)
+        async for chunk in chunks:
+            await PIPES.run_to_end(_write_all, writer, chunk)
+    except BrokenPipeError:
+        return False
+    finally:
+        os.close(writer)
+    return True
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]

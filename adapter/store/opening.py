@@ -57,28 +57,34 @@ class FolderStore:
         self._inside = Inside([self._root])
 
     async def stat(self, path: str) -> StoredFile | None:
+        """Return the file of exactly this path, as Store says."""
         return await LOOKUPS.run(self._asked, path, self._stat)
 
     async def below(self, path: str, limit: int) -> list[StoredFile]:
+        """Return the files below a folder, as Store says."""
         found = await WALKS.run(self._asked, path, lambda each: self._below(each, limit))
         return found or []
 
-    async def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Yield the content from `offset` to before `end`, as Store says."""
         descriptor = await LOOKUPS.run(self._asked, file.path, self._open)
         if descriptor is None:
             raise Changed
         try:
             if _version(os.fstat(descriptor)) != file.etag:
                 raise Changed
-            while chunk := await WALKS.run(self._chunk, file.path, descriptor, offset):
+            while chunk := await WALKS.run(self._chunk, file.path, descriptor, offset, end):
                 offset += len(chunk)
                 yield chunk
-            if _version(os.fstat(descriptor)) != file.etag:  # it was written to meanwhile
+            if (
+                _version(os.fstat(descriptor)) != file.etag
+            ):  # somebody has written to the file meanwhile
                 raise Changed
         finally:
             os.close(descriptor)
 
     async def check(self) -> None:
+        """Raise an error if the folder cannot be read."""
         await self.stat("")
 
     def _asked(self, path: str, act: Callable[[str], T]) -> T | None:
@@ -114,11 +120,11 @@ class FolderStore:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return os.open(found.by_descriptor, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _chunk(self, path: str, descriptor: int, offset: int) -> bytes:
+    def _chunk(self, path: str, descriptor: int, offset: int, end: int) -> bytes:
         try:
-            return os.pread(descriptor, _CHUNK_BYTES, offset)
+            return os.pread(descriptor, min(_CHUNK_BYTES, end - offset), offset)
         except OSError as error:
-            raise StoreUnavailable(failed(self.location, path, _said(error))) from error
+            raise StoreUnavailable(failed(self.location, path, _describe(error))) from error
 
     def _place(self, path: str) -> str:
         # no Path: Python 3.12 keeps the parts of each one that was ever made
@@ -134,10 +140,10 @@ class FolderStore:
                     return None
             return StoreUnavailable(failed(self.location, path, "the folder is not there"))
         if error.errno == errno.ELOOP:
-            return InvalidRequest(failed(self.location, path, _said(error)))
+            return InvalidRequest(failed(self.location, path, _describe(error)))
         if error.errno in _DENIED:
-            return StoreDenied(failed(self.location, path, _said(error)))
-        return StoreUnavailable(failed(self.location, path, _said(error)))
+            return StoreDenied(failed(self.location, path, _describe(error)))
+        return StoreUnavailable(failed(self.location, path, _describe(error)))
 
 
 def _file(path: str, status: os.stat_result) -> StoredFile:
@@ -148,7 +154,7 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _said(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     return error.strerror or "it cannot be read"
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from adapter.errors import StoreUnavailable
 from adapter.settings.locations import StoreLocation
 
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]{1,40})")
@@ -55,22 +56,33 @@ class Changed(Exception):
     """The object is gone, or has another version than the requested one."""
 
 
+class NoParts(StoreUnavailable):
+    """The store does not serve parts of an object, or sends another part than the requested one."""
+
+
+class Unfinished(StoreUnavailable):
+    """A download has failed that can only begin anew; the next one may succeed."""
+
+
 class Store(Protocol):
     """Reads objects by key. Raises StoreDenied, StoreUnavailable, and InvalidRequest for a key that
     no object can have. Error texts name bucket and key, never credentials.
     """
 
     @property
-    def location(self) -> StoreLocation: ...
+    def location(self) -> StoreLocation:
+        """Return where the store is."""
+
     async def stat(self, path: str) -> StoredFile | None:
         """Return the object of exactly this key; None only if there surely is none."""
 
     async def below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the objects below the folder, at most `limit`, in no order; there may be none."""
 
-    def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
-        """Yield the content from `offset` on. Raises Changed for another version than `file`, of
-        which a listed one has its size alone; a connection that breaks is StoreUnavailable.
+    def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Yield the content from `offset` to before `end`. Raises Changed for another version than
+        `file`, of which a listed one has its size alone, and NoParts; a connection that breaks is
+        StoreUnavailable.
         """
 
     async def check(self) -> None:

@@ -78,10 +78,12 @@ class Needs:
     def __init__(self) -> None:
         self._seen: OrderedDict[Question, Need] = OrderedDict()
 
-    def of(self, version: Question) -> Need:
+    def recall(self, version: Question) -> Need:
+        """Return what is known of a version's need."""
         return replace(self._seen.get(version, Need()))
 
     def learn(self, version: Question, need: Need) -> None:
+        """Keep what a fetch has learned of a version's need."""
         self._seen[version] = need
         self._seen.move_to_end(version)
         if len(self._seen) > MAX_REMEMBERED:

@@ -25,7 +25,7 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import Changed, StoredFile, code_in, failed, reason_in, status_in
+from adapter.store.ports import Changed, NoParts, StoredFile, code_in, failed, reason_in, status_in
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -35,6 +35,7 @@ _PAGE = 1000  # of a listing, at most
 # the status of a refusal, which S3 explains in a body that the answer to a HEAD does not have
 _REFUSED = re.compile(r"\b(?:400 Bad Request|401 Unauthorized|403 Forbidden)")
 _DENIED = re.compile(r"\b(?:401 Unauthorized|403 Forbidden)")
+_NO_PARTS = re.compile(r"RangeNotSupported|UnexpectedRange|status code: (?:416|501)")
 _ARCHIVED = "InvalidObjectState"
 _WRONG_CLOCK = "RequestTimeTooSkewed"
 # S3's codes for credentials that no further try will make good
@@ -58,6 +59,7 @@ class RemoteStore:
         self._objects = objects
 
     async def stat(self, path: str) -> StoredFile | None:
+        """Return the object of exactly this key, as Store says."""
         try:
             return _file(await obstore.head_async(self._objects, path))
         except FileNotFoundError:
@@ -92,17 +94,23 @@ class RemoteStore:
             raise self._error(error, path) from error
         return found[:limit]
 
-    async def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Yield the content from `offset` to before `end`, as Store says."""
         options: GetOptions = {}
         if file.is_exact:
             options["if_match"] = file.etag
-        if offset:
+        if end < file.size_bytes:
+            options["range"] = (offset, end)
+        elif offset:
             options["range"] = {"offset": offset}
         try:
             result = await obstore.get_async(self._objects, file.path, options=options)
-            _refuse_another(_file(result.meta), file)
-            async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
-                yield chunk
+            try:
+                _refuse_another(_file(result.meta), file)
+                async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
+                    yield chunk
+            finally:
+                del result  # closes the connection, though an error may keep this frame
         except (FileNotFoundError, PreconditionError) as error:
             raise Changed from error
         except Changed:
@@ -135,7 +143,8 @@ class RemoteStore:
             return InvalidArtifact(failed(self.location, path, reason))
         if (denial := _denial(error)) is not None:
             return StoreDenied(failed(self.location, path, denial))
-        return StoreUnavailable(failed(self.location, path, reason_in(text)))
+        kind = NoParts if _NO_PARTS.search(text) else StoreUnavailable
+        return kind(failed(self.location, path, reason_in(text)))
 
 
 def _is_unexplained(error: Exception) -> bool:

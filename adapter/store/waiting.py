@@ -88,7 +88,7 @@ class RoomForFetches:
             return
         if reservation.size_bytes and self._is_after_another(reservation):
             raise BeginsAgain(shortage)
-        if not self._may_come(reservation):
+        if not self._can_get_more(reservation):
             raise shortage
         await self._pause(reservation, shortage)
 
@@ -102,7 +102,7 @@ class RoomForFetches:
         earlier = self._reservations[: self._reservations.index(reservation)]
         return any(each.size_bytes for each in earlier)
 
-    def _may_come(self, reservation: Reservation) -> bool:
+    def _can_get_more(self, reservation: Reservation) -> bool:
         others = (each for each in self._reservations if each is not reservation)
         # Whether what is kept stays in use is known once it is handed over.
         if any(each.size_bytes or each.is_cached for each in others):

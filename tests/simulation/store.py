@@ -98,7 +98,7 @@ class SimStore:
             return []
         return [file for key, file in self._files(path).items() if key != path][:limit]
 
-    async def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         fault = await self._act("read", file.path)
         found = self._files(file.path).get(file.path)
         if fault == "lacks" or found is None or found.etag != file.etag:

@@ -39,7 +39,7 @@ class Moody:
         await self._answers()
         return StoredFile(path, 3, "v1", 1.0)
 
-    async def read(self, file: StoredFile, offset: int) -> AsyncIterator[bytes]:
+    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncIterator[bytes]:
         self.is_read.set()
         if self.is_silent:
             await asyncio.Event().wait()

@@ -61,7 +61,7 @@ class MemoryStore:
         self._refuse_if_away()
         return [self._file(each) for each in self._objects if each.startswith(f"{path}/")][:limit]
 
-    async def read(self, file: StoredFile, offset: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         self._refuse_if_away()
         yield self._objects[file.path][1][offset:]
 

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def put(folder: Path, key: str, size_bytes: int, *, packed: bool) -> None:
-    """A package; an archive of it is as large, and so takes twice that while it is unpacked."""
+    """A package; an archive of it is as large."""
     content = os.urandom(size_bytes)
     if packed:
         (folder / key).write_bytes(archive({"model.bin": content}))
@@ -105,8 +105,7 @@ async def test_of_fetches_whose_artifacts_stay_in_use_as_many_succeed_as_fit(
     fetches = (cache.fetch(str(number)) for number in range(6))
     found = await asyncio.gather(*fetches, return_exceptions=True)
     refused = [each for each in found if isinstance(each, NoRoom)]
-    # an archive has to fit beside what comes out of it
-    assert len(found) - len(refused) == (1 if packed else 2)
+    assert len(found) - len(refused) == 2
     assert is_empty(cache)
 
 
