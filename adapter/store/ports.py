@@ -25,6 +25,7 @@ _REASONS = (
     ("dns error", "its name cannot be resolved"),
     ("certificate", "its certificate is not accepted"),
     ("MissingContentLength", "its answer does not say how long the object is"),
+    ("NotPartial", "it does not serve parts of an object"),
     ("RangeNotSupported", "it does not serve parts of an object"),
     ("UnexpectedRange", "it served another part of the object than was asked for"),
     ("IncompleteBody", "the connection broke"),

@@ -35,7 +35,7 @@ _PAGE = 1000  # of a listing, at most
 # the status of a refusal, which S3 explains in a body that the answer to a HEAD does not have
 _REFUSED = re.compile(r"\b(?:400 Bad Request|401 Unauthorized|403 Forbidden)")
 _DENIED = re.compile(r"\b(?:401 Unauthorized|403 Forbidden)")
-_NO_PARTS = re.compile(r"RangeNotSupported|UnexpectedRange|status code: (?:416|501)")
+_NO_PARTS = re.compile(r"NotPartial|RangeNotSupported|UnexpectedRange|status code: (?:416|501)")
 _ARCHIVED = "InvalidObjectState"
 _WRONG_CLOCK = "RequestTimeTooSkewed"
 # S3's codes for credentials that no further try will make good

@@ -1,0 +1,201 @@
+"""Downloads in parts from servers that lie, break or change: right bytes or a clear error."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adapter.core.artifacts import ArtifactKey, FetchProgress
+from adapter.errors import ArtifactNotFound, InvalidArtifact, StoreUnavailable
+from adapter.packages.unpacking import Limits
+from adapter.settings.locations import parse_location
+from adapter.store import downloading
+from adapter.store.cache import ArtifactCache
+from adapter.store.cache_folder import CacheFolder
+from adapter.store.opening import open_store
+from tests.buckets import KEYS
+from tests.store.conftest import archive, files_of
+
+_KIB = 2**10
+_PART = 64 * _KIB
+_FILES = {"1/model.bin": os.urandom(600 * _KIB), "config.pbtxt": b"backend: 'python'"}
+_PACKED = archive(_FILES)
+_OTHER_FILES = {"1/model.bin": os.urandom(600 * _KIB), "config.pbtxt": b"backend: 'python'"}
+_OTHER = archive(_OTHER_FILES)
+
+FAULTS = (
+    "none",
+    "cut",
+    "ignores ranges",
+    "wrong range",
+    "other bytes",
+    "other version",
+    "slow down",
+    "not found",
+    "longer",
+)
+
+
+def md5_of(content: bytes) -> str:
+    return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+
+
+class LyingBucket:
+    """Serves one object, and does the next of its faults at each GET until none is left."""
+
+    def __init__(self) -> None:
+        self.content = _PACKED
+        self.etag: str | None = md5_of(_PACKED)
+        self.faults: list[str] = []
+        self.gets: list[str] = []
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        key = request.path.rpartition("/")[2]
+        if "list-type" in request.query or not key.startswith("a"):
+            return web.Response(text="<ListBucketResult></ListBucketResult>")
+        if request.method == "HEAD":
+            headers = {**self._headers(), "Content-Length": str(len(self.content))}
+            return web.Response(headers=headers)
+        asked = request.headers.get("Range", "")
+        self.gets.append(asked)
+        return await self._answer(request, asked, self.faults.pop(0) if self.faults else "none")
+
+    def _headers(self) -> dict[str, str]:
+        time = {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+        return time if self.etag is None else {**time, "ETag": self.etag}
+
+    async def _answer(self, request: web.Request, asked: str, fault: str) -> web.StreamResponse:
+        if fault == "other version":
+            self.content = _OTHER if self.content is _PACKED else _PACKED
+            self.etag = self.etag and md5_of(self.content)
+        match = request.headers.get("If-Match")
+        if match and match != self.etag:
+            return web.Response(status=412)
+        if fault in {"slow down", "not found"}:
+            status = 503 if fault == "slow down" else 404
+            return web.Response(status=status, text="<Error><Code>SlowDown</Code></Error>")
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        start = int(first) if first else 0
+        end = int(last) + 1 if last else len(self.content)
+        is_part = bool(asked) and fault != "ignores ranges"
+        body = self.content[start:end] if is_part else self.content
+        if fault == "other bytes":
+            body = bytes(len(body))
+        headers = self._headers()
+        if is_part:
+            shift = 1 if fault == "wrong range" else 0
+            whole = len(self.content)
+            headers["Content-Range"] = f"bytes {start + shift}-{end - 1 + shift}/{whole}"
+        response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
+        response.content_length = len(body) + (10 if fault == "longer" else 0)
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2] if fault == "cut" else body)
+        if fault in {"cut", "longer"} and request.transport is not None:
+            request.transport.close()
+        return response
+
+
+@pytest.fixture
+async def lying(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LyingBucket]:
+    bucket = LyingBucket()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", bucket.serve)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{runner.addresses[0][1]}")
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(downloading, "PART_BYTES", _PART)
+    monkeypatch.setattr(downloading, "MIN_SPLIT_BYTES", 2 * _PART)
+    yield bucket
+    await runner.cleanup()
+
+
+async def fetch(folder: Path) -> dict[str, bytes]:
+    """Fetch the object with a cache of its own; return what is in it."""
+    store = open_store("model_store", parse_location("s3://models"), 0.3)
+    cache = ArtifactCache(
+        {"": store},
+        CacheFolder(folder),
+        limit_bytes=2**30,
+        concurrency=4,
+        limits=Limits(),
+    )
+    await cache.open()
+    try:
+        artifact, _ = await cache.fetch(ArtifactKey("", "a.tar.gz"), FetchProgress())
+        return files_of(artifact)
+    finally:
+        assert not any((folder / "work").iterdir())
+        await cache.close()
+
+
+async def test_large_object_comes_in_parts(lying: LyingBucket, tmp_path):
+    assert await fetch(tmp_path) == _FILES
+    starts = range(0, len(_PACKED), _PART)
+    ends = (min(start + _PART, len(_PACKED)) - 1 for start in starts)
+    ranges = [f"bytes={start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    last = f"bytes={starts[-1]}-"
+    assert sorted(lying.gets) == sorted([*ranges[:-1], last])
+
+
+async def test_store_without_ranges_sends_the_object_whole(lying: LyingBucket, tmp_path):
+    lying.faults = ["ignores ranges"] * 16
+    assert await fetch(tmp_path) == _FILES
+    assert lying.gets[-1] == ""
+
+
+async def test_object_without_etag_comes_by_one_connection(lying: LyingBucket, tmp_path):
+    lying.etag = None
+    lying.faults = ["cut"]
+    assert await fetch(tmp_path) == _FILES
+    assert set(lying.gets) == {""}
+
+
+@pytest.mark.parametrize("part", [0, 4])
+async def test_garbled_archive_is_fetched_once_more(lying: LyingBucket, tmp_path, part):
+    lying.faults = ["none"] * part + ["other bytes"]
+    assert await fetch(tmp_path) == _FILES
+
+
+async def test_etag_that_is_no_md5_is_accepted_once_seen_twice(lying: LyingBucket, tmp_path):
+    """S3 has such ETags for objects that KMS encrypts."""
+    lying.etag = f'"{"0" * 32}"'
+    assert await fetch(tmp_path) == _FILES
+
+
+async def test_archive_that_is_bad_twice_is_refused(lying: LyingBucket, tmp_path):
+    lying.content = b"no archive" * 10_000
+    lying.etag = md5_of(lying.content)
+    with pytest.raises(InvalidArtifact, match="its first bytes are those of no archive"):
+        await fetch(tmp_path)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(faults=st.lists(st.sampled_from(FAULTS), max_size=30), has_etag=st.booleans())
+async def test_any_lies_end_in_right_bytes_or_an_error(
+    lying: LyingBucket, tmp_path_factory, faults: list[str], has_etag: bool
+):
+    """A mixed or garbled file is never served. Without an ETag nothing tells one version from
+    another, nor garbled bytes from right ones but the archive itself.
+    """
+    lying.content = _PACKED
+    lying.etag = md5_of(_PACKED) if has_etag else None
+    lying.faults = faults
+    try:
+        async with asyncio.timeout(60):
+            files = await fetch(tmp_path_factory.mktemp("cache"))
+    except (StoreUnavailable, ArtifactNotFound, InvalidArtifact):
+        return
+    assert files in (_FILES, _OTHER_FILES)
+    if has_etag:
+        assert files == (_FILES if lying.content is _PACKED else _OTHER_FILES)
