@@ -190,7 +190,7 @@ async def test_an_outage_amid_a_fetch_serves_no_older_version(store, start, path
     await use(cache, path)
     store.put(path, "v2")
 
-    async def read(_: StoredFile, __: int) -> AsyncGenerator[bytes, None]:
+    async def read(file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         store.is_away = True
         raise StoreUnavailable("the store is away")
         yield b""
