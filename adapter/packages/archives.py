@@ -30,6 +30,12 @@ from adapter.packages.archive_kinds import HEAD_BYTES, kind_by_bytes, kind_by_he
 from adapter.packages.messages import shown
 from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
+try:
+    # of the extra `store`: unpacks two to three times as fast what packs well
+    from isal import isal_zlib as inflating
+except ImportError:
+    inflating = zlib  # type: ignore[misc]
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -44,11 +50,13 @@ _TAR_END = bytes(tarfile.BLOCKSIZE)
 _ZIP_LOCAL_HEADER_BYTES = 30
 _GZIP_LENGTH_BYTES = 4
 _ZIP_DIRECTORY_ENTRY = b"PK\1\2"
+_INFLATING_ERROR = cast("type[Exception]", inflating.error)  # zlib has one of its own
 # errors that the two libraries let through when an archive is broken
 _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
+    _INFLATING_ERROR,
     struct.error,
     EOFError,
     ValueError,
@@ -65,7 +73,7 @@ _NICE = 5
 
 
 class Gunzip(io.RawIOBase):
-    """Unpacks `file` as it is read. Raises zlib.error if damaged, EOFError if incomplete.
+    """Unpacks `file` as it is read. Raises inflating.error if damaged, EOFError if incomplete.
 
     The gzip module of Python 3.11 reads 8 KiB at a time, which cost 2.7 times as much CPU time for
     weights, which hardly compress.
@@ -75,7 +83,7 @@ class Gunzip(io.RawIOBase):
         """Read a gzip from its start."""
         super().__init__()
         self._file = file
-        self._member = zlib.decompressobj(_GZIP)
+        self._member = inflating.decompressobj(_GZIP)
         self._ahead = b""
 
     def readable(self) -> bool:
@@ -105,7 +113,7 @@ class Gunzip(io.RawIOBase):
             if not (rest := self._file.read(_PACKED_BYTES)):
                 return False
         self._ahead = rest
-        self._member = zlib.decompressobj(_GZIP)
+        self._member = inflating.decompressobj(_GZIP)
         return True
 
 
@@ -220,7 +228,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
                 if not chunk:
                     break
                 seen += len(chunk)
-        except (zlib.error, EOFError):
+        except (zlib.error, _INFLATING_ERROR, EOFError):
             return 0  # damage is reported when the archive is unpacked
     return seen // 2 if seen // 2 > beyond else 0
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -21,11 +22,22 @@ from adapter.packages.unpacking import Limits
 
 # -S: without site-packages, whose .pth files may import anything.
 _START = (
-    "import sys; sys.path.append(sys.argv.pop(1));"
+    "import sys; sys.path += sys.argv.pop(1).split(':');"
     "from adapter.packages.archives import main; main()"
 )
 _CONTENT = "/proc/self/fd/0"
-_COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(adapter.__path__[0]).parent))
+
+
+def _list_import_folders() -> str:
+    """Return where the adapter is, and isal, which an editable adapter has elsewhere."""
+    folders = [str(Path(adapter.__path__[0]).parent)]
+    found = find_spec("isal")
+    if found is not None and found.origin is not None:
+        folders.append(str(Path(found.origin).parent.parent))
+    return ":".join(dict.fromkeys(folders))
+
+
+_COMMAND = (sys.executable, "-I", "-S", "-c", _START, _list_import_folders())
 _ERRORS = {error.__name__: error for error in (InvalidModel, BackendError)}
 
 
