@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from tests.benchmarks.by_hand import measure_by_hand
 from tests.benchmarks.figures import Json, spread
 from tests.benchmarks.place import MIB, FailedError, Scale
 from tests.benchmarks.rows import MODEL_SIZES_MIB
@@ -39,7 +40,7 @@ def measure_cold(scale: Scale) -> Json:
                     seconds.setdefault(f"{use}_{size}", []).append(_call(client, key, use))
                     if use != "disk":
                         _check(client.delete(f"/models/{key}"))
-    return {name: spread(values) for name, values in seconds.items()}
+    return {name: spread(values) for name, values in seconds.items()} | measure_by_hand(scale)
 
 
 @contextmanager

@@ -85,6 +85,22 @@ MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
 
 PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "copying"}
 MODEL_SIZES_MIB = (16, 128, 512)
+# cold calls beside the same steps by hand: the archive, and the rate of each connection
+HAND_ROWS: Mapping[str, tuple[str, str]] = {
+    "hard_128": ("hard-128-m.tar.gz", "0"),
+    "hard_512": ("hard-512-m.tar.gz", "0"),
+    "tar_512": ("hard-512-m.tar", "0"),
+    "soft_2048": ("soft-2048-m.tar.gz", "0"),
+    "slow_512": ("hard-512-m.tar.gz", "90m"),
+}
+_HAND_TARGETS = {"hard_128": 1.10, "hard_512": 1.15, "tar_512": 1.15, "soft_2048": 1.15}
+_HAND_WORDS = {
+    "hard_128": "128 MiB, tar.gz",
+    "hard_512": "512 MiB, tar.gz",
+    "tar_512": "512 MiB, tar",
+    "soft_2048": "2 GiB that packs well, tar.gz",
+    "slow_512": "512 MiB, tar.gz, 90 MB/s a connection",
+}
 _PLACES = {"hit": "in memory", "disk": "on disk", "miss": "in the bucket"}
 _SIDES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 _HEADERS = {"same": "", "differ": "; `traceparent` differs"}
@@ -100,6 +116,8 @@ SUMMARISED = frozenset(
         "grpc.adapter_rate",
         "grpc.triton_rate",
         *(f"cold.{use}_{size}" for size in MODEL_SIZES_MIB for use in ("disk", "miss")),
+        "cold.slow_512_ratio",
+        *(f"cold.{name}_{side}" for name in HAND_ROWS for side in ("adapter", "hand")),
     }
 )
 
@@ -143,5 +161,14 @@ ROWS: Sequence[Row] = (
         Row("cold", f"{use}_{size}", f"a model of {size} MiB {place}", "s")
         for size in MODEL_SIZES_MIB
         for use, place in _PLACES.items()
+    ),
+    *(
+        Row("cold", f"{name}_ratio", f"{what}: over by hand", "x", most=_HAND_TARGETS.get(name))
+        for name, what in _HAND_WORDS.items()
+    ),
+    *(
+        Row("cold", f"{name}_{side}", f"{what}: {words}", "s")
+        for name, what in _HAND_WORDS.items()
+        for side, words in (("adapter", "the adapter"), ("hand", "by hand"))
     ),
 )
