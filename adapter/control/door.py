@@ -56,6 +56,9 @@ class Lease(Protocol):
     """
 
     record: ModelRecord
+    # False, set before `begin`, for a request for metadata or the like: it counts neither as a use
+    # of the model nor as work that may make Triton exit
+    is_inference: bool
 
     def begin(self, now: float | None = None) -> None:
         """Begin the lease, once, and before anything else is awaited: an unload may run meanwhile.
@@ -389,6 +392,3 @@ class ControlState(Protocol):
 
     def largest(self) -> Bytes:
         """Return the largest measured size on each device."""
-
-    def earlier_baseline(self) -> Bytes:
-        """Return the most that earlier runs have seen in use with nothing loaded."""

@@ -224,10 +224,6 @@ class State:
         """Return the largest measured size on each device."""
         return self.ledger.sizes.largest()
 
-    def earlier_baseline(self) -> Bytes:
-        """Return nothing: what an empty Triton takes is not kept from one run to the next."""
-        return NO_BYTES
-
 
 def _show_wanted(model: CoreWantedModel) -> WantedModel:
     source = model.source

@@ -29,7 +29,7 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Journal, Kind, Operations
 from adapter.control.ports import Packages, Processes, Server, Triton
 from adapter.control.readings import Readings
-from adapter.control.unloader import Unloader, note_killed
+from adapter.control.unloader import Unloader, explain_unreleased, note_killed
 from adapter.core import times
 from adapter.core.blame import Blame, Verdict
 from adapter.core.blame import GivenUp as GivenUpUntil
@@ -448,6 +448,8 @@ class TritonWatcher:
     async def unload_strangers(self) -> None:
         """Unload the models that somebody has loaded into Triton past the adapter. Models of
         Triton's own repository are not seen where loads carry their files.
+
+        Raises BackendTimeout if Triton does not release one of them.
         """
         ready = await self.triton.ready()
         names = [TritonName(name) for name in sorted(ready)]
@@ -457,7 +459,8 @@ class TritonWatcher:
         log.warning("triton.strangers_unloaded", extra={"triton_names": strangers})
         for name in strangers:
             record = _make_stranger(ModelId(name), name, Placement((name,)))
-            await self.unloader.remove_from_triton(record)
+            if not await self.unloader.remove_from_triton(record):
+                raise explain_unreleased(record)
         await self.readings.read()
 
     # -- in between -------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Unloader:
         leaving = self.memory.begin_unload(record)
         if not await self.remove_from_triton(record, is_dead=is_dead):
             await self.give_up(record)
-            raise _explain_stuck(record)
+            raise explain_unreleased(record)
         await record.undo.aclose()
         self.at_work.forget(record)
         await self.readings.wait_until_back(leaving)
@@ -329,7 +329,8 @@ def note_killed(journal: Journal, processes: _Processes, **log_fields: str) -> N
     journal.metrics.processes_killed.inc(len(pids))
 
 
-def _explain_stuck(record: ModelRecord) -> BackendTimeout:
+def explain_unreleased(record: ModelRecord) -> BackendTimeout:
+    """Return the error for an unload that Triton does not finish."""
     return BackendTimeout(
         f"Triton does not release model {record.id!r}: its name and its memory stay taken until it"
         " does; see docs/operations.md#a-load-hangs",

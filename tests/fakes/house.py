@@ -5,13 +5,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from adapter.app.parts import Control, build_control
-from adapter.control.ports import MemorySettings, Settings, TimeLimits, World
+from adapter.control.ports import MemorySettings, NoProcesses, Settings, TimeLimits, World
 from adapter.control.triton import Phase
 from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.record import ModelRecord, OnExit
 from adapter.core.sizes import Sizes
 from adapter.core.states import ModelState
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.memory import FakeMemory
 from tests.fakes.packages import FakePackages, FakeStore
@@ -19,9 +20,12 @@ from tests.fakes.steps import Steps
 from tests.fakes.triton import FakeControlTriton, FakeServer
 
 QUICK = TimeLimits(load=30, unload=10, stall=5)
+MESH_DEFAULT_BYTES = 1_000_000  # of the setting modelmesh_default_size
 
 
 _TURNS = 1000
+_BACK_SECONDS = 10.0
+_LOOKS = {"ready", "present", "read"}
 
 
 class House:
@@ -37,7 +41,10 @@ class House:
         limit: int | None = None,
         limits: TimeLimits = QUICK,
         *,
+        is_embedded: bool = True,  # False for a Triton in another container
+        on_exit: OnExit | None = OnExit.FORGET,
         memory_limit: int | None = None,
+        headroom_bytes: int = 0,
     ) -> None:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
@@ -53,14 +60,18 @@ class House:
             triton=self.triton,
             packages=self.packages,
             memory=self.memory,
-            server=self.server,
-            processes=self.server,
+            server=self.server if is_embedded else None,
+            processes=self.server if is_embedded else NoProcesses(),
             sizes=self.store,
         )
         settings = Settings(
             limits=limits,
-            memory=MemorySettings(limit_bytes=memory_limit),
-            on_exit=OnExit.FORGET,
+            memory=MemorySettings(
+                limit_bytes=memory_limit,
+                headroom_of=lambda _: headroom_bytes,
+                mesh_default_bytes=MESH_DEFAULT_BYTES,
+            ),
+            on_exit=on_exit,
             load_threads=2,
         )
         self.parts: Control = build_control(world, self.metrics, settings, Sizes())
@@ -86,6 +97,17 @@ class House:
     def load_lost_again(self) -> None:
         """Have models that Triton loses loaded again."""
         self.parts.status.setting = OnExit.RELOAD
+
+    async def come_back(self) -> None:
+        """Have Triton answer in another life, and wait until the registry matches what it has."""
+        self.triton.lives += 1
+        self.server.pid = self.triton.lives
+        self.triton.live = True
+        await self.parts.status.wait_until_up(clock.monotonic() + _BACK_SECONDS)
+
+    def list_acts(self) -> list[str]:
+        """Return the steps that were taken, but for the watcher's looks at Triton."""
+        return [step for step in self.steps.seen if step not in _LOOKS]
 
     async def close(self) -> None:
         await self.parts.drain(10)
@@ -115,6 +137,12 @@ class House:
                 return
             await asyncio.sleep(0 if turn < _TURNS else 0.01)
         raise AssertionError(f"{name} is {self.state(name)} and not {state}")
+
+    async def until_free(self, name: str) -> None:
+        """Wait until nothing is left of the model, as of a stuck one that the watcher frees."""
+        async with asyncio.timeout(_BACK_SECONDS):
+            while self.control.registry.records_of(ModelId(name)):
+                await self.parts.changes.wait(0.05)
 
     async def turns(self, count: int = 60) -> None:
         """Time for whoever could go on to do so."""

@@ -24,6 +24,7 @@ class FakeLease:
         self.failures: list[BaseException] = []
         self.refuse: Callable[[], None] | None = None  # of a request that has not arrived
         self.has_missing_outputs = False
+        self.is_inference = True
 
     def begin(self, now: float | None = None) -> None:
         self.state = LeaseState.HELD

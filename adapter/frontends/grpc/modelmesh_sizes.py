@@ -18,7 +18,6 @@ _MEASURE_SECONDS = 20.0
 _MAX_BYTES = 2**63
 # ModelMesh is told less than there is, since it fills what it is told and reads it once.
 _GROWTH_SHARE = _STRIP_SHARE = 10
-_KNOWN_GROWTH_SHARE = 50  # an earlier run may have done less
 _GPU_GROWTH_BYTES = 512 * 2**20  # a CUDA context and what libraries keep
 _LARGEST_STRIP_SHARE = 4
 
@@ -113,8 +112,6 @@ class MeshSizes:
         if device == UNSEEN:  # nothing is measured, and the ledger holds predictions
             return free
         growth = max(limit // _GROWTH_SHARE, 0 if device == HOST else _GPU_GROWTH_BYTES)
-        if (seen := self._state.earlier_baseline().get(device)) is not None:
-            growth = max(limit // _KNOWN_GROWTH_SHARE, seen - book.baseline_bytes)
         strip = self._state.largest().get(device) or limit // _STRIP_SHARE
         return free - growth - min(strip, limit // _LARGEST_STRIP_SHARE)
 

@@ -177,7 +177,7 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
 async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
     size, monkeypatch
 ):
-    monkeypatch.setattr("adapter.control.triton_status._END_SECONDS", 0.2)
+    monkeypatch.setattr("adapter.control.triton._END_SECONDS", 0.2)
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:

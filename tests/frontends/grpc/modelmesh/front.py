@@ -96,11 +96,6 @@ def left_over(model_id: str, *, is_loaded: bool = True) -> StagedModel:
     )
 
 
-def come_back(house: House) -> None:
-    """It answers."""
-    house.triton.live, house.triton.lives = True, house.triton.lives + 1
-
-
 async def turns_of_the_loop():
     """Enough for the fakes to come to a standstill."""
     for _ in range(50):

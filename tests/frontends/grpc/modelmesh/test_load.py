@@ -7,6 +7,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.core.model import ModelId, ModelSource
+from adapter.core.record import OnExit
 from adapter.core.states import ModelState
 from adapter.errors import (
     BackendUnavailable,
@@ -19,7 +20,6 @@ from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import (
     CLOSED,
     Front,
-    come_back,
     left_over,
     turns_of_the_loop,
 )
@@ -54,13 +54,10 @@ class TestLoad:
         assert await front.load("m", "/models/m") == 700
         assert house.steps.seen.count("load m") == 1
 
-    @pytest.mark.parametrize("declared", [None, 7_000_000])
-    async def test_loads_run_together_when_files_tell_sizes(self, house, tmp_path, declared):
+    async def test_loads_run_together_when_sizes_are_declared(self, house, tmp_path):
         """`maxLoadingConcurrency` is kept for models that were never loaded before."""
         front = Front(house, tmp_path, load_concurrency=2)
-        house.packages.size_bytes = 4_000_000
-        if declared is not None:
-            house.packages.declared |= {"/a": declared, "/b": declared}
+        house.packages.declared |= {"/a": 7_000_000, "/b": 7_000_000}
         gates = [house.steps.hold(f"load {name}") for name in ("a", "b")]
         loads = [house.begin(front.load(name)) for name in ("a", "b")]
         await gates[0].reached.wait()
@@ -72,7 +69,7 @@ class TestLoad:
         assert are_begun_together
         house.check("a", "b")
 
-    async def test_load_waits_when_files_tell_no_size(self, house, tmp_path):
+    async def test_load_waits_beside_another_of_unknown_size(self, house, tmp_path):
         front = Front(house, tmp_path, load_concurrency=2)
         gate = house.steps.hold("load a")
         first = house.begin(front.load("a"))
@@ -91,46 +88,35 @@ class TestLoad:
         assert await front.load("m") == 1_000_000
         assert await front.size("m") == 1_000_000
 
-    async def test_a_load_that_ends_beside_an_unload_is_told_when_it_was_measured(
-        self, house, front
+    async def test_size_is_told_when_a_lagging_sensor_shows_it(self, house, front):
+        house.memory.lag = 1.0
+        house.sizes["m"] = 700
+        assert await front.load("m") == 0
+        assert await front.size("m") == 700
+
+    async def test_a_load_of_a_model_that_triton_has_lost_waits_for_its_return(
+        self, open_house, tmp_path
     ):
-        house.sizes |= {"old": 300, "new": 700}
-        await front.load("old")
-        gate = house.steps.hold("unload old")
-        unload = house.begin(front.unload("old"))
-        await gate.reached.wait()
-
-        assert await front.load("new") == 0
-        size = house.begin(front.size("new"))
-        await turns_of_the_loop()
-        assert not size.done()
-        gate.open()
-        await unload
-        assert await size == 700
-
-    async def test_a_load_of_a_model_that_triton_has_lost_waits_for_its_return(self, tmp_path):
-        house = await House(limit=10**9, loads_again=True).open()
+        house = await open_house(limit=10**9, on_exit=OnExit.RELOAD)
         front = Front(house, tmp_path)
         for name in ("m", "a", "b"):  # the one that was loaded first comes back last
             house.sizes[name] = 700
             await front.load(name)
-        tried, load = [], house.control.load
-        house.control.load = lambda *given, **fields: tried.append(given) or load(*given, **fields)
         gates = [house.steps.hold("load a"), house.steps.hold("load b")]  # it has two threads
         house.triton.models.clear()
-        house.begin(house.control.triton_restarted())
+        house.begin(house.come_back())
         for gate in gates:
             await gate.reached.wait()
         again = house.begin(front.load("m"))
         await turns_of_the_loop()
-        assert house.state("m") is ModelState.LOST
-        assert len(tried) == 1
+        assert not again.done()
         for gate in gates:
             gate.open()
         assert await again == 700
-        await house.quiet()
+        assert house.steps.seen.count("load m") == 2
+        for name in ("a", "b"):
+            await house.until_state(name, ModelState.READY)
         house.check("a", "b", "m")
-        await house.close()
 
     async def test_a_model_that_is_loaded_is_not_loaded_again(self, house, front):
         house.sizes["m"] = 700
@@ -239,7 +225,7 @@ class TestLoad:
     ):
         with pytest.raises(InvalidRequest):
             await front.load(model_id, path, **key)
-        assert house.steps.seen == []
+        assert house.list_acts() == []
 
     async def test_a_package_that_is_refused_leaves_nothing(self, house, front):
         house.steps.fail("prepare /m", InvalidModel("config.pbtxt: what?"))
@@ -318,14 +304,17 @@ class TestConcurrency:
 class TestOutage:
     """Of a Triton in another container: what it still has nobody knows until it answers."""
 
+    @pytest.fixture
+    async def house(self, open_house):
+        return await open_house(limit=10**9, is_embedded=False)
+
     async def test_a_load_waits_for_triton(self, house, front):
         house.triton.live = False
         load = house.begin(front.load("m"))
         await turns_of_the_loop()
-        assert house.steps.seen == []
+        assert house.list_acts() == []
 
-        come_back(house)
-        await house.control.triton_restarted()
+        await house.come_back()
         await load
         house.check("m")
 
@@ -336,11 +325,10 @@ class TestOutage:
         house.triton.live = False
         house.triton.models.clear()
         load = house.begin(front.load("m"))
-        come_back(house)  # it answers, and nobody has looked yet what it has
         await turns_of_the_loop()
         assert not load.done()
 
-        await house.control.triton_restarted()
+        await house.come_back()
         await load
         house.check("m")
 
@@ -362,8 +350,7 @@ class TestOutage:
         assert house.steps.seen.count("load m") == 1
         assert not load.done()
 
-        come_back(house)
-        await house.control.triton_restarted()
+        await house.come_back()
         await load
         house.check("m")
 
@@ -413,15 +400,14 @@ class TestOutage:
         house.triton.live = False
         with pytest.raises(BackendUnavailable, match="did not come back in time"):
             await front.load("m")
-        assert house.steps.seen == []
+        assert house.list_acts() == []
 
     async def test_a_load_that_is_cancelled_waits_no_longer(self, house, front):
         house.triton.live = False
         load = house.begin(front.load("m"))
         await turns_of_the_loop()
         load.cancel()
-        come_back(house)
-        await house.control.triton_restarted()
+        await house.come_back()
         await front.load("other")
         house.check("other")
 
@@ -432,8 +418,7 @@ class TestOutage:
         await turns_of_the_loop()
         assert not unload.done()
 
-        come_back(house)
-        await house.control.triton_restarted()
+        await house.come_back()
         await unload
         house.check()
 
@@ -447,7 +432,7 @@ class TestOutage:
         await turns_of_the_loop()
         house.control.close()
         for load in (waiting, front.load("m")):
-            with pytest.raises(BackendUnavailable, match="starting or stopping"):
+            with pytest.raises(BackendUnavailable, match="stopping"):
                 await load
 
 
@@ -491,5 +476,5 @@ class TestStart:
         load = house.begin(front.load("m"))
         await turns_of_the_loop()
         house.control.close()
-        with pytest.raises(BackendUnavailable, match="starting or stopping"):
+        with pytest.raises(BackendUnavailable, match="stopping"):
             await load

@@ -79,12 +79,16 @@ class TestCapacity:
     async def told(self, house: House, tmp_path, **settings: object) -> int:
         return (await Front(house, tmp_path, **settings).status()).capacityInBytes
 
-    async def test_growth_of_the_baseline_and_one_landing_load_are_kept_back(self, tmp_path):
-        house = await House(limit=1000 * MIB, headroom=50 * MIB).open()
+    async def test_growth_of_the_baseline_and_one_landing_load_are_kept_back(
+        self, open_house, tmp_path
+    ):
+        house = await open_house(limit=1000 * MIB, headroom_bytes=50 * MIB)
         assert await self.told(house, tmp_path) == (1000 - 50 - 100 - 100) * MIB
 
-    async def test_the_largest_model_that_was_measured_must_be_able_to_land(self, tmp_path):
-        house = await House(limit=1000 * MIB).open()
+    async def test_the_largest_model_that_was_measured_must_be_able_to_land(
+        self, open_house, tmp_path
+    ):
+        house = await open_house(limit=1000 * MIB)
         house.sizes |= {"m": 150 * MIB, "n": 30 * MIB}
         for name in ("m", "n"):
             await house.load(name)
@@ -93,21 +97,10 @@ class TestCapacity:
         await house.load("l")
         assert await self.told(house, tmp_path) == (1000 - 100 - 250) * MIB
 
-    async def test_a_baseline_of_an_earlier_run_is_what_it_grows_to(self, tmp_path):
-        house = House(limit=1000 * MIB)
-        house.others = 20 * MIB
-        house.control.memory.sizes.restore({"baseline": {"host": 50 * MIB}})
-        await house.open()
-        assert await self.told(house, tmp_path) == (1000 - 20 - 30 - 100) * MIB
-        house.control.memory.sizes.restore({"baseline": {"host": 20 * MIB}})
-        assert await self.told(house, tmp_path) == (1000 - 20 - 20 - 100) * MIB
-
-    async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, tmp_path):
-        house = House(limit=4096 * MIB)
-        house.memory.device = Device("GPU-0")
-        await house.open()
+    async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, open_house, tmp_path):
+        house = await open_house(limit=4096 * MIB, device=Device("GPU-0"))
         assert await self.told(house, tmp_path) == 4096 * MIB - 512 * MIB - 4096 * MIB // 10
 
-    async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, tmp_path):
-        house = await House(memory_limit=1000 * MIB).open()
+    async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, open_house, tmp_path):
+        house = await open_house(memory_limit=1000 * MIB)
         assert await self.told(house, tmp_path) == 1000 * MIB
