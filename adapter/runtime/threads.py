@@ -103,8 +103,8 @@ class Threads:
 
 
 LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk
-WALKS = Threads("walks", 4)  # all entries of a package
-UNPACKS = Threads("unpacks", 4)  # all bytes of a package
+WALKS = Threads("walks", 4)  # for all entries of a package
+UNPACKS = Threads("unpacks", 4)  # for all bytes of a package
 REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc
 HASHES = Threads("hashes", 2)  # bodies of signed requests

@@ -496,7 +496,7 @@ class Oracle(Rest):
             and not held.process.over.is_set()
             and not self._was_given_up(held)
             for held in self._world.all_held()
-            # what is taken down of the load itself is no room for it
+            # the undo of the load itself makes no room for it
             if held.state == "UNLOADING" and held.spec.model_id != call.model_id
         )
 
