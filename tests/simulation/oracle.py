@@ -349,7 +349,7 @@ class Oracle(Rest):
         )
 
     def _was_hit(self, call: Call, *whats: str) -> bool:
-        begun = call.begun if call.verb == "load" else 0.0
+        begun = self._load_begun(call) if call.verb == "load" else 0.0
         return any(self.since(begun, each, model_id=call.model_id) for each in whats)
 
     def _is_timeout_due(self, call: Call, spec: Spec) -> bool:
