@@ -60,7 +60,7 @@ def kind_of(archive: Path, content: Path) -> str:
 def kind_by_head(archive: Path, head: bytes) -> str:
     """Return the kind of an archive with these first bytes, as `kind_of` does."""
     named = _kind_by_name(archive)
-    found = _kind_of_head(head)
+    found = _match_kind(head)
     if found is None or named not in {None, found}:
         raise _make_error(archive, head, named, found)
     return found
@@ -71,9 +71,7 @@ def can_stream(name: str, head: bytes) -> bool:
     reason, while it arrives. A zip is read from its end.
     """
     named = _kind_by_name(Path(name))
-    return named in {"tar", "tar.gz"} or (
-        named is None and _kind_of_head(head) in {"tar", "tar.gz"}
-    )
+    return named in {"tar", "tar.gz"} or (named is None and _match_kind(head) in {"tar", "tar.gz"})
 
 
 def _make_error(archive: Path, head: bytes, named: str | None, found: str | None) -> InvalidModel:
@@ -104,7 +102,7 @@ def _kind_by_name(path: Path) -> str | None:
 
 def kind_by_bytes(path: Path) -> str | None:
     """Return the kind of an archive by its first block; None if it is no archive that is read."""
-    return _kind_of_head(_read_head(path))
+    return _match_kind(_read_head(path))
 
 
 def _read_head(path: Path) -> bytes:
@@ -113,7 +111,7 @@ def _read_head(path: Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-def _kind_of_head(head: bytes) -> str | None:
+def _match_kind(head: bytes) -> str | None:
     """Return the kind of an archive with this first block; None if none that is read."""
     if head.startswith(b"\x1f\x8b"):
         return "tar.gz"

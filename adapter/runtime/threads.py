@@ -103,8 +103,8 @@ class Threads:
 
 
 LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk
-WALKS = Threads("walks", 4)  # for all entries of a package
-UNPACKS = Threads("unpacks", 4)  # for all bytes of a package
+WALKS = Threads("walks", 4)  # each lists all entries of a package
+UNPACKS = Threads("unpacks", 4)  # each reads all bytes of a package
 REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc
 HASHES = Threads("hashes", 2)  # bodies of signed requests
@@ -114,7 +114,5 @@ CONVERSIONS = Threads("conversions", 1)
 CACHE = Threads("cache", 8)  # files of the cache of artifacts, one at a time
 # An archive is unpacked while it arrives: it has a thread of each for as long as that takes.
 MAX_UNPACKED_AT_ONCE = 16
-FETCHED = Threads(
-    "fetched", MAX_UNPACKED_AT_ONCE
-)  # wait for the process that unpacks, and for room
-PIPES = Threads("pipes", MAX_UNPACKED_AT_ONCE)  # write to that process
+FETCHED = Threads("fetched", MAX_UNPACKED_AT_ONCE)  # each waits for a process that unpacks
+PIPES = Threads("pipes", MAX_UNPACKED_AT_ONCE)  # each writes to such a process

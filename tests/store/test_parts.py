@@ -118,7 +118,7 @@ async def lying(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LyingBucket]:
     await runner.cleanup()
 
 
-async def fetch(folder: Path) -> dict[str, bytes]:
+async def fetch(folder: Path, key: str = "a.tar.gz") -> dict[str, bytes]:
     """Fetch the object with a cache of its own; return what is in it."""
     store = open_store("model_store", parse_location("s3://models"), 0.3)
     cache = ArtifactCache(
@@ -130,7 +130,7 @@ async def fetch(folder: Path) -> dict[str, bytes]:
     )
     await cache.open()
     try:
-        artifact, _ = await cache.fetch(ArtifactKey("", "a.tar.gz"), FetchProgress())
+        artifact, _ = await cache.fetch(ArtifactKey("", key), FetchProgress())
         return files_of(artifact)
     finally:
         assert not any((folder / "work").iterdir())
@@ -163,6 +163,14 @@ async def test_object_without_etag_comes_by_one_connection(lying: LyingBucket, t
 async def test_garbled_archive_is_fetched_once_more(lying: LyingBucket, tmp_path, part):
     lying.faults = ["none"] * part + ["other bytes"]
     assert await fetch(tmp_path) == _FILES
+
+
+async def test_garbled_file_is_fetched_once_more(lying: LyingBucket, tmp_path):
+    """Compare a lone file with the MD5 in its ETag: nothing else tells that it is wrong."""
+    lying.content = os.urandom(300 * _KIB)
+    lying.etag = md5_of(lying.content)
+    lying.faults = ["none", "other bytes"]
+    assert await fetch(tmp_path, "a.bin") == {"": lying.content}
 
 
 async def test_etag_that_is_no_md5_is_accepted_once_seen_twice(lying: LyingBucket, tmp_path):
