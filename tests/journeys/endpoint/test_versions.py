@@ -44,7 +44,7 @@ def test_where_the_disk_has_no_room_for_another_version_the_old_one_stays_and_no
 ):
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number, weights=os.urandom(3 * 2**19))
-    caller = start("--revalidate-seconds=0.2", "--cache-limit=5MiB")
+    caller = start("--revalidate-seconds=0.2", "--cache-limit=4MiB")
     for name in ("a.tar.gz", "b.tar.gz"):
         caller.invoke(name)
     store.put("b.tar.gz", 5, weights=os.urandom(3 * 2**19))
