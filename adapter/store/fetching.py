@@ -133,6 +133,8 @@ class Fetch:
                 if len(head) >= HEAD_BYTES:
                     break
             if can_stream(self._name, head):
+                if len(head) == file.size_bytes:
+                    self._refuse_excess(head)
                 async with self._unpackings:
                     await self._unpack_chunks(file, head, chunks)
             elif is_packed(self._name):
@@ -142,6 +144,17 @@ class Fetch:
                     await self._unpack_file()
             else:
                 await self._write_chunks(file, self._files / self._name, head, chunks)
+
+    def _refuse_excess(self, packed: bytes) -> None:
+        """Raise NoRoom, before anything leaves the disk, for a small gzip that never fits.
+
+        Its last four bytes say what comes out of it; half of that may be headers of a tar.
+        """
+        if packed.startswith(b"\x1f\x8b"):
+            stated_bytes = int.from_bytes(packed[-4:], "little")
+            least_bytes = stated_bytes // 2
+            is_excess = least_bytes > self._reservation.most_bytes
+            self._reservation.foresee(stated_bytes, least_bytes if is_excess else 0)
 
     async def _download(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """Yield the content of an object; at its end compare its MD5 sum, where that is known."""
