@@ -391,10 +391,12 @@ class Ledger:
             self.booked_until = max(self.booked_until, load.ended_at)
         had = self._free_for(load)
         rise = {} if load.is_only else self._find_rise(load)
-        devices = {**load.reserved, **reported}
-        measured = [device in reported or self._is_measured(load, device) for device in devices]
-        is_measured = bool(devices) and all(measured)  # where nobody measures, nothing is known
-        booked = self._book_load(load, reported)
+        is_measured = self._is_measured(load, reported)
+        booked = {device: self._book(load, device) for device in load.reserved} | dict(reported)
+        for device, count in booked.items():
+            if device in self.devices:
+                self.devices[device].settled_bytes += count
+                self._correct(device)
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
@@ -406,19 +408,6 @@ class Ledger:
         elif overrun.is_permanent:
             remember(self.tried, key, had)
         return Settlement(booked, is_measured, overrun, rise)
-
-    def _book_load(self, load: LoadEntry, reported: Bytes) -> Bytes:
-        """Move what an ended load has taken into `settled`; return it. That is what Triton reports
-        of a device, else what is reserved there as far as the readings allow.
-        """
-        booked: dict[Device, int] = {}
-        for device in {**load.reserved, **reported}:
-            is_reported = device in reported
-            booked[device] = reported[device] if is_reported else self._book(load, device)
-            if device in self.devices:
-                self.devices[device].settled_bytes += booked[device]
-                self._correct(device)
-        return booked
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.
@@ -485,8 +474,13 @@ class Ledger:
         upper = book.used_bytes - before + load.reusable[device]
         return _clamp(believed, max(0, lower), max(0, upper))
 
-    def _is_measured(self, load: LoadEntry, device: Device) -> bool:
-        return device in self._find_rise(load)
+    def _is_measured(self, load: LoadEntry, reported: Bytes) -> bool:
+        """Return whether Triton reports or a reading shows what a load took, of each device. Where
+        nobody measures, nothing is known.
+        """
+        unreported = load.reserved.keys() - reported.keys()
+        has_devices = bool(load.reserved or reported)
+        return has_devices and unreported <= self._find_rise(load).keys()
 
     def _find_rise(self, load: LoadEntry) -> Bytes:
         """Return what readings have risen by during a load, of devices where it was alone."""

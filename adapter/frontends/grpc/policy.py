@@ -208,10 +208,6 @@ class RelayPolicy:
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
 
-    def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
-        is_of_another = mesh_id is not None and mesh_id.encode() != name
-        return not is_of_another and self.error_of(name, mesh_id) is not None
-
     async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
         try:
             model_id = parse_model_id(name.decode())

@@ -175,6 +175,7 @@ class V2Service(grpc.GenericRpcHandler):
         if not read_field(message, _TRACED_MODEL):
             return await self._forwarded("TraceSetting", message, context)
         lease = self._models.lease(id_in(message, (), _TRACED_MODEL))
+        lease.is_inference = False
         with lease as record:
             message = named_for_triton(message, record, _TRACED_MODEL)
             return await self._forward("TraceSetting", message, context, lease)
@@ -222,7 +223,11 @@ class V2Service(grpc.GenericRpcHandler):
         """
         step = id_in(message, metadata_of(context))
         ensemble = find_ensemble(self._registry, step)
-        return None if ensemble is None else self._models.lease(ensemble.id)
+        if ensemble is None:
+            return None
+        lease = self._models.lease(ensemble.id)
+        lease.is_inference = False
+        return lease
 
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
         of_step = None if method == _INFER else self._lease_of_step(message, context)
@@ -230,6 +235,7 @@ class V2Service(grpc.GenericRpcHandler):
             with of_step:
                 return await self._forward(method, message, context, of_step)
         lease = await self._lease(message, context)
+        lease.is_inference = method == _INFER
         with lease as record:
             message = named_for_triton(message, record)
             if method == _INFER:
@@ -254,6 +260,7 @@ class V2Service(grpc.GenericRpcHandler):
             if isinstance(error, ModelNotFound) and self._id_of_mesh(message, context):
                 raise
             return serialised(pb.ModelReadyResponse(ready=False))
+        lease.is_inference = False
         with lease as record:
             message = named_for_triton(message, record)
             return await self._forward("ModelReady", message, context, lease)
@@ -267,6 +274,7 @@ class V2Service(grpc.GenericRpcHandler):
             with lease:
                 return await self._forward("ModelStatistics", message, context, lease)
         lease = await self._lease(message, context)
+        lease.is_inference = False
         with lease as record:
             message = named_for_triton(message, record)
             answer = await self._forward("ModelStatistics", message, context, lease)

@@ -101,6 +101,7 @@ class V2:
             lease = None
             if "model_name" in _match(request).names:
                 lease = await self._contract.wait(request["model_id"], request)
+                lease.is_inference = False
                 record = held.enter_context(lease)
                 path = f"/models/{record.name}{_match(request).below_model()}"
             method = "POST" if is_post else "GET"
@@ -118,6 +119,7 @@ class V2:
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = await self._contract.wait(request["model_id"], request)
+        lease.is_inference = False
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
                 if not record.is_renamed:
@@ -130,6 +132,7 @@ class V2:
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = self._models.lease(request["model_id"])
+        lease.is_inference = False
         with lease as record:
             async with self._dataplane.forward(_call(request, record), lease) as found:
                 return await relay(found)
@@ -141,6 +144,7 @@ class V2:
         path = f"/models/{request['model_id']}{_match(request).below_model()}"
         call = V2Call("GET", path, call_headers(request.headers, is_rewritten=False))
         lease = self._models.lease(ensemble.id)
+        lease.is_inference = False
         with lease:
             async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)

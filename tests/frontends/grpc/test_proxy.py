@@ -9,6 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.calls import RPC_NOT_STARTED
+from adapter.core.model import ModelId
 from adapter.core.states import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.http2 import frames
@@ -48,6 +49,30 @@ async def test_a_plain_inference_goes_straight_and_is_counted():
         assert pb.ModelInferResponse.FromString(answer).id == "7"
         assert proxy.counted("OK") == 1
         assert proxy.in_flight("m") == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ModelReady", pb.ModelReadyRequest(name="m")),
+        ("ModelMetadata", pb.ModelMetadataRequest(name="m")),
+        ("ModelConfig", pb.ModelConfigRequest(name="m")),
+        ("ModelStatistics", pb.ModelStatisticsRequest(name="m")),
+    ],
+)
+async def test_only_an_inference_is_use_of_a_model(method, message):
+    """Eviction goes by the last use, and a probe of a model is none."""
+
+    async def answer(_message, _context):
+        return b""
+
+    async with proxy_before(answer) as proxy, channel_to(proxy.address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        await call(message.SerializeToString())
+        usage = proxy.house.control.registry.serving(ModelId("m")).usage
+        assert usage.served == 0
+        await channel.unary_unary(INFER)(request_of("m"))
+        assert usage.served == 1
 
 
 async def test_a_renamed_model_takes_the_slow_way_and_keeps_its_name():
@@ -195,7 +220,7 @@ async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton
         proxy.house.server.pid = None
         loaded = request_of("m", *[0.0] * size)
         code, text = await refusal(call(loaded, metadata=[("mm-model-id", "m")]))
-        assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton ended, and model 'm' with it")
+        assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton exited, and model 'm' with it")
 
 
 async def test_a_model_may_be_unavailable_in_the_words_of_a_connection():

@@ -175,6 +175,19 @@ async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, m
     assert wide.upstream.seen[0].raw_path == "/v2/models/ta.u.team_2fm/trace/setting"
 
 
+@pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats", "/trace/setting"])
+async def test_only_an_inference_is_use_of_a_model(wide, path):
+    """Eviction goes by the last use, and a probe of a model is none."""
+    record = await wide.house.load("m")
+    async with wide.caller.get(f"/v2/models/m{path}") as reply:
+        assert reply.status == 200
+    assert len(wide.upstream.seen) == 1
+    assert record.usage.served == 0
+    async with wide.caller.post("/v2/models/m/infer", json={"inputs": []}) as reply:
+        await reply.read()
+    assert record.usage.served == 1
+
+
 async def test_a_control_body_has_its_own_limit(wide):
     async with wide.caller.post("/v2/logging", data=BytesIO(b"x" * (MIB + 1))) as reply:
         assert reply.status == 413
@@ -284,7 +297,7 @@ async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
 @pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
 async def test_out_of_memory_is_507_with_figures(closed, call):
     async def answer(_: web.BaseRequest) -> web.Response:
-        text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes"
+        text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1000000 bytes"
         event = f"data: {json.dumps({'error': text})}\n\n"
         return web.Response(status=500, body=event, content_type="text/event-stream")
 
@@ -293,7 +306,7 @@ async def test_out_of_memory_is_507_with_figures(closed, call):
     async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
         body = await reply.json()
     assert (reply.status, body["code"], body["model_name"]) == (507, "OutOfMemory", "m")
-    assert (body["needed_bytes"], body["limit_bytes"]) == (2 * 2**30, MIB)
+    assert (body["needed_bytes"], body["limit_bytes"]) == (1_000_000, MIB)
 
 
 async def test_names_of_others_are_left_alone_in_the_statistics_of_all(closed):
