@@ -167,6 +167,21 @@ class FastDataPlane(Protocol):
     def checking(
         self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
     ) -> Check: ...
+    def check_packed(
+        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+    ) -> bool:
+        """Check a compressed body if it is small once it is unpacked; return whether it is."""
+
+    async def check_in_turns(
+        self,
+        body: bytes,
+        json_bytes: int | None,
+        record: ModelRecord,
+        *,
+        is_packed: bool,
+        shares_memory: bool,
+    ) -> None:
+        """Check a large body, also a compressed one, while others have their turns."""
 
 
 # -- gRPC ------------------------------------------------------------------------------------

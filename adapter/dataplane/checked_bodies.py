@@ -4,6 +4,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import chain
 
 from adapter.dataplane.json_limits import Limits, most_values
 from adapter.dataplane.json_parameters import StreamedParametersCheck
@@ -31,6 +32,32 @@ async def check_in_turns(
     part = body if json_bytes is None else body[:json_bytes]
     limits = Limits(None, most_values(part, len(body), max_unpacked), parameters)
     await _Feed(limits, turns).feed(_cut(part))
+
+
+async def check_packed_in_turns(
+    body: bytes, limits: Limits, max_unpacked: int, turns: Turns
+) -> None:
+    """Check a whole compressed body, while others have their turns."""
+    unpacking = _Unpacking(max_unpacked)
+    feed = _Feed(limits, turns)
+    await feed.feed(unpacking.feed(body))
+    await feed.feed(unpacking.end())
+
+
+def unpack_small(body: bytes, max_unpacked: int) -> bytes | None:
+    """Return a whole compressed body unpacked; None if it is large then.
+
+    Raises InvalidRequest for one that cannot be unpacked.
+    """
+    unpacking = _Unpacking(max_unpacked)
+    pieces: list[bytes] = []
+    size = 0
+    for piece in chain(unpacking.feed(body), unpacking.end()):
+        pieces.append(piece)
+        size += len(piece)
+        if size > AT_ONCE_BYTES:
+            return None
+    return b"".join(pieces)
 
 
 def _cut(piece: bytes) -> Iterator[bytes]:

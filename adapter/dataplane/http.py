@@ -14,9 +14,11 @@ from adapter.core.triton_input import HTTP_KEY_HEADER, HeaderTable
 from adapter.dataplane.checked_bodies import (
     AT_ONCE_BYTES,
     check_in_turns,
+    check_packed_in_turns,
     checked,
     is_packed,
     json_bytes,
+    unpack_small,
 )
 from adapter.dataplane.http_connection import Connection
 from adapter.dataplane.http_pool import Pool
@@ -117,6 +119,36 @@ class HttpDataPlane:
         """Raise InvalidRequest for a whole body whose JSON could end or block Triton."""
         check_whole(self.max_unpacked, body, json_bytes)
         check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
+
+    def check_packed(
+        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+    ) -> bool:
+        """Check a compressed body if it is small once it is unpacked; return whether it is.
+
+        Raises InvalidRequest as `check` does, and for what cannot be unpacked.
+        """
+        unpacked = unpack_small(body, self.max_unpacked)
+        if unpacked is None:
+            return False
+        self.check(unpacked, json_bytes, record, shares_memory=shares_memory)
+        return True
+
+    async def check_in_turns(
+        self,
+        body: bytes,
+        json_bytes: int | None,
+        record: ModelRecord,
+        *,
+        is_packed: bool,
+        shares_memory: bool,
+    ) -> None:
+        """Check a large body, also a compressed one, while others have their turns."""
+        parameters = StreamedParametersCheck(record, json_bytes, shares_memory=shares_memory)
+        if is_packed:
+            limits = Limits(json_bytes, self.max_unpacked, parameters)
+            await check_packed_in_turns(body, limits, self.max_unpacked, self.turns)
+        else:
+            await check_in_turns(body, json_bytes, self.max_unpacked, self.turns, parameters)
 
     def checking(
         self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,17 +12,27 @@ from typing import Any
 from aiohttp import web
 
 from adapter.core.model import ModelId
+from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
+from adapter.frontends.http import middleware
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
+from adapter.frontends.http.engine import answers
+from adapter.frontends.http.engine import calls as next_calls
+from adapter.frontends.http.engine import contracts as next_contracts
+from adapter.frontends.http.engine import heads as next_heads
+from adapter.frontends.http.engine.handled_inference import Inferences
+from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.engine.serve import Parts, Service
+from adapter.frontends.http.engine.server import HttpServer
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import SlowPath
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
-from adapter.frontends.http.middleware import Calls, HttpMiddleware, answer, whole_body
+from adapter.frontends.http.middleware import Calls, HttpMiddleware
 from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
@@ -32,6 +43,10 @@ from tests.fakes.http_triton import Script, Upstream, served
 
 MIB = 2**20
 MAX_BODY = 64 * MIB
+
+# The tests of the wire run against the listener that is to take the place of today's, if the
+# environment says so.
+IS_NEXT = os.environ.get("TRITON_ADAPTER_HTTP") == "next"
 
 # A path that is served on the fast path, and one that aiohttp serves.
 FAST, APP = "/models/m/invoke", "/app"
@@ -64,6 +79,27 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("it never came true")
+
+
+def answer(body: dict[str, Any]) -> Any:
+    """Return an answer of JSON, as handlers of the listener under test do."""
+    return answers.answer_json(body) if IS_NEXT else middleware.answer(body)
+
+
+def plain_answer(body: bytes) -> Any:
+    return answers.Answer(body) if IS_NEXT else web.Response(body=body)
+
+
+async def whole_body(asked: Any, limit: int) -> bytes:
+    """Read a body, as handlers of the listener under test do."""
+    if IS_NEXT:
+        body: bytes = await asked.read_body(limit)
+        return body
+    return await middleware.whole_body(asked, limit)
+
+
+def contract_of(asked: Any) -> str:
+    return str(asked.head.contract_name if IS_NEXT else asked["contract"])
 
 
 @dataclass
@@ -134,12 +170,12 @@ class Caller:
 @dataclass
 class Listener:
     address: str
-    server: HttpListener
+    server: Any  # with what the tests look at of an HttpListener
     house: House
     upstream: Upstream
     drain: Drain
-    contracts: ContainerContracts
-    seen: list[web.BaseRequest] = field(default_factory=list)
+    contracts: Any
+    seen: list[Any] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,27 +193,28 @@ class Listener:
         self.callers.append(caller)
         return caller
 
-    async def application(self, asked: web.BaseRequest) -> web.StreamResponse:
+    async def application(self, asked: Any) -> Any:
         """`/app/early` answers before it has read the body; `/app/late` waits for the gate before
         that, `/app/gate` behind it. What is for an endpoint raises what `raised` says.
         """
-        if asked["contract"] == "endpoint":
+        path = asked.raw_path
+        if contract_of(asked) == "endpoint":
             raise self.raised
-        if asked.path == "/app/early":
+        if path == "/app/early":
             return answer({"early": True})
-        if asked.path == "/app/late":
+        if path == "/app/late":
             await self.gate.wait()
         body = await whole_body(asked, MAX_BODY)
         self.seen.append(asked)
         self.bodies.append(body)
-        if asked.path == "/app/gate":
+        if path == "/app/gate":
             self.reached.set()
             try:
                 await self.gate.wait()
             finally:
                 self.gone.set()
-        if asked.path == "/app/echo":
-            return web.Response(body=body)
+        if path == "/app/echo":
+            return plain_answer(body)
         return answer({})
 
     async def waiting(self, path: str) -> str:
@@ -234,6 +271,131 @@ def is_inference(path: str) -> bool:
     return route is not None and route.scope is INFERENCE and route.contract != "endpoint"
 
 
+def make_today(
+    plane: HttpDataPlane,
+    house: House,
+    budget: ByteBudget,
+    drain: Drain,
+    application: Callable[[Any], Any],
+    *,
+    sites: SitePolicy,
+    limits: Limits | None,
+    connections: Connections | None,
+) -> tuple[Any, Any]:
+    """Make the listener of callbacks and aiohttp."""
+    contracts = ContainerContracts(
+        house.control, house.control_state.triton, load_wait_seconds=0.01
+    )
+    slow = SlowPath(
+        plane,
+        contracts,
+        max_body_bytes=MAX_BODY,
+        default_model=ModelId("m"),
+        budget=budget,
+    )
+
+    async def infer(asked: web.BaseRequest) -> web.StreamResponse:
+        return await slow.infer(asked, asked["match"].below_model())
+
+    invoke = dict.fromkeys(("invoke", "invocations"), slow.invoke)
+    generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
+    calls = Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
+
+    async def handle(asked: web.BaseRequest) -> web.StreamResponse:
+        is_ours = asked.method == "POST" and is_inference(asked.raw_path)
+        response: web.StreamResponse = await (calls.serve if is_ours else application)(asked)
+        return response
+
+    observer = Instrumentation(house.metrics)
+    heads = Heads(
+        house.metrics.traffic.served,
+        contracts,
+        default_model=ModelId("m"),
+        max_body_bytes=MAX_BODY,
+        sites=sites,
+    )
+    heads.host = plane.host
+    server = HttpListener(
+        HttpMiddleware(handle, observer, sites, {"endpoint": EndpointErrorFormat()}).serve,
+        FastPath(plane, observer, Clock(), budget),
+        heads,
+        observer,
+        drain=drain,
+        limits=limits,
+        look_seconds=0.02,
+        connections=connections,
+        is_endpoint=connections is not None,
+    )
+    return server, contracts
+
+
+class NextServer(HttpServer):
+    """Shows its parts under the name that the tests know them by."""
+
+    @property
+    def fast(self) -> Parts:
+        return self.parts
+
+
+def make_next(
+    plane: HttpDataPlane,
+    house: House,
+    budget: ByteBudget,
+    drain: Drain,
+    application: Callable[[Any], Any],
+    *,
+    sites: SitePolicy,
+    limits: Limits | None,
+    connections: Any,
+) -> tuple[Any, Any]:
+    """Make the listener whose connections are coroutines."""
+    contracts = next_contracts.ContainerContracts(
+        house.control, house.control_state.triton, load_wait_seconds=0.01
+    )
+    inferences = Inferences(plane, contracts, max_body_bytes=MAX_BODY, default_model=ModelId("m"))
+
+    async def infer(asked: Request) -> answers.Answer | None:
+        return await inferences.infer(asked, asked.match.below_model())
+
+    invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
+    generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
+    calls = next_calls.Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
+
+    async def handle(asked: Request) -> answers.Answer | None:
+        if asked.method == "POST" and is_inference(asked.raw_path):
+            return await calls.handle(asked)
+        found: answers.Answer | None = await application(asked)
+        return found
+
+    heads = next_heads.Heads(
+        house.metrics.traffic.served,
+        contracts,
+        default_model=ModelId("m"),
+        max_body_bytes=MAX_BODY,
+        sites=sites,
+    )
+    heads.host = plane.host
+    parts = Parts(
+        plane,
+        Instrumentation(house.metrics),
+        Clock(),
+        budget,
+        sites,
+        max_body_bytes=MAX_BODY,
+    )
+    server = NextServer(
+        Service(parts, handle),
+        parts,
+        heads,
+        drain=drain,
+        limits=limits,
+        check_interval_seconds=0.02,
+        connections=connections,
+        is_endpoint=connections is not None,
+    )
+    return server, contracts
+
+
 @asynccontextmanager
 async def opened(
     script: Script | None = None,
@@ -250,55 +412,22 @@ async def opened(
         house = await House(limit=1024 * MIB).open()
         await house.load("m")
         budget = ByteBudget(inflight_bytes)
-        contracts = ContainerContracts(
-            house.control, house.control_state.triton, load_wait_seconds=0.01
-        )
-        slow = SlowPath(
-            plane,
-            contracts,
-            max_body_bytes=MAX_BODY,
-            default_model=ModelId("m"),
-            budget=budget,
-        )
-        server: HttpListener
-        listener: Listener
-
-        async def infer(asked: web.BaseRequest) -> web.StreamResponse:
-            return await slow.infer(asked, asked["match"].below_model())
-
-        invoke = dict.fromkeys(("invoke", "invocations"), slow.invoke)
-        generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
-        calls = Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
-
-        async def application(asked: web.BaseRequest) -> web.StreamResponse:
-            is_ours = asked.method == "POST" and is_inference(asked.raw_path)
-            return await (calls.serve if is_ours else listener.application)(asked)
-
-        observer = Instrumentation(house.metrics)
-        heads = Heads(
-            house.metrics.traffic.served,
-            contracts,
-            default_model=ModelId("m"),
-            max_body_bytes=MAX_BODY,
-            sites=sites,
-        )
-        heads.host = plane.host
         drain = Drain(house.control, house.control_state, house.metrics.traffic, 0)
-        server = HttpListener(
-            HttpMiddleware(application, observer, sites, {"endpoint": EndpointErrorFormat()}).serve,
-            FastPath(plane, observer, Clock(), budget),
-            heads,
-            observer,
-            drain=drain,
+        make = make_next if IS_NEXT else make_today
+        server, contracts = make(
+            plane,
+            house,
+            budget,
+            drain,
+            lambda asked: listener.application(asked),
+            sites=sites,
             limits=limits,
-            look_seconds=0.02,
             connections=connections,
-            is_endpoint=connections is not None,
         )
         listening = parse_address(where)
         port = await server.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
-        listener = Listener(address, server, house, upstream, drain, contracts)
+        listener: Listener = Listener(address, server, house, upstream, drain, contracts)
         try:
             yield listener
         finally:

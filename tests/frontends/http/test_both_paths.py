@@ -22,7 +22,6 @@ import uvloop
 from aiohttp import web
 
 from adapter.frontends.bodies import Limits
-from adapter.frontends.http.middleware import answer, whole_body
 from tests.cases import case
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
@@ -32,9 +31,11 @@ from tests.frontends.http.listener import (
     Answer,
     Caller,
     Listener,
+    answer,
     head,
     opened,
     request,
+    whole_body,
 )
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
@@ -168,7 +169,7 @@ def scripted(listener: Listener) -> None:
 
     async def application(asked: web.BaseRequest) -> web.StreamResponse:
         body = json.loads(await whole_body(asked, MAX_BODY) or b'{"number":null}')
-        return answer({"by": asked.path, "number": body["number"]})
+        return answer({"by": asked.raw_path, "number": body["number"]})
 
     listener.upstream.script = triton
     listener.application = application  # type: ignore[method-assign]

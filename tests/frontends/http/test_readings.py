@@ -19,7 +19,6 @@ import uvloop
 from aiohttp import web
 
 from adapter.frontends.bodies import Limits
-from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
     APP,
@@ -28,10 +27,12 @@ from tests.frontends.http.listener import (
     PATHS,
     Answer,
     Listener,
+    answer,
     head,
     opened,
     request,
     until,
+    whole_body,
 )
 from tests.frontends.http.readings import Read, Reading, Stream, Streams, read_by_h11
 

@@ -1,0 +1,188 @@
+"""Writes answers: heads and bodies, whole or as they come, to the connection of their request."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from adapter.frontends.http.engine.connection import Connection
+from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.instrumentation import PHRASES, Clock, Refusal, encoded
+
+# One write of so much costs less than one of its pieces.
+JOINED_BYTES = 2**14
+# Answers up to this size are written when they are whole: until then they may still fail.
+_WHOLE_BYTES = 2**20
+_LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in PHRASES.items()}
+_JSON = {"Content-Type": "application/json"}
+_KEEP_ALIVE = b"Connection: keep-alive\r\n"
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer."""
+
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 200
+
+
+def answer_json(body: Mapping[str, Any] | list[Any], status: int = 200) -> Answer:
+    """Return an answer of JSON, which ends its line."""
+    return Answer(encoded(json.dumps(body)), _JSON, status)
+
+
+def answer_refusal(refusal: Refusal) -> Answer:
+    """Return the answer that tells a refusal."""
+    return Answer(encoded(refusal.body), {**_JSON, **refusal.headers}, refusal.status)
+
+
+def write_fields(headers: Mapping[str, str]) -> bytes:
+    """Return headers as lines. Raises ValueError for one with a line break."""
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\r") != len(headers) or text.count("\n") != len(headers):
+        raise ValueError("a header of an answer has a line break in it")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def end_of_head(request: Request, clock: Clock) -> bytes:
+    """Return the last lines of an answer's head: whether the connection is kept, and the time."""
+    if request.is_last:
+        return clock.last
+    return _KEEP_ALIVE + clock.line if request.head.is_http_1_0 else clock.line
+
+
+def first_line(status: int) -> bytes:
+    """Return the first line of an answer."""
+    line = _LINES.get(status)
+    return f"HTTP/1.1 {status} \r\n".encode() if line is None else line
+
+
+def _has_no_length(status: int) -> bool:
+    return status < HTTPStatus.OK or status == HTTPStatus.NO_CONTENT
+
+
+def write_answer(request: Request, answer: Answer, lines: bytes) -> None:
+    """Write a whole answer, with `lines` in its head besides its own."""
+    connection = request.connection
+    request.status = answer.status
+    body = answer.body
+    frame = b"" if _has_no_length(answer.status) else b"Content-Length: %d\r\n" % len(body)
+    head = b"".join(
+        (
+            first_line(answer.status),
+            write_fields(answer.headers),
+            lines,
+            frame,
+            end_of_head(request, connection.parts.clock),
+        )
+    )
+    if request.method == "HEAD" or not body:
+        connection.transport.write(head)
+    elif len(body) <= JOINED_BYTES:
+        connection.transport.write(head + body)
+    else:
+        connection.transport.writelines((head, body))
+
+
+class StreamedAnswer:
+    """An answer whose body comes in pieces.
+
+    A short one of known length is written when it is whole; until then it can be refused instead.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: bytes,
+        length: int | None,  # of the body, if it is known
+        *,
+        is_chunked: bool,
+    ) -> None:
+        self._connection = connection
+        self._budget = connection.parts.budget
+        self._pieces = [head]
+        self._is_chunked = is_chunked
+        self._reserved_bytes = 0
+        if length is not None and length <= _WHOLE_BYTES and self._budget.has_buffer_for(length):
+            self._reserved_bytes = length
+            self._budget.buffer(length)
+
+    def add(self, piece: bytes) -> bool:
+        """Add a piece; return whether something was written."""
+        if self._is_chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._pieces.append(piece)
+        if self._reserved_bytes:
+            return False
+        self._write()
+        return True
+
+    def end(self) -> None:
+        """Write the last of the answer."""
+        if self._is_chunked:
+            self._pieces.append(b"0\r\n\r\n")
+        if self._pieces:
+            self._write()
+
+    def release(self) -> None:
+        """Drop what is kept of the answer."""
+        self._budget.buffer(-self._reserved_bytes)
+        self._reserved_bytes = 0
+        self._pieces = []
+
+    def _write(self) -> None:
+        pieces = self._pieces
+        self._pieces = []
+        if self._reserved_bytes <= JOINED_BYTES:
+            self._connection.transport.write(b"".join(pieces))
+        else:
+            self._connection.transport.writelines(pieces)
+
+
+class Writer:
+    """An answer that a task writes piece by piece, as fast as its client takes it.
+
+    Its head is written when it begins. Without a length the body goes in chunks, or at HTTP/1.0 to
+    the end of the connection.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        headers: Mapping[str, str],
+        lines: bytes,
+        length: int | None,
+        status: int = 200,
+    ) -> None:
+        self._connection = request.connection
+        self._is_chunked = length is None and not request.head.is_http_1_0
+        self._is_bare = request.method == "HEAD"
+        request.status = status
+        request.is_last = not self._connection.may_keep()
+        frame = b""
+        if length is not None:
+            frame = b"Content-Length: %d\r\n" % length
+        elif self._is_chunked:
+            frame = b"Transfer-Encoding: chunked\r\n"
+        else:
+            request.is_last = True
+        end = end_of_head(request, self._connection.parts.clock)
+        if length is None and not self._is_chunked:
+            end = self._connection.parts.clock.line  # the end of the connection ends the body
+        head = first_line(status) + write_fields(headers) + lines + frame + end
+        self._connection.transport.write(head)
+
+    async def write(self, piece: bytes) -> None:
+        """Write a piece, and wait until the client takes more."""
+        if piece and not self._is_bare:
+            if self._is_chunked:
+                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+            self._connection.transport.write(piece)
+        await self._connection.drain()
+
+    def end(self) -> None:
+        """Write the end of the body."""
+        if self._is_chunked and not self._is_bare:
+            self._connection.transport.write(b"0\r\n\r\n")

@@ -1,0 +1,76 @@
+"""Has each call answered by the handler of its route, by one table of routes."""
+
+from collections.abc import Collection, Mapping
+
+from adapter.core.model import parse_model_id
+from adapter.errors import InvalidRequest, MethodNotAllowed, NotPassedThrough
+from adapter.frontends.access import Access
+from adapter.frontends.http.engine.answers import Answer
+from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.engine.serve import Handle
+from adapter.frontends.http.instrumentation import path_segments
+from adapter.frontends.routes import Match, Route, bare, find
+
+# The largest body of a load or another control call; loads that bring files may have more.
+CONTROL_BODY_BYTES = 2**20
+
+
+class Calls:
+    """Routes the calls of a listener."""
+
+    def __init__(
+        self,
+        access: Access,
+        handlers: Mapping[str, Mapping[str, Handle]],  # by contract and operation
+        passthrough: Collection[str] = (),  # the items of that setting
+        endpoint: Handle | None = None,  # answers what is meant for an endpoint
+    ) -> None:
+        self._access = access
+        self._handlers = handlers
+        self._passthrough = passthrough
+        self._endpoint = endpoint
+
+    async def handle(self, request: Request) -> Answer | None:
+        """Answer a call, or raise the error to refuse it with."""
+        if self._endpoint is not None and request.head.contract_name == "endpoint":
+            return await self._endpoint(request)
+        match = find(bare(path_segments(request.raw_path)))
+        if match is None:
+            raise InvalidRequest(f"unknown path {request.raw_path[:200]!r}")
+        request.path_template = match.path
+        note_model(request, match)
+        # HEAD is GET without the body
+        route = match.methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            self._check_open(next(iter(match.methods.values())))
+            raise _refuse_method(request, match)
+        return await self._handle_route(request, match, route)
+
+    async def _handle_route(self, request: Request, match: Match, route: Route) -> Answer | None:
+        request.match = match
+        request.frontend = route.contract
+        request.operation = route.operation
+        self._access.check(route.scope, request.headers.getall("Authorization", ()))
+        self._check_open(route)
+        return await self._handlers[route.contract][route.operation](request)
+
+    def _check_open(self, route: Route) -> None:
+        needed = route.passthrough
+        if needed is not None and needed not in self._passthrough:
+            text = "this call is not forwarded to Triton: the setting passthrough lacks"
+            raise NotPassedThrough(
+                f"{text} {needed!r}; see docs/v2.md#calls-about-the-whole-server"
+            )
+
+
+def note_model(request: Request, match: Match) -> None:
+    """Note the model that the path names. Raises InvalidRequest for a name that none can have."""
+    name = match.names.get("model_name")
+    if name is not None:
+        request.model_id = parse_model_id(name)
+
+
+def _refuse_method(request: Request, match: Match) -> MethodNotAllowed:
+    allowed = ", ".join(f"{one}, HEAD" if one == "GET" else one for one in match.methods)
+    text = f"{request.method} is not allowed here; allowed: {allowed}"
+    return MethodNotAllowed(text, allowed=allowed)

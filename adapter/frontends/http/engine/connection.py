@@ -1,0 +1,736 @@
+"""One connection of a client: its requests one after the other, and where each of them ends.
+
+The bytes of the request in hand are its body; what comes behind it waits in `ahead`. A coroutine
+(serve.py) reads the next request, takes its body, and writes the answer. This file wakes it when
+bytes have come, and reads no further from the client while
+
+- a long read waits for its turn of the event loop,
+- much has come behind the request in hand,
+- much of the body has come that nobody has taken,
+- the budget of callers' bytes has no room for more of the body.
+"""
+
+import asyncio
+import math
+import re
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
+from enum import IntEnum, IntFlag, auto
+from typing import Any, Protocol, TypeVar, cast
+
+from adapter.errors import AdapterError, BrokenBody, NotStarted
+from adapter.frontends.bodies import Arrival, Limits
+from adapter.frontends.http.engine.chunks import ChunkDecoder, MalformedChunks
+from adapter.frontends.http.engine.exchange import Exchange
+from adapter.frontends.http.engine.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
+from adapter.frontends.http.engine.heads import Heads
+from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.engine.stepping import Stepper, wait_for_news
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.runtime.byte_budget import ByteBudget, Holding
+from adapter.runtime.turns import Turns
+
+T = TypeVar("T")
+
+# Bytes behind the request in hand from which on the client is read no further.
+_AHEAD_BYTES = 64 * 2**10
+# Bytes of a body that nobody has taken from which on the client is read no further.
+_UNTAKEN_BYTES = 128 * 2**10
+# A longer read waits for a turn of the event loop that has time left; so much of a chunked body is
+# decoded in one turn.
+_SHORT_BYTES = 16 * 2**10
+# What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
+SKIPPED_BYTES = 64 * 2**10
+_END_BYTES = len(END)
+_LINE_BREAKS = b"\r\n"
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+# What a request, or the empty lines before it, may begin with. Anything else is refused at once.
+_METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class State(IntEnum):
+    """What a connection is at."""
+
+    IDLE = auto()
+    HEAD = auto()  # some of the next head is there
+    REQUEST = auto()  # a request is in hand
+    LINGERING = auto()  # all is written, and what still comes is dropped
+    CLOSING = auto()  # it closes once what was written is out
+
+
+# A connection holds the int: to look a member of an enumeration up takes Python 3.11 long.
+_IDLE, _HEAD, _REQUEST, _LINGERING, _CLOSING = map(int, State)
+
+
+class Pause(IntFlag):
+    """The reasons for which a client is read no further."""
+
+    LATE = auto()  # a read waits for its turn
+    AHEAD = auto()  # much has come behind the request
+    UNTAKEN = auto()  # much of the body is not taken
+    BUDGET = auto()  # there is no room for more of the body
+
+
+_LATE, _AHEAD, _UNTAKEN, _BUDGET = map(int, Pause)
+
+
+class Parts(Protocol):
+    """What all connections of a listener share."""
+
+    budget: ByteBudget
+    clock: Clock
+    instrumentation: Instrumentation
+    accepts_requests: bool  # a connection may send another request
+
+
+class Listener(Protocol):
+    """The listener that accepted a connection."""
+
+    limits: Limits
+    heads: Heads
+    turns: Turns
+    parts: Parts
+
+    @property
+    def linger_seconds(self) -> float:
+        """How long a client may go on sending what nobody reads."""
+
+    def serve(self, connection: "Connection") -> Coroutine[object, None, None]:
+        """Return the coroutine that serves a connection."""
+
+    def make_context(self) -> Context | None:
+        """Return the context of a connection's steps; None if any will do."""
+
+    def add(self, connection: "Connection") -> None:
+        """Note that a connection is open."""
+
+    def remove(self, connection: "Connection") -> None:
+        """Note that a connection is lost."""
+
+    def count_crowded(self) -> None:
+        """Count a connection that ends early: what came behind its request has no room."""
+
+    def word_misread(self, reason: str) -> bytes:
+        """Return the answer to what is no request of HTTP."""
+
+
+class Connection:
+    """One client. It has the methods of an asyncio.Protocol, and of a Holder of the byte budget."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.transport: asyncio.Transport
+        self.state = _IDLE
+        self.is_full = False  # the client does not take what is written
+        self.has_ended = False  # the client has ended its side
+        self.had_request = False
+        self.parts = listener.parts
+        self.ahead = b""  # what came behind the request in hand, or of the next head
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()  # in this state
+        self._write_due = math.inf
+        self._gone_due = math.inf
+        self._counted_ahead = 0  # bytes of `ahead` in the budget
+        self._is_crowded = False  # what came behind a request had no room
+        self._late: bytes | None = None  # a read that waits for its turn
+        self._pauses = 0
+        self._known = listener.heads.known
+        self._stepper = Stepper(
+            listener.serve(self), self._end_after, context=listener.make_context()
+        )
+        self.step = self._stepper.step
+        self.exchange = Exchange(self.step)
+        self._drained: asyncio.Future[None] | None = None  # of a task that waits for the client
+        # the request in hand, and its body
+        self.request: Request | None = None
+        self.left = 0  # bytes of a body of known length that have not come
+        self.is_whole = True  # the body is there, to its last byte
+        self.body_error: AdapterError | None = None
+        self._pieces: list[bytes] = []
+        self._untaken = 0  # bytes of the pieces
+        self._decoder: ChunkDecoder | None = None
+        self._holding: Holding | None = None
+        self._arrival: Arrival | None = None
+        self._is_told_to_continue = False
+        self._body_news: asyncio.Future[None] | None = None  # of a task that waits for the body
+
+    def accepts_requests(self) -> bool:
+        """Return whether another request may follow the one in hand."""
+        return self.parts.accepts_requests and not self._is_crowded
+
+    def is_idle(self) -> bool:
+        """Return whether it has no whole head of a request."""
+        return self.state in {_IDLE, _HEAD}
+
+    def can_make_room(self) -> bool:
+        """Return whether it may be ended for a new connection: it is idle, or its client has ended
+        its side. Such a client has disconnected, but for few, who wait for their answer.
+        """
+        return self.is_idle() or (self.has_ended and self.state == _REQUEST)
+
+    def worth(self) -> tuple[bool, bool, float]:
+        """Return what orders connections that can make room: those whose client has ended its side
+        end first, then those that never had a request, then those idle for longest.
+        """
+        return not self.has_ended, self.had_request, self._since
+
+    def make_room(self) -> None:
+        """End the connection for a new one. Triton goes on with a request that it has."""
+        if self.is_idle():
+            self.close()
+        else:
+            self.abort()
+
+    # -- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve the client."""
+        self.transport = cast("asyncio.Transport", transport)
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._listener.add(self)
+        self.step()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent, or put a long read off to a later turn."""
+        is_late = self._late is not None
+        if not is_late and len(data) > _SHORT_BYTES:
+            is_late = self._decoder is not None or not self._listener.turns.has_time()
+        if not (is_late and self._put_off(data)):
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            if self.request is None:
+                if self.state >= _LINGERING:
+                    return
+                if self.is_full:
+                    self._put_ahead(data)
+                else:
+                    self.ahead = self.ahead + data if self.ahead else data
+            elif self.is_whole:
+                self._put_ahead(data)
+                return
+            else:
+                behind = self._feed_body(data)
+                if behind:
+                    self._put_ahead(behind)
+            self.step()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self._end_after(error)
+
+    def _put_off(self, data: bytes, *, is_older: bool = False) -> bool:
+        """Keep the data for a later turn of the event loop; return False if there is no room."""
+        late = self._late
+        budget = self.parts.budget
+        if late is None and not budget.has_buffer_for(len(data)):
+            return False
+        budget.buffer(len(data))
+        # older data came before what is kept already
+        self._late = data + (late or b"") if is_older else (late or b"") + data
+        self.pause(_LATE)
+        if late is None:
+            self._listener.turns.wait(self._read_late)
+        return True
+
+    def _read_late(self) -> None:
+        """Read what was put off; of a chunked body only as much as one turn may decode."""
+        data = self._late
+        if data is None:
+            return
+        rest = b""
+        if self._decoder is not None and self.state != _CLOSING:
+            rest = data[_SHORT_BYTES:]
+            data = data[:_SHORT_BYTES]
+        self._late = rest or None
+        self.parts.budget.buffer(-len(data))
+        if rest:
+            self._listener.turns.wait(self._read_late)
+        else:
+            self.unpause(_LATE)
+        self._receive(data)
+        if self.has_ended and not rest:
+            self.fail(BrokenBody("the body broke off"))
+
+    def eof_received(self) -> bool:
+        """Note that the client has ended its side; return True, as it may still read."""
+        while self._late is not None:
+            self._read_late()
+        self.has_ended = True
+        self._gone_due = self._loop.time() + self._listener.limits.gone
+        try:
+            if self.request is not None:
+                self.fail(BrokenBody("the body broke off"))
+            elif self.state == _HEAD and self.ahead.strip(_LINE_BREAKS):
+                self.refuse_head("the head of the request broke off")
+            self.step()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self._end_after(error)
+        return self.state in {_HEAD, _REQUEST} or (self.state == _IDLE and bool(self.ahead))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """End the request in hand, and release all that the connection holds."""
+        self.state = _CLOSING
+        try:
+            self._stepper.cancel()
+            self._read_late()
+            self._take_ahead()
+            self._forget_body()
+        except Exception as error:  # noqa: BLE001 - all of them
+            self._end_after(error)
+        self._listener.remove(self)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not take what is written."""
+        self.is_full = True
+        self._write_due = self._loop.time() + self._listener.limits.answer
+
+    def resume_writing(self) -> None:
+        """Note that the client takes more."""
+        self.is_full = False
+        self._write_due = math.inf
+        _wake(self._drained)
+        self.step()
+
+    # -- reading from the client ------------------------------------------------------------
+
+    def pause(self, reason: int) -> None:
+        """Read no further from the client, for a reason of Pause."""
+        self._pauses |= reason
+        self.transport.pause_reading()
+
+    def unpause(self, reason: int) -> None:
+        """Read on unless there is another reason not to."""
+        if self._pauses & reason:
+            self._pauses &= ~reason
+            if not self._pauses and not self.transport.is_reading():
+                self.transport.resume_reading()
+
+    def hold_back(self) -> None:
+        """Read no further if there is a reason for that, whoever has resumed the transport."""
+        if self._pauses:
+            self.transport.pause_reading()
+
+    def _put_ahead(self, behind: bytes) -> None:
+        """Keep what came behind the request in hand. Where there is no room for it, the connection
+        ends with the answer: what it was the beginning of has not begun.
+        """
+        budget = self.parts.budget
+        size = len(behind)
+        if self._is_crowded:
+            return
+        if budget.has_buffer_for(size):
+            budget.buffer(size)
+            self._counted_ahead += size
+            self.ahead += behind
+            if len(self.ahead) > _AHEAD_BYTES:
+                self.pause(_AHEAD)
+        else:
+            self._is_crowded = True
+            self._take_ahead()
+            self._listener.count_crowded()
+            self.pause(_AHEAD)
+
+    def _take_ahead(self) -> bytes:
+        data = self.ahead
+        self.ahead = b""
+        if self._counted_ahead:
+            self.parts.budget.buffer(-self._counted_ahead)
+            self._counted_ahead = 0
+        return data
+
+    # -- the next request -------------------------------------------------------------------
+
+    async def next_request(self) -> Request | None:
+        """Return the next request once its head is there; None if the connection ends."""
+        if self.ahead and self.state == _IDLE:
+            # others have their turn before a request that came behind another one
+            self._loop.call_soon(self.step)
+            await wait_for_news()
+        while self.state < _LINGERING:
+            if self.ahead and not self.is_full:
+                request = self._read_request(self._take_ahead())
+                if request is not None:
+                    return request
+                if self.state >= _LINGERING:
+                    return None
+            if self.has_ended and not self.is_full:
+                self.close()
+                return None
+            await wait_for_news()
+        return None
+
+    def _read_request(self, data: bytes) -> Request | None:
+        """Read a request; None if its head is not whole, or was refused."""
+        if data[0] in _LINE_BREAKS:  # empty lines before a request mean nothing (RFC 9112, 2.2)
+            match = _EMPTY_LINES.match(data)
+            if match is not None:
+                data = data[match.end() :]
+                if not data:
+                    self._enter(_HEAD)
+                    return None
+        end = data.find(END) + _END_BYTES
+        if end < _END_BYTES:
+            self._keep_head(data)
+            return None
+        raw = data[:end]
+        head = self._known.get(raw)
+        if head is None:
+            if end > MAX_HEAD_BYTES:
+                self._refuse_long_head()
+                return None
+            try:
+                head = self._listener.heads.read(raw)
+            except MisreadHead as error:
+                self.refuse_head(str(error))
+                return None
+        request = self.request = Request(self, head, raw)
+        self.state = _REQUEST
+        self.had_request = True
+        length = head.length
+        size = len(data)
+        if size == end + length:  # nothing is to come, and nothing is behind
+            self._pieces = [data[end:]] if length else []
+        elif length == CHUNKED:
+            self._begin_chunks(data[end:])
+        else:
+            self._begin_body(data[end : end + length], length)
+            if size > end + length:
+                self._put_ahead(data[end + length :])
+        if self.has_ended and not self.is_whole and self._late is None:
+            self.body_error = BrokenBody("the body broke off")
+        return request
+
+    def _begin_body(self, body: bytes, length: int) -> None:
+        self.left = length - len(body)
+        self.is_whole = not self.left
+        self._pieces = [body] if body else []
+        self._untaken = len(body)
+        if self.left:
+            self._begin_arrival(len(body))
+
+    def _begin_chunks(self, data: bytes) -> None:
+        self._decoder = ChunkDecoder()
+        self._pieces = []
+        self.is_whole = False
+        self._begin_arrival(0)
+        rest = data[_SHORT_BYTES:]
+        if rest and self._put_off(rest, is_older=True):
+            data = data[:_SHORT_BYTES]
+        behind = self._feed_body(data)
+        if behind:
+            self._put_ahead(behind)
+
+    def _begin_arrival(self, size: int) -> None:
+        self._arrival = Arrival(self._listener.limits, self._loop.time())
+        self._arrival.received += size
+        self._is_told_to_continue = False
+
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the begin of a head, if it may become a good one."""
+        if len(data) > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+        elif _BARE_LF.search(data):  # its end would never come
+            self.refuse_head("a line of the head of the request ends with LF alone")
+        elif data[0] not in _METHOD:
+            self.refuse_head("this is not an HTTP request: its first byte begins no method")
+        else:
+            self.ahead = data
+            self._enter(_HEAD)
+
+    # -- the body of the request in hand ----------------------------------------------------
+
+    def _feed_body(self, data: bytes) -> bytes:
+        """Add to the body what has come of it; return what lies behind its end."""
+        if self.body_error is not None:
+            return b""
+        decoder = self._decoder
+        if decoder is None:
+            piece = data[: self.left]
+            behind = data[self.left :]
+            self.left -= len(piece)
+            pieces = [piece]
+            self.is_whole = not self.left
+        else:
+            try:
+                pieces = decoder.feed(data)
+            except MalformedChunks as error:
+                self.fail(BrokenBody(f"the body is malformed: {error}"))
+                return b""
+            self.is_whole = decoder.is_done
+            behind = decoder.behind
+        size = sum(map(len, pieces))
+        self._pieces += pieces
+        self._untaken += size
+        if self._arrival is not None:
+            self._arrival.received += size if decoder is None else len(data)
+        if self._holding is not None:
+            self._count_body(size)
+        if self._untaken > _UNTAKEN_BYTES and not self.is_whole:
+            self.pause(_UNTAKEN)
+        _wake(self._body_news)
+        return behind
+
+    def _count_body(self, size: int) -> None:
+        assert self._holding is not None  # noqa: S101 - the callers have looked
+        if not self._holding.take(size):
+            self.pause(_BUDGET)
+        if self.is_whole:
+            self._holding.arrived()
+
+    def take_body(self) -> bytes:
+        """Return what has come of the body and was not taken."""
+        pieces = self._pieces
+        self._untaken = 0
+        if self._pauses:
+            self.unpause(_UNTAKEN)
+        if len(pieces) == 1:
+            return pieces.pop()
+        self._pieces = []
+        return b"".join(pieces)
+
+    async def gather_body(self) -> bytes:
+        """Return the whole body once it is there. Raises the error of a body that fails."""
+        pieces: list[bytes] = []
+        while True:
+            if self.body_error is not None:
+                raise self.body_error
+            pieces.append(self.take_body())
+            if self.is_whole:
+                return b"".join(pieces)
+            await wait_for_news()
+
+    async def skip_body(self) -> None:
+        """Drop the rest of the body; abort the connection if it does not come."""
+        while not self.is_whole:
+            if self.body_error is not None:
+                self.abort()
+                return
+            self.take_body()
+            await wait_for_news()
+
+    async def wait_for_body(self) -> None:
+        """Wait in a task until more of the body has come, or it has failed."""
+        self._body_news = self._loop.create_future()
+        await self._body_news
+
+    def say_continue(self) -> None:
+        """Have a client send its body that waits for leave to do so."""
+        if self._awaits_continue():
+            self._is_told_to_continue = True
+            self.transport.write(_CONTINUE)
+
+    def _awaits_continue(self) -> bool:
+        request = self.request
+        arrival = self._arrival
+        if request is None or arrival is None or not request.head.expects_continue:
+            return False
+        return not self._is_told_to_continue and not arrival.received
+
+    def may_keep(self) -> bool:
+        """Return whether another request may follow: the rest of the body is there, or small."""
+        request = self.request
+        if request is None or request.head.wants_close or not self.accepts_requests():
+            return False
+        if self.is_whole:
+            return True
+        if self.body_error is not None or self._decoder is not None:
+            return False
+        return self.left <= SKIPPED_BYTES and not request.head.expects_continue
+
+    def hold_body(self, senders: Iterable[str] = ()) -> None:
+        """Count the body in the budget, as it comes and until `end_holding`."""
+        length = None if self._decoder is not None else self._length()
+        self._holding = self.parts.budget.hold(self, length, senders)
+        if self._untaken or self.is_whole:
+            self._count_body(self._untaken or sum(map(len, self._pieces)))
+
+    def _length(self) -> int | None:
+        return None if self.request is None else self.request.content_length
+
+    def verify_sender(self) -> None:
+        """Take the body out of the shares of senders that nobody knows."""
+        if self._holding is not None:
+            self._holding.verify()
+
+    def end_holding(self) -> None:
+        """Count the body no longer."""
+        holding = self._holding
+        self._holding = None
+        if holding is not None:
+            holding.end()
+            self.unpause(_BUDGET)
+
+    def fail(self, error: AdapterError) -> None:
+        """Give the body up: its rest will not come. No-op once it is there."""
+        if self.request is None or self.is_whole or self.body_error is not None:
+            return
+        self.body_error = error
+        self._pieces = []
+        self._untaken = 0
+        _wake(self._body_news)
+        self.step()
+
+    def refuse_body(self, reason: str) -> None:
+        """Refuse the request in hand, if its body has not come yet."""
+        if self.state == _REQUEST and not self.is_whole:
+            self.fail(NotStarted(f"{reason}; the body of this request had not come yet"))
+
+    # -- Holder -----------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        """Return whether the client may send."""
+        return self.transport.is_reading()
+
+    def resume(self) -> None:
+        """Read on, as there is room for more of the body."""
+        self.unpause(_BUDGET)
+
+    def cut(self, error: AdapterError) -> None:
+        """Give the body up for others."""
+        self.fail(error)
+
+    # -- for the coroutine ------------------------------------------------------------------
+
+    async def delegate(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> T:
+        """Run as a task what needs asyncio, and return its result."""
+        return await self._stepper.delegate(work, context)
+
+    async def drain(self) -> None:
+        """Wait in a task until the client takes more of the answer."""
+        if self.is_full:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def end_request(self, *, is_last: bool) -> None:
+        """Note that the answer is written to its last byte, and whether it said it is the last."""
+        if is_last or not self.is_whole or not self.accepts_requests():
+            is_gentle = not self.is_whole or bool(self.ahead) or self._is_crowded
+            self._forget_body()
+            if self.state < _LINGERING:
+                self.end(gently=is_gentle)
+            return
+        if self._arrival is not None or self._pieces:
+            self._forget_body()
+        self.request = None
+        self.state = _IDLE
+        self._since = self._loop.time()
+        if self._pauses and len(self.ahead) <= _AHEAD_BYTES:
+            self.unpause(_AHEAD)
+
+    def _forget_body(self) -> None:
+        """Drop the request in hand, and what there is of its body."""
+        self.end_holding()
+        if self.body_error is not None:
+            self.body_error.__traceback__ = None
+        self.request = None
+        self.left = 0
+        self.is_whole = True
+        self.body_error = None
+        self._pieces = []
+        self._untaken = 0
+        self._decoder = None
+        self._arrival = None
+        self._body_news = None
+        self.unpause(_UNTAKEN)
+
+    # -- time limits ------------------------------------------------------------------------
+
+    def check_time_limits(self, now: float) -> None:
+        """Close what has waited for too long; called every now and then."""
+        try:
+            if self.transport.is_closing() and self.state != _REQUEST:
+                self._enter(_CLOSING)
+            if now >= self._write_due or now >= self._gone_due:
+                self.abort()
+            elif self.state == _REQUEST:
+                self._check_body(now)
+            else:
+                self._check_waiting(now - self._since)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self._end_after(error)
+
+    def _check_waiting(self, seconds: float) -> None:
+        """Act on a connection that has been in its state for so long."""
+        state = self.state
+        limits = self._listener.limits
+        if state == _IDLE and seconds >= limits.idle:
+            self.close()
+        elif state == _HEAD and seconds >= limits.head:
+            self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
+        elif (state == _LINGERING and seconds >= self._listener.linger_seconds) or (
+            state == _CLOSING and seconds >= limits.answer
+        ):
+            self.abort()
+
+    def _check_body(self, now: float) -> None:
+        if self._arrival is not None and not self.is_whole:
+            is_reading = self.transport.is_reading() and not self._awaits_continue()
+            error = self._arrival.check_time_limits(now, is_reading=is_reading)
+            if error is not None:
+                self.fail(error)
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def _refuse_long_head(self) -> None:
+        self.refuse_head(f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")
+
+    def refuse_head(self, reason: str) -> None:
+        """Refuse what is no request, and end: nobody knows where the next request would begin."""
+        self.transport.write(self._listener.word_misread(reason))
+        self.end(gently=True)
+        self.step()
+
+    def _enter(self, state: int) -> None:
+        if self.state != state:
+            self.state = state
+            self._since = self._loop.time()
+
+    def end(self, *, gently: bool) -> None:
+        """Close the connection behind what was written.
+
+        Bytes that were not read would reset the connection, maybe before the client has seen the
+        answer; gently means that they are read for a while, for nothing.
+        """
+        if self.has_ended or not gently:
+            self.close()
+            return
+        self._take_ahead()
+        self._enter(_LINGERING)
+        self.transport.write_eof()
+        self._pauses = 0
+        self.transport.resume_reading()
+
+    def stop(self) -> None:
+        """Close at once if no request is in hand, else behind the answer."""
+        if self.is_idle():
+            self.close()
+            self.step()
+
+    def close(self) -> None:
+        """Close once what was written is out."""
+        self._enter(_CLOSING)
+        self._gone_due = math.inf
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what waits for the client ends once the connection is lost."""
+        self._enter(_CLOSING)
+        self.transport.abort()
+
+    def _end_after(self, error: BaseException) -> None:
+        """Log an error that nobody expected, and end the connection."""
+        if isinstance(error, Exception):
+            self.parts.instrumentation.bug(error, ("", ""))
+        self.abort()
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+Serve = Callable[[Connection], Coroutine[object, None, None]]

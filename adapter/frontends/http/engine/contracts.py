@@ -1,0 +1,92 @@
+"""Says what differs by contract in an inference: its lease, its renames, its refusals.
+
+SageMaker's container contract and V2 are here; endpoint.py has InvokeEndpoint.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from adapter.control.door import Lease, Models, TritonState, WaitForLease
+from adapter.core.calls import RawHeaders
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, CapacityError
+from adapter.frontends.http import contracts
+from adapter.frontends.http.instrumentation import Refusal, own_refusal
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.engine.request import Request
+
+
+class Contract(Protocol):
+    """What the callers of one protocol may expect of an inference."""
+
+    sends_again: bool  # the whole body is kept, to be sent once more when memory was freed for it
+    renames: bool  # answers name the model otherwise than Triton does, whatever its record says
+
+    def find_lease(self, model_id: ModelId) -> Lease | None:
+        """Return a lease of a loaded model; None if `wait_for_lease` is to wait for the model.
+
+        Raises the error of a request that is refused at once.
+        """
+
+    async def wait_for_lease(self, model_id: ModelId, request: "Request") -> Lease:
+        """Return a lease of the model once it is loaded."""
+
+    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
+        """Return headers and body of an answer under the name that was asked for."""
+
+    def answer_lines(self, request: "Request") -> bytes:
+        """Return the header lines that answers of this contract have besides the echoed ones."""
+
+    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+        """Word the refusal for `error`; None stands for a bug."""
+
+    async def frees_memory(self, error: CapacityError) -> bool:
+        """Free memory for a request that ran out of it; return whether any was freed."""
+
+
+class ContainerContract(contracts.ContainerContract):
+    """SageMaker's container contract, or V2."""
+
+    def find_lease(self, model_id: ModelId) -> Lease | None:
+        """Return a lease; None if the model is being loaded and the contract waits for that."""
+        try:
+            lease = self._models.lease(model_id)
+        except AdapterError:
+            may_wait = self._loads_for_calls or self._models.is_being_loaded(model_id)
+            if self._is_v2 and may_wait:
+                return None
+            raise
+        return None if self._triton.has_lost(lease.record) else lease
+
+    async def wait_for_lease(self, model_id: ModelId, _: "Request") -> Lease:
+        """Return a lease of the model once it is loaded."""
+        return await self._wait_for_lease(model_id, self._load_wait)
+
+    def answer_lines(self, _: "Request") -> bytes:
+        """Return no header lines: the contract has none of its own."""
+        return b""
+
+    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+        """Word the refusal with the model that the path names, for errors that name none."""
+        return own_refusal(error, request.model_id)
+
+
+class ContainerContracts:
+    """Holds SageMaker's container contract and V2 before the same models."""
+
+    def __init__(
+        self,
+        models: Models,
+        triton: TritonState,
+        *,
+        on_demand: WaitForLease | None = None,  # has models loaded for calls of V2
+        load_wait_seconds: float = 0,  # how long a call of V2 waits for a load by somebody else
+    ) -> None:
+        self.sagemaker = ContainerContract(models, triton, is_v2=False)
+        self.v2 = ContainerContract(
+            models,
+            triton,
+            is_v2=True,
+            on_demand=on_demand,
+            load_wait_seconds=load_wait_seconds,
+        )

@@ -1,0 +1,90 @@
+"""The contract of InvokeEndpoint: a lease that waits for its model, and AWS's words for errors."""
+
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict
+
+from adapter.control.door import Lease, StoreModels
+from adapter.core.artifacts import CacheUse
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, ArtifactNotFound, InvalidCall, InvalidRequest
+from adapter.frontends.http.endpoint.call import EndpointCall
+from adapter.frontends.http.endpoint.errors import (
+    CallInfo,
+    new_request_id,
+    new_request_id_line,
+    refusal_of,
+)
+from adapter.frontends.http.endpoint.members import Endpoints, missing, read_members
+from adapter.frontends.http.instrumentation import Refusal
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.engine.request import Request
+
+
+class EndpointContract(EndpointCall):
+    """The contract of all calls that name the same endpoint, model and variant."""
+
+    def find_lease(self, model_id: ModelId) -> Lease | None:
+        """Return a lease of a loaded model; None if it has to be fetched or loaded."""
+        return self._models.lease(model_id, self._key)
+
+    async def wait_for_lease(self, model_id: ModelId, request: "Request") -> Lease:
+        """Return a lease of the model once it is loaded."""
+        call_info = self.describe(request)
+        caller = request.caller
+        try:
+            lease, call_info.cache = await self._models.wait_for_lease(model_id, self._key, caller)
+        except ArtifactNotFound as error:
+            if not caller:
+                raise
+            # the same answer as for a model that the caller may not invoke
+            raise ArtifactNotFound(missing(self._key), model_id=model_id) from error
+        except InvalidRequest as error:
+            raise InvalidCall(str(error), model_id=model_id) from error
+        return lease
+
+    def describe(self, request: "Request") -> CallInfo:
+        """Return what is known of the call for its answer."""
+        call_info = request.call_info
+        if call_info is None:
+            call_info = request.call_info = CallInfo(
+                new_request_id(),
+                self._members.endpoint,
+                self._members.variant,
+                model_id=self.model_id,
+                authorization=request.read_authorization,
+            )
+        return call_info
+
+    def answer_lines(self, request: "Request") -> bytes:
+        """Return the variant, the cache's part, and the request id as header lines."""
+        call_info = request.call_info
+        if call_info is None:
+            return self.lines + new_request_id_line()
+        pairs = call_info.headers().items()
+        return "".join([f"{name}: {value}\r\n" for name, value in pairs]).encode()
+
+    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+        """Word the refusal as AWS does."""
+        call_info = self.describe(request)
+        if request.has_lease and call_info.cache is CacheUse.MISS and not request.was_waited_for:
+            call_info.cache = CacheUse.HIT
+        call_info.was_sent = call_info.was_sent or request.was_sent
+        refusal = refusal_of(error, call_info)
+        refusal.headers = {**refusal.headers, **call_info.headers()}
+        return refusal
+
+
+class EndpointCalls:
+    """Reads which model a call of an endpoint names."""
+
+    def __init__(self, endpoints: Endpoints, models: StoreModels) -> None:
+        self._endpoints = endpoints
+        self._models = models
+
+    def read(self, endpoint: str, headers: CIMultiDict[str]) -> EndpointContract:
+        """Return the contract of a call. Raises AdapterError for one that names no model."""
+        members = read_members(endpoint, headers, is_stream=False)
+        model_id, key = self._endpoints.find(members.endpoint, members.target)
+        return EndpointContract(self._models, members, model_id, key)

@@ -1,0 +1,347 @@
+"""Keeps heads that clients send again and again, with the plan of the inference that they ask for.
+
+A plan is made of the head alone: the contract, the model, and the head that Triton gets. A head
+whose plan would need more (a signature, a browser's Origin, a header that is refused) has none, and
+its request is answered by a handler of calls.py.
+"""
+
+from collections.abc import Callable, Iterable
+
+from adapter.core.calls import has_long_line
+from adapter.core.model import ModelId, parse_model_id, triton_name
+from adapter.core.triton_input import OF_THE_CONNECTION, HeaderTable
+from adapter.errors import AdapterError
+from adapter.frontends.access import SitePolicy
+from adapter.frontends.http import binary
+from adapter.frontends.http.content_types import is_typed
+from adapter.frontends.http.engine.contracts import ContainerContracts, Contract
+from adapter.frontends.http.engine.endpoint_contract import EndpointCalls
+from adapter.frontends.http.engine.head import CHUNKED, END, RawHead, read_head
+from adapter.frontends.http.head import Operation, without_differing
+from adapter.frontends.http.instrumentation import (
+    ECHOED,
+    FORWARDED,
+    contract_of,
+    path_segments,
+)
+from adapter.frontends.routes import INFERENCE, INVOKE_ENDPOINT, Match, Route, bare, find
+from adapter.telemetry.traffic import Served
+
+_EXTERNAL = HeaderTable("--http-header-forward-pattern", None)
+
+# How many heads are kept, and how long one may be.
+_MAX_KNOWN = 256
+_MAX_KNOWN_BYTES = 2 * 2**10
+
+# Larger compressed bodies take long to unpack for the check, and have a task for that.
+MAX_PACKED_BYTES = 256 * 2**10
+
+_JSON = (b"application/json", b"")
+_TAKE_JSON = (b"*/*", b"", b"application/json")
+_HEADER_LENGTH = b"inference-header-content-length"
+_ENCODINGS = frozenset({b"", b"identity", b"gzip", b"deflate"})
+_PACKED = frozenset({b"gzip", b"deflate"})
+_MAX_DIGITS = 15
+_ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
+_FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
+_OF_THE_CONNECTION = frozenset(name.encode() for name in OF_THE_CONNECTION)
+_JSON_LINE = b"Content-Type: application/json\r\n"
+_BINARY_LINES = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %b\r\n"
+_CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
+
+
+class Plan:
+    """How an inference is answered, as far as its head decides that."""
+
+    __slots__ = (
+        "_below_model",
+        "_end_lines",
+        "_host",
+        "_lines",
+        "_uncompressed_lines",
+        "contract",
+        "echoed",
+        "is_packed",
+        "is_typed",
+        "json_bytes",
+        "model_id",
+        "name",
+        "needs_body",
+        "operation",
+        "upstream_head",
+    )
+
+    def __init__(self, operation: Operation, contract: Contract, model_id: ModelId) -> None:
+        self.operation = operation
+        self.contract = contract
+        self.model_id = model_id
+        self.name = str(triton_name(model_id)) if contract.sends_again else str(model_id)
+        self.json_bytes: int | None = None  # so much of the body is JSON; None for all
+        self.is_typed = False  # a model that opted into content types converts the body
+        self.is_packed = False  # the body is compressed
+        self.needs_body = False  # an empty body is refused
+        self.echoed = b""  # header lines of the answer
+        self.upstream_head = b""  # what Triton gets, if it knows the model by `name`
+        self._host = b""
+        self._below_model = b""
+        self._lines = b""
+        self._uncompressed_lines = b""
+        self._end_lines = b""
+
+    def write_head(
+        self,
+        host: str,
+        below_model: str,
+        lines: bytes,
+        uncompressed_lines: bytes,  # the same without Accept-Encoding
+        length: int,
+    ) -> None:
+        """Write the head for Triton."""
+        self._host = host.encode()
+        self._below_model = below_model.encode()
+        self._lines = lines
+        self._uncompressed_lines = uncompressed_lines
+        frame = _CHUNKED_LINE if length == CHUNKED else b"Content-Length: %d\r\n" % length
+        kind = _JSON_LINE if self.json_bytes is None else _BINARY_LINES % b"%d" % self.json_bytes
+        self._end_lines = kind + frame + b"\r\n"
+        is_renamed = self.name != str(self.model_id)
+        self.upstream_head = self.head_for(self.name, is_renamed=is_renamed)
+
+    def head_for(self, name: str, *, is_renamed: bool) -> bytes:
+        """Return the head for Triton, which knows the model by `name`.
+
+        The answer of a model that is renamed must not come compressed, as its name is put back.
+        """
+        lines = self._uncompressed_lines if is_renamed else self._lines
+        first = b"POST /v2/models/%b%b HTTP/1.1\r\nHost: %b\r\n"
+        return first % (name.encode(), self._below_model, self._host) + lines + self._end_lines
+
+    def with_lines(self, lines: list[bytes]) -> "Plan | None":
+        """Return the plan of a request with these lines for Triton besides; None if too long."""
+        more = b"".join([line + b"\r\n" for line in lines])
+        plan = Plan(self.operation, self.contract, self.model_id)
+        plan.name = self.name
+        plan.json_bytes = self.json_bytes
+        plan.is_typed = self.is_typed
+        plan.is_packed = self.is_packed
+        plan.needs_body = self.needs_body
+        plan.echoed = self.echoed
+        plan._host = self._host
+        plan._below_model = self._below_model
+        plan._lines = self._lines + more
+        plan._uncompressed_lines = self._uncompressed_lines + more
+        plan._end_lines = self._end_lines
+        plan.upstream_head = self.upstream_head[: -len(END)] + b"\r\n" + more + b"\r\n"
+        return None if has_long_line(plan.upstream_head) else plan
+
+
+class Head:
+    """A head with all that is the same for each request which has it."""
+
+    __slots__ = (
+        "contract_name",
+        "expects_continue",
+        "is_http_1_0",
+        "length",
+        "method",
+        "plan",
+        "target",
+        "wants_close",
+    )
+
+    def __init__(self, raw: RawHead) -> None:
+        self.method = raw.method
+        self.target = raw.target
+        self.length = raw.length  # of the body, or CHUNKED
+        self.is_http_1_0 = raw.is_http_1_0
+        self.wants_close = raw.wants_close
+        self.expects_continue = raw.expects_continue
+        self.contract_name = contract_of(raw.target, raw.headers)
+        self.plan: Plan | None = None  # of an inference; None for what a handler answers
+
+    def with_plan(self, plan: Plan | None) -> "Head":
+        """Return the same head with another plan."""
+        head = Head.__new__(Head)
+        head.method = self.method
+        head.target = self.target
+        head.length = self.length
+        head.is_http_1_0 = self.is_http_1_0
+        head.wants_close = self.wants_close
+        head.expects_continue = self.expects_continue
+        head.contract_name = self.contract_name
+        head.plan = plan
+        return head
+
+
+class Heads:
+    """Reads heads, and keeps those that come again."""
+
+    def __init__(
+        self,
+        served: Callable[[str, str], Served],
+        contracts: ContainerContracts,
+        *,
+        default_model: ModelId | None,  # served at /invocations
+        max_body_bytes: int,
+        sites: SitePolicy,
+        headers: HeaderTable = _EXTERNAL,  # decides which headers Triton gets
+        calls: EndpointCalls | None = None,  # reads calls of an endpoint without keys
+        invokes: bool = True,  # SageMaker's invocations are inferences, and not generate
+        plans: bool = True,  # False where each call is asked who sends it
+    ) -> None:
+        self.host = ""  # Triton's; no inference is planned without it
+        self.known: dict[bytes, Head] = {}  # without lines that differ from request to request
+        self._headers = headers
+        self._calls = calls
+        self._invokes = invokes
+        self._plans = plans
+        self._contracts = contracts
+        self._default_model = default_model
+        self._max_body_bytes = max_body_bytes
+        self._sites = sites
+        self._operations = {
+            (frontend, name): Operation(served, frontend, name)
+            for frontend, name in (
+                ("sagemaker", "invoke"),
+                ("sagemaker", "invocations"),
+                ("v2", "infer"),
+                (INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation),
+            )
+        }
+
+    def read(self, raw: bytes) -> Head:
+        """Read a head, which ends with the empty line. Raises MisreadHead."""
+        same, lines = without_differing(raw)
+        if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
+            return self._read(raw)
+        head = self.known.get(same)
+        if head is None:
+            head = self._read(same)
+            if self.host and len(same) <= _MAX_KNOWN_BYTES:
+                if len(self.known) == _MAX_KNOWN:
+                    self.known.clear()
+                self.known[same] = head
+        if lines and head.plan is not None:
+            return head.with_plan(head.plan.with_lines(lines))
+        return head
+
+    def _read(self, raw: bytes) -> Head:
+        read = read_head(raw)
+        head = Head(read)
+        if self.host and self._plans and read.method == "POST" and not read.has_duplicates:
+            head.plan = self._make_plan(read, head.contract_name)
+        return head
+
+    def _make_plan(self, head: RawHead, contract_name: str) -> Plan | None:
+        """Return the plan of an inference; None for what a handler answers or refuses."""
+        is_too_large = head.length > self._max_body_bytes
+        if is_too_large or b"origin" in head.by_name or b"trace" in _connection_of(head):
+            return None
+        host = head.by_name.get(b"host")
+        if host is not None and not self._sites.knows_host(host.decode("utf-8", "surrogateescape")):
+            return None
+        try:
+            segments = path_segments(head.target)
+            match = find(segments if contract_name == "endpoint" else bare(segments))
+            route = None if match is None else match.methods.get("POST")
+            if match is None or route is None or route.scope is not INFERENCE:
+                return None
+            return self._plan_route(head, match, route, contract_name)
+        except AdapterError:
+            return None  # the handler words it
+
+    def _plan_route(
+        self, head: RawHead, match: Match, route: Route, contract_name: str
+    ) -> Plan | None:
+        operation = self._operations.get((route.contract, route.operation))
+        if operation is None or route.contract != contract_name:
+            return None
+        if route.contract == "v2":
+            plan = Plan(operation, self._contracts.v2, parse_model_id(match.names["model_name"]))
+            fields = [pair for pair in _list_passed_on(head) if pair[0].lower() != _HEADER_LENGTH]
+            return self._finish(plan, head, fields, match.below_model())
+        if not self._invokes:
+            return None
+        contract: Contract = self._contracts.sagemaker
+        if route is INVOKE_ENDPOINT:
+            if self._calls is None:
+                return None
+            call = self._calls.read(match.names["endpoint_name"], head.headers)
+            contract = call
+            model_id = call.model_id
+        elif "model_name" in match.names:
+            model_id = parse_model_id(match.names["model_name"])
+        elif self._default_model is not None:
+            model_id = self._default_model
+        else:
+            return None
+        plan = Plan(operation, contract, model_id)
+        plan.needs_body = True
+        return self._finish(plan, head, _list_forwarded(head), "/infer")
+
+    def _finish(
+        self, plan: Plan, head: RawHead, fields: list[tuple[bytes, bytes]], below_model: str
+    ) -> Plan | None:
+        encoding = head.by_name.get(b"content-encoding", b"").strip().lower()
+        plan.is_packed = encoding in _PACKED
+        is_long_packed = plan.is_packed and not 0 <= head.length <= MAX_PACKED_BYTES
+        if encoding not in _ENCODINGS or is_long_packed:
+            return None
+        if plan.operation.is_v2:
+            prefix = head.by_name.get(_HEADER_LENGTH)
+            if prefix is not None:
+                if not prefix.isdigit() or len(prefix) > _MAX_DIGITS:
+                    return None
+                plan.json_bytes = int(prefix)
+        else:
+            kind = head.by_name.get(b"content-type", b"")
+            accept = head.by_name.get(b"accept", b"")
+            if kind not in _JSON or accept not in _TAKE_JSON:
+                kind_text = kind.decode("utf-8", "surrogateescape")
+                plan.is_typed = is_typed(kind_text, accept.decode("utf-8", "surrogateescape"))
+                is_length_known = head.length != CHUNKED and not plan.is_packed
+                length = head.length if is_length_known else None
+                plan.json_bytes = binary.json_header_bytes(kind_text, length)
+        if not plan.contract.sends_again:
+            plan.echoed = _write_echoed(head)
+        rest = [pair for pair in fields if pair[0].lower() != b"accept-encoding"]
+        lines = self._write_lines(fields)
+        uncompressed_lines = self._write_lines(rest)
+        plan.write_head(self.host, below_model, lines, uncompressed_lines, head.length)
+        return None if has_long_line(plan.upstream_head) else plan
+
+    def _write_lines(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+        pairs = [
+            (name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in fields
+        ]
+        lines = [f"{name}: {value}\r\n" for name, value in self._headers.written(pairs)]
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _connection_of(head: RawHead) -> bytes:
+    return head.by_name.get(b"connection", b"").lower()
+
+
+def _list_passed_on(head: RawHead) -> list[tuple[bytes, bytes]]:
+    """Return the fields without those of one connection."""
+    named = {name.strip() for name in _connection_of(head).split(b",")}
+    dropped = _OF_THE_CONNECTION | named
+    return [(name, value) for name, value in head.fields if name.lower() not in dropped]
+
+
+def _list_forwarded(head: RawHead) -> list[tuple[bytes, bytes]]:
+    """Return the fields of an invocation that Triton gets."""
+    fields = head.by_name
+    return [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
+
+
+def _write_echoed(head: RawHead) -> bytes:
+    """Return the lines of the answer that say back what the caller said."""
+    lines = [
+        b"%b: %b\r\n" % (name, value)
+        for key, name in _ECHOED.items()
+        if (value := head.by_name.get(key)) is not None
+        and value.isascii()
+        and value.decode().isprintable()
+    ]
+    return b"".join(lines)

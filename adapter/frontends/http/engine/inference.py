@@ -1,0 +1,433 @@
+"""One inference, straight down: the lease of its model, its body, Triton, and the answer.
+
+A small body is gathered before the model is leased, so that nobody waits for a slow caller; a
+large one, or one in chunks, goes on as it comes, checked piece by piece. A contract that sends
+again keeps the whole body, for a second try once memory was freed.
+
+The coroutine waits by hand for bytes of the client and of Triton. A wait for a load, a new
+connection to Triton and a long check are delegated to a task.
+"""
+
+from contextvars import copy_context
+from typing import Protocol
+
+from adapter.control.door import Lease
+from adapter.core.calls import FastDataPlane, RawHeaders, Upstream
+from adapter.core.registry import ModelRecord
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    CapacityError,
+    InvalidRequest,
+    NotJson,
+    PayloadTooLarge,
+)
+from adapter.frontends.http import binary
+from adapter.frontends.http.content_types import explained
+from adapter.frontends.http.engine.answers import JOINED_BYTES, StreamedAnswer, end_of_head
+from adapter.frontends.http.engine.connection import Connection
+from adapter.frontends.http.engine.exchange import Exchange
+from adapter.frontends.http.engine.head import CHUNKED
+from adapter.frontends.http.engine.heads import Plan
+from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.engine.stepping import wait_for_news
+from adapter.frontends.http.instrumentation import Clock, begin_of_head, given_back
+from adapter.runtime import clock
+from adapter.telemetry.traffic import WAITED, Waited
+
+# Bodies up to this size are gathered, others are passed on as they come.
+GATHERED_BYTES = 256 * 2**10
+# AWS's own limit of a body. Up to this it is gathered where it may be sent to Triton twice.
+SENT_AGAIN_BYTES = 6_291_456
+
+_OK = 200
+_HEADER_LENGTH = b"inference-header-content-length"
+_CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
+
+
+class ServingParts(Protocol):
+    """What all inferences of a listener share."""
+
+    dataplane: FastDataPlane
+    clock: Clock
+    max_body_bytes: int
+    shares_memory: bool  # inferences may name regions of shared memory
+
+
+class NeedsHandler(Exception):
+    """Raised for a request whose model converts bodies: the handler of its route answers it."""
+
+
+class Inference:
+    """One planned inference, with what it has to release when it ends."""
+
+    __slots__ = (
+        "_answer",
+        "_begun_at",
+        "_connection",
+        "_exchange",
+        "_heard_at",
+        "_lease",
+        "_parts",
+        "_plan",
+        "_request",
+        "_sent_at",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        parts: ServingParts,
+        begun_at: float,  # by time.monotonic
+    ) -> None:
+        self._request = request
+        self._plan = plan
+        self._connection: Connection = request.connection
+        self._exchange: Exchange = request.connection.exchange
+        self._parts = parts
+        self._begun_at = begun_at
+        self._lease: Lease | None = None
+        self._answer: StreamedAnswer | None = None
+        self._sent_at = 0.0
+        self._heard_at = 0.0
+
+    async def serve(self) -> None:
+        """Answer the inference. Raises the error to refuse it with, once all it had is released."""
+        request = self._request
+        try:
+            body = await self._read_body()
+            error = await self._try_once(body)
+            if error is not None and await self._can_send_again(error, body):
+                request.was_sent = True
+                error = await self._try_once(body)
+        except BaseException as ending:
+            self._release(ending)
+            raise
+        if error is not None:
+            raise self._explain(error)
+
+    async def _try_once(self, body: bytes | None) -> AdapterError | None:
+        """Send the request to Triton, and answer the client; return the error of what failed."""
+        try:
+            await self._send_and_answer(body)
+        except NeedsHandler:
+            self._request.body = body
+            raise
+        except AdapterError as error:
+            if self._request.status:
+                raise  # the answer has begun
+            lease = self._lease
+            reported = self._release(error)
+            if not isinstance(reported, AdapterError):
+                raise reported from error
+            if lease is None or not isinstance(reported, BackendError | CapacityError):
+                return reported
+            return await self._connection.delegate(lease.judge(reported))
+        return None
+
+    async def _send_and_answer(self, body: bytes | None) -> None:
+        lease = self._lease
+        if lease is None:
+            lease = await self._find_lease()
+            self._lease = lease
+        if not lease.is_held():
+            lease.begin(self._begun_at)
+        if body is None:
+            await self._send_in_pieces(lease)
+        else:
+            await self._send_whole(lease.record, body)
+        await self._answer_client(lease)
+
+    # -- the lease, and the body before it ---------------------------------------------------
+
+    async def _read_body(self) -> bytes | None:
+        """Return the body if it is there, or is gathered first; None for one to pass on."""
+        connection = self._connection
+        plan = self._plan
+        if connection.is_whole:
+            return connection.take_body()
+        length = self._request.head.length
+        sends_again = plan.contract.sends_again
+        if length == CHUNKED or length > (SENT_AGAIN_BYTES if sends_again else GATHERED_BYTES):
+            return None
+        lease: Lease | None = None
+        if not sends_again:
+            # who is refused anyway is refused before its body has come
+            lease = await self._find_lease()
+            if self._request.was_waited_for:
+                self._lease = lease
+                lease.begin()
+                lease.arrives(self._refuse_body)
+        connection.say_continue()
+        connection.hold_body()
+        body = await connection.gather_body()
+        self._request.callers_seconds = clock.monotonic() - self._begun_at
+        if length <= GATHERED_BYTES:
+            connection.end_holding()
+        return body
+
+    def _refuse_body(self) -> None:
+        self._connection.refuse_body("the model is being unloaded")
+
+    async def _find_lease(self) -> Lease:
+        """Return a lease of the model, once it is loaded. Raises NeedsHandler."""
+        plan = self._plan
+        request = self._request
+        lease = plan.contract.find_lease(plan.model_id)
+        if lease is None:
+            request.was_waited_for = True
+            waited = Waited()
+            context = copy_context()
+            context.run(WAITED.set, waited)
+            work = plan.contract.wait_for_lease(plan.model_id, request)
+            lease = await self._connection.delegate(work, context)
+        request.has_lease = True
+        if plan.is_typed and lease.record.content_types:
+            raise NeedsHandler
+        return lease
+
+    # -- to Triton ---------------------------------------------------------------------------
+
+    async def _connect(self) -> Upstream:
+        upstream = self._parts.dataplane.idle()
+        if upstream is None:
+            work = self._parts.dataplane.connected(self._plan.model_id)
+            upstream = await self._connection.delegate(work)
+        return upstream
+
+    def _head_for(self, record: ModelRecord) -> bytes:
+        plan = self._plan
+        if record.name == plan.name:
+            return plan.upstream_head
+        return plan.head_for(str(record.name), is_renamed=record.is_renamed)
+
+    async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
+        plan = self._plan
+        if not body and plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        dataplane = self._parts.dataplane
+        shares_memory = self._parts.shares_memory
+        if plan.is_packed:
+            await self._check_packed(record, body)
+        elif len(body) > GATHERED_BYTES:
+            work = dataplane.check_in_turns(
+                body, plan.json_bytes, record, is_packed=False, shares_memory=shares_memory
+            )
+            await self._connection.delegate(work)
+        else:
+            dataplane.check(body, plan.json_bytes, record, shares_memory=shares_memory)
+        upstream = dataplane.idle()
+        if upstream is None:
+            upstream = await self._connect()
+        self._exchange.begin(upstream, record)
+        self._sent_at = clock.monotonic()
+        if self._request.head.length == CHUNKED:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        upstream.send(self._head_for(record), body)
+
+    async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
+        """Check a compressed body, in a task if it is large once it is unpacked."""
+        dataplane = self._parts.dataplane
+        json_bytes = self._plan.json_bytes
+        shares_memory = self._parts.shares_memory
+        if not dataplane.check_packed(body, json_bytes, record, shares_memory=shares_memory):
+            work = dataplane.check_in_turns(
+                body, json_bytes, record, is_packed=True, shares_memory=shares_memory
+            )
+            await self._connection.delegate(work)
+
+    async def _send_in_pieces(self, lease: Lease) -> None:
+        """Pass the body on as it comes, and no faster than Triton takes it."""
+        connection = self._connection
+        exchange = self._exchange
+        record = lease.record
+        length = self._request.head.length
+        is_chunked = length == CHUNKED
+        check = self._parts.dataplane.checking(
+            self._plan.json_bytes,
+            max(length, 0),
+            record,
+            shares_memory=self._parts.shares_memory,
+        )
+        lease.arrives(self._refuse_body)
+        connection.say_continue()
+        connection.hold_body()
+        upstream = await self._connect()
+        exchange.begin(upstream, record)
+        self._sent_at = clock.monotonic()
+        upstream.write(self._head_for(record))
+        size = 0
+        while not exchange.is_answered:
+            if connection.body_error is not None:
+                raise connection.body_error
+            if exchange.error is not None:
+                raise exchange.error
+            if not exchange.is_blocked:
+                piece = connection.take_body()
+                size += len(piece)
+                if size > self._parts.max_body_bytes:
+                    raise PayloadTooLarge(
+                        f"the body has more than {self._parts.max_body_bytes} bytes"
+                    )
+                if piece:
+                    check.feed(piece)
+                    if is_chunked:
+                        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+                    upstream.write(piece)
+                if connection.is_whole:
+                    self._end_body(upstream, size, is_chunked=is_chunked)
+                    break
+            await wait_for_news()
+        connection.end_holding()
+
+    def _end_body(self, upstream: Upstream, size: int, *, is_chunked: bool) -> None:
+        if not size and self._plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        if is_chunked:
+            upstream.write(b"0\r\n\r\n")
+        upstream.sent()
+
+    # -- the answer --------------------------------------------------------------------------
+
+    async def _answer_client(self, lease: Lease) -> None:
+        exchange = self._exchange
+        while not exchange.is_answered:
+            if exchange.error is not None:
+                raise exchange.error
+            await wait_for_news()
+        upstream = exchange.upstream
+        assert upstream is not None  # noqa: S101 - it has just answered
+        is_renamed = self._plan.contract.renames or lease.record.is_renamed
+        if exchange.answer is None and not is_renamed:
+            await self._stream_answer(upstream)
+        else:
+            body = exchange.answer
+            if body is None:
+                body = await self._gather_answer()
+            headers = upstream.headers
+            if is_renamed:
+                headers, body = self._rename(headers, body, lease.record)
+            head = self._begin_answer(headers, len(body))
+            self._request.status = _OK
+            self._write(head, body)
+        exchange.upstream = None
+        exchange.answer = None
+        self._lease = None
+        lease.end(None, self._heard_at)
+
+    def _write(self, head: bytes, body: bytes) -> None:
+        transport = self._connection.transport
+        if len(body) <= JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    async def _gather_answer(self) -> bytes:
+        exchange = self._exchange
+        while not exchange.has_ended:
+            if exchange.error is not None:
+                raise exchange.error
+            await wait_for_news()
+        return b"".join(exchange.take_pieces())
+
+    async def _stream_answer(self, upstream: Upstream) -> None:
+        """Pass the answer on as it comes, and no faster than the client takes it."""
+        connection = self._connection
+        exchange = self._exchange
+        request = self._request
+        length = upstream.length
+        is_chunked = length is None and not request.head.is_http_1_0
+        head = self._begin_answer(upstream.headers, length)
+        answer = StreamedAnswer(connection, head, length, is_chunked=is_chunked)
+        self._answer = answer
+        while True:
+            for piece in exchange.take_pieces():
+                if answer.add(piece):
+                    request.status = _OK
+            if exchange.has_ended:
+                break
+            if exchange.error is not None:
+                raise exchange.error
+            if connection.is_full:
+                upstream.pause_reading()
+            else:
+                upstream.resume_reading()
+            await wait_for_news()
+        if request.status:  # it was passed on as it came, at the pace of the client
+            request.callers_seconds += clock.monotonic() - self._heard_at
+        answer.end()
+        request.status = _OK
+        answer.release()
+        self._answer = None
+
+    def _rename(
+        self, headers: RawHeaders, body: bytes, record: ModelRecord
+    ) -> tuple[RawHeaders, bytes]:
+        """Put the caller's name of the model back."""
+        if self._plan.contract.renames and not record.is_renamed:
+            return self._plan.contract.renamed(headers, body)
+        sizes = [int(value) for name, value in headers if name.lower() == _HEADER_LENGTH]
+        size = sizes[0] if sizes else None
+        body, size = binary.put_name_back(body, size, record.name, record.asked_for)
+        if size is None:
+            return headers, body
+        kept = [pair for pair in headers if pair[0].lower() != _HEADER_LENGTH]
+        return [*kept, (b"Inference-Header-Content-Length", b"%d" % size)], body
+
+    def _begin_answer(self, headers: RawHeaders, length: int | None) -> bytes:
+        """Return the head of the answer, with Triton's `headers`; chunks have no length."""
+        request = self._request
+        plan = self._plan
+        connection = self._connection
+        self._heard_at = clock.monotonic()
+        if not (request.was_sent or request.was_waited_for):
+            request.upstream_seconds = self._heard_at - self._sent_at
+        request.is_last = not (connection.is_whole and connection.may_keep())
+        operation = plan.operation
+        if operation.answered is not headers or operation.length != length:
+            operation.answered = headers
+            operation.length = length
+            frame = _CHUNKED_LINE if length is None else b"Content-Length: %d\r\n" % length
+            fields = given_back(headers, is_v2=operation.is_v2)
+            operation.answer = begin_of_head(_OK, fields) + frame
+        begin = operation.answer
+        end = end_of_head(request, self._parts.clock)
+        if length is None and request.head.is_http_1_0:  # which knows no chunks
+            request.is_last = True  # the end of the connection ends the body
+            begin = begin.removesuffix(_CHUNKED_LINE)
+            end = self._parts.clock.line
+        return begin + plan.echoed + plan.contract.answer_lines(request) + end
+
+    # -- how it fails ------------------------------------------------------------------------
+
+    def _release(self, error: BaseException) -> BaseException:
+        """Release the exchange, the lease and the answer. Return the error for the caller, which
+        the end of the lease may have replaced.
+        """
+        lease = self._lease
+        self._lease = None
+        upstream = self._exchange.upstream
+        is_bug = isinstance(error, Exception) and not isinstance(error, AdapterError)
+        self._exchange.leave(None if is_bug else lease)
+        if is_bug and upstream is not None:
+            upstream.abort()
+        reported: BaseException | None = None
+        if lease is not None and lease.is_held():
+            reported = lease.end(error if isinstance(error, AdapterError) else None)
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None
+        return error if reported is None else reported
+
+    async def _can_send_again(self, error: AdapterError, body: bytes | None) -> bool:
+        contract = self._plan.contract
+        if body is None or not contract.sends_again or not isinstance(error, CapacityError):
+            return False
+        return await self._connection.delegate(contract.frees_memory(error))
+
+    def _explain(self, error: AdapterError) -> AdapterError:
+        """Return what is said of a body that is not the JSON for which it was taken."""
+        if self._plan.is_typed and isinstance(error, NotJson):
+            return explained(error, self._request.headers, None)
+        return error

@@ -1,0 +1,136 @@
+"""One request in hand: its head, what is known of it, and its body for those who await it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict
+
+from adapter.core.model import ModelId
+from adapter.errors import PayloadTooLarge
+from adapter.frontends.http.endpoint.errors import CallInfo
+from adapter.frontends.http.engine.head import CHUNKED, read_head
+from adapter.frontends.http.engine.heads import Head
+from adapter.frontends.routes import Match
+from adapter.telemetry.log import ids_of_headers
+from adapter.telemetry.traffic import WAITED
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.engine.connection import Connection
+
+
+class Request:
+    """A request that a connection serves, until its answer is out."""
+
+    # what is learned of it while it is served
+    model_id: ModelId | None = None
+    frontend = "sagemaker"  # label of its metrics
+    operation = "other"  # label of its metrics
+    path_template = ""  # of its route; "" without one
+    match: Match
+    call_info: CallInfo | None = None  # of a call of an endpoint, for its answer
+    caller = ""  # access key of a signed call
+    body: bytes | None = None  # where it was read whole before its handler
+    has_lease = False
+    was_waited_for = False  # its model was not loaded when it came
+    was_sent = False  # Triton ran out of memory with it before
+    # what becomes of it
+    status = 0  # of the answer; 0 until that has begun
+    is_last = False  # the connection closes behind the answer
+    upstream_seconds: float | None = None  # how long it waited for Triton
+    callers_seconds = 0.0  # how long it waited for its caller
+
+    def __init__(self, connection: "Connection", head: Head, raw: bytes) -> None:
+        self.connection = connection
+        self.head = head
+        self._raw = raw
+        self.method = head.method
+        self.raw_path = head.target
+        self._headers: CIMultiDict[str] | None = None
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        """The fields of its head, also those that differ from request to request."""
+        if self._headers is None:
+            self._headers = read_head(self._raw).headers
+        return self._headers
+
+    @property
+    def content_length(self) -> int | None:
+        """The length of its body; None if only its chunks say where it ends."""
+        return None if self.head.length == CHUNKED else self.head.length
+
+    @property
+    def remote(self) -> str:
+        """The address of its peer; "" at a socket of unix."""
+        peer = self.connection.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def read_authorization(self) -> str:
+        """Return its Authorization header, or an empty string."""
+        return self.headers.get("Authorization", "")
+
+    def describe_for_log(self) -> tuple[str, str, Mapping[str, str]]:
+        """Return its method, target and headers."""
+        return self.method, self.raw_path, self.headers
+
+    def ids(self) -> dict[str, str]:
+        """Return the ids of its headers, as fields of log lines."""
+        return ids_of_headers(self.headers)
+
+    # -- its body, for a task ---------------------------------------------------------------
+
+    def iterate_body(self, limit: int) -> AsyncIterator[bytes]:
+        """Return the pieces of the body as they come.
+
+        Raises PayloadTooLarge at once for a length above the limit; for other bodies an iteration
+        raises it, or the error of a body that fails.
+        """
+        length = self.content_length
+        if length is not None and length > limit:
+            raise PayloadTooLarge(f"the body has {length} bytes; at most {limit} are accepted")
+        return self._iterate_body(limit)
+
+    async def _iterate_body(self, limit: int) -> AsyncIterator[bytes]:
+        connection = self.connection
+        connection.say_continue()
+        size = 0
+        while True:
+            if connection.body_error is not None:
+                raise connection.body_error
+            piece = connection.take_body()
+            if piece:
+                size += len(piece)
+                if size > limit:
+                    raise PayloadTooLarge(f"the body has more than {limit} bytes")
+                yield piece
+                await asyncio.sleep(0)  # there may be more at once, and others have their turns
+            elif connection.is_whole:
+                return
+            else:
+                await connection.wait_for_body()
+
+    async def read_body(self, limit: int) -> bytes:
+        """Return the whole body. Raises PayloadTooLarge, and the error of a body that fails."""
+        return b"".join([piece async for piece in self.iterate_body(limit)])
+
+    @contextmanager
+    def hold_body(self, senders: Iterable[str] = ()) -> Iterator[None]:
+        """Count the body in the budget of callers' bytes while the context lasts."""
+        self.connection.hold_body(senders)
+        try:
+            yield
+        finally:
+            self.connection.end_holding()
+
+    def count_stream(self) -> AbstractContextManager[None]:
+        """Count an open stream; raises TooManyStreams if there is no room for it."""
+        return self.connection.parts.budget.open_stream()
+
+    def note_waited(self) -> None:
+        """Take over how long its task has waited for Triton and its caller."""
+        waited = WAITED.get()
+        if waited is not None:
+            self.upstream_seconds = waited.seconds
+            self.callers_seconds += waited.callers_seconds
