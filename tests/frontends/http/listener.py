@@ -17,13 +17,17 @@ from adapter.errors import InvalidRequest
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http import middleware
+from adapter.frontends.http import connection, fast_path, middleware, streamed_answer
+from adapter.frontends.http.application import Application
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
 from adapter.frontends.http.engine import answers
 from adapter.frontends.http.engine import calls as next_calls
+from adapter.frontends.http.engine import connection as next_connection
 from adapter.frontends.http.engine import contracts as next_contracts
 from adapter.frontends.http.engine import heads as next_heads
+from adapter.frontends.http.engine import inference as next_inference
+from adapter.frontends.http.engine.chunks import ChunkDecoder
 from adapter.frontends.http.engine.handled_inference import Inferences
 from adapter.frontends.http.engine.request import Request
 from adapter.frontends.http.engine.serve import Parts, Service
@@ -51,6 +55,15 @@ IS_NEXT = os.environ.get("TRITON_ADAPTER_HTTP") == "next"
 # A path that is served on the fast path, and one that aiohttp serves.
 FAST, APP = "/models/m/invoke", "/app"
 PATHS = (FAST, APP)
+
+# What of the listener under test some tests look into: its connection, what serves an inference,
+# and what reads the chunks of a body.
+Connection: Any = next_connection.Connection if IS_NEXT else connection.Connection
+Inference: Any = next_inference.Inference if IS_NEXT else fast_path.Inference
+StreamedAnswer: Any = answers.StreamedAnswer if IS_NEXT else streamed_answer.StreamedAnswer
+PARSERS: list[tuple[Any, str]] = (
+    [(ChunkDecoder, "feed")] if IS_NEXT else [(Application, "serve"), (Application, "feed")]
+)
 
 # Takes requests by any name, as a listener that is not on loopback does.
 ANYWHERE = SitePolicy(parse_address("0.0.0.0:0"), ())

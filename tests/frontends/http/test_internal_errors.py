@@ -5,11 +5,17 @@ nothing hangs, leaks or is counted for ever.
 import pytest
 
 from adapter.dataplane.http_connection import Connection
-from adapter.frontends.http import fast_path
 from adapter.frontends.http.contracts import ContainerContract
-from adapter.frontends.http.streamed_answer import StreamedAnswer
 from tests.fakes.http_triton import says
-from tests.frontends.http.listener import FAST, MIB, head, opened, request
+from tests.frontends.http.listener import (
+    FAST,
+    MIB,
+    Inference,
+    StreamedAnswer,
+    head,
+    opened,
+    request,
+)
 
 
 async def raises(*_, **__):
@@ -49,7 +55,7 @@ def names_badly(listener, monkeypatch):
 
 
 def writes_no_head(listener, monkeypatch):
-    monkeypatch.setattr(fast_path.Inference, "_begin_answer", raises_at_once)
+    monkeypatch.setattr(Inference, "_begin_answer", raises_at_once)
 
 
 FAULTS = (

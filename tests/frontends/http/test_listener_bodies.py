@@ -1,6 +1,7 @@
 """Bodies that are still coming: nobody waits for them who has to go, nor for slow ones for ever."""
 
 import asyncio
+import gzip
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,10 +13,19 @@ import pytest
 from adapter.core.model import ModelId
 from adapter.dataplane import checked_bodies
 from adapter.frontends.bodies import HeldBody
-from adapter.frontends.http.application import Application
 from adapter.protocols.tensors import ContentTypes, Tensor
 from adapter.runtime import byte_budget
-from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
+from tests.frontends.http.listener import (
+    APP,
+    FAST,
+    MIB,
+    PARSERS,
+    PATHS,
+    head,
+    opened,
+    request,
+    until,
+)
 from tests.frontends.http.test_listener_ends import LONG
 
 NOT_STARTED = "x-triton-adapter-not-started"
@@ -292,9 +302,11 @@ async def test_a_body_whose_caller_leaves_while_it_is_checked_counts_no_longer_t
         monkeypatch.setattr(checked_bodies, "_TURN_SECONDS", -1)
         monkeypatch.setattr(listener.server.fast.dataplane.turns, "turn", turn)
         caller = await listener.connect()
-        await caller.send(head(FAST, FRAMES[2]) + b"2\r\n{}\r\n")
+        piece = gzip.compress(b"{}")
+        await caller.send(head(FAST, FRAMES[2], "Content-Encoding: gzip"))
+        await caller.send(b"%x\r\n%b\r\n" % (len(piece), piece))
         await checking.wait()
-        assert budget.held == 2
+        assert budget.held == len(piece)
         caller.reset()
         await until(lambda: listener.in_flight() == 0)
         assert budget.held == 0
@@ -349,15 +361,15 @@ async def test_a_body_of_tiny_chunks_is_parsed_in_pieces_with_turns_for_others_i
     """A read of 256 KiB in chunks of one byte takes a tenth of a second to parse."""
     turn, parsed = 0, list[tuple[int, int]]()
 
-    def counted(act: Callable[[Application, bytes], None]) -> Callable[..., None]:
-        def call(application: Application, piece: bytes) -> None:
+    def counted(act: Callable[[object, bytes], object]) -> Callable[..., object]:
+        def call(parser: object, piece: bytes) -> object:
             parsed.append((turn, len(piece)))
-            act(application, piece)
+            return act(parser, piece)
 
         return call
 
-    for name in ("serve", "feed"):
-        monkeypatch.setattr(Application, name, counted(getattr(Application, name)))
+    for parser, name in PARSERS:
+        monkeypatch.setattr(parser, name, counted(getattr(parser, name)))
     body = b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n"
     async with opened() as listener:
         callers = [await listener.connect() for _ in range(3)]

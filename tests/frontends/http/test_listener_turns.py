@@ -5,8 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adapter.frontends.http.connection import Connection
-from tests.frontends.http.listener import FAST, Listener, opened, request, until
+from tests.frontends.http.listener import FAST, Connection, Listener, opened, request, until
 
 
 class Scripted(asyncio.Transport):

@@ -353,6 +353,8 @@ class Connection:
         while self.state < _LINGERING:
             if self.ahead and not self.is_full:
                 request = self._read_request(self._take_ahead())
+                if self._pauses and len(self.ahead) <= _AHEAD_BYTES and not self._is_crowded:
+                    self.unpause(_AHEAD)
                 if request is not None:
                     return request
                 if self.state >= _LINGERING:
@@ -492,6 +494,10 @@ class Connection:
         self._pieces = []
         return b"".join(pieces)
 
+    def put_body_back(self, body: bytes) -> None:
+        """Have a body that was taken whole be taken again."""
+        self._pieces = [body]
+
     async def gather_body(self) -> bytes:
         """Return the whole body once it is there. Raises the error of a body that fails."""
         pieces: list[bytes] = []
@@ -543,6 +549,7 @@ class Connection:
 
     def hold_body(self, senders: Iterable[str] = ()) -> None:
         """Count the body in the budget, as it comes and until `end_holding`."""
+        self.end_holding()
         length = None if self._decoder is not None else self._length()
         self._holding = self.parts.budget.hold(self, length, senders)
         if self._untaken or self.is_whole:
@@ -618,8 +625,6 @@ class Connection:
         self.request = None
         self.state = _IDLE
         self._since = self._loop.time()
-        if self._pauses and len(self.ahead) <= _AHEAD_BYTES:
-            self.unpause(_AHEAD)
 
     def _forget_body(self) -> None:
         """Drop the request in hand, and what there is of its body."""

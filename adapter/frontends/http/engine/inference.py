@@ -112,7 +112,8 @@ class Inference:
         try:
             await self._send_and_answer(body)
         except NeedsHandler:
-            self._request.body = body
+            if body is not None:
+                self._connection.put_body_back(body)
             raise
         except AdapterError as error:
             if self._request.status:
