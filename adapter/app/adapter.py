@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from adapter.app.backend import Stores, build_backend, build_cache
-from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
+from adapter.app.control import Stores, build_backend, build_cache
+from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
+from adapter.app.next_http import NEXT, VARIABLE, NextRest, build_next_rest
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
@@ -131,7 +134,9 @@ class Adapter:
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
         models = self._build_models()
-        self._rest = build_rest(shared, self._dataplane, models)
+        self._rest: Sequence[Rest | NextRest] = build_rest(shared, self._dataplane, models)
+        if os.environ.get(VARIABLE) == NEXT:
+            self._rest = build_next_rest(shared, self._dataplane, models)
         self._grpc = Rpc(shared, self._triton, self._limits)
         self._services = self._grpc.services(models)
 

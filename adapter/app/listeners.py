@@ -125,12 +125,13 @@ def build_endpoint(
         slow_path,
         streams,
         shared.stores,
-        _endpoints(settings),
-        callers=_build_callers(settings.endpoint_keys),
+        list_endpoints(settings),
+        callers=build_callers(settings.endpoint_keys),
     )
 
 
-def _endpoints(settings: Settings) -> Endpoints:
+def list_endpoints(settings: Settings) -> Endpoints:
+    """Return the endpoints by name, with the store that takes all other names."""
     names = [endpoint.name for endpoint in settings.endpoints]
     return Endpoints(names, takes_all=settings.model_store is not None)
 
@@ -139,10 +140,11 @@ def plain_calls(shared: Shared) -> EndpointCalls | None:
     """Return which endpoint calls are eligible for the fast path; None if none is."""
     if shared.stores is None or shared.settings.endpoint_keys:
         return None
-    return EndpointCalls(_endpoints(shared.settings), shared.stores)
+    return EndpointCalls(list_endpoints(shared.settings), shared.stores)
 
 
-def _build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
+def build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
+    """Build what judges signatures by `endpoint_keys`; None without any."""
     keys = [parse_endpoint_key(line, os.environ) for line in lines]
     found = {key.access_key: Key(key.secret, key.models) for key in keys}
     return SigV4Authenticator(found) if found else None

@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias
 import grpc
 from aiohttp import web
 
-from adapter.frontends.http.server import HttpListener
 from adapter.runtime import sockets
 from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Address, flag_of, variable_of
@@ -46,6 +45,16 @@ class Listener(Protocol):
     async def listen(self, host: str, port: int, path: str | None) -> int: ...
     async def close(self, grace_seconds: float) -> None: ...
     def fallback_began(self) -> None: ...
+
+
+class HttpListener(Protocol):
+    """Serves HTTP at one address."""
+
+    async def open(self, address: Address) -> int:
+        """Listen; return the port, 0 for a socket of unix."""
+
+    async def close(self, grace_seconds: float) -> None:
+        """Accept nothing new, and answer what is in hand."""
 
 
 class _Beginnings(grpc.GenericRpcHandler):

@@ -432,7 +432,7 @@ async def opened(
             house,
             budget,
             drain,
-            lambda asked: listener.application(asked),
+            lambda asked: listener.application(asked),  # noqa: PLW0108 - it is not made yet
             sites=sites,
             limits=limits,
             connections=connections,

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-
-from aiohttp import web
+from typing import Protocol
 
 from adapter.errors import Forbidden, InvalidSignature
 from adapter.protocols.sigv4 import (
@@ -46,6 +45,22 @@ class Caller:
         return self._may_ask.fullmatch(path) is not None
 
 
+class SignedCall(Protocol):
+    """A request with what is signed of its head."""
+
+    @property
+    def method(self) -> str:
+        """Its method."""
+
+    @property
+    def raw_path(self) -> str:
+        """Its target, as it was sent."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+
+
 class SigV4Authenticator:
     """The callers who may call; `keys` has them by access key."""
 
@@ -53,7 +68,7 @@ class SigV4Authenticator:
         self._secrets = {name: key.secret for name, key in keys.items()}
         self._callers = {name: Caller(key.models, name) for name, key in keys.items()}
 
-    def judge(self, request: web.BaseRequest) -> Claim:
+    def judge(self, request: SignedCall) -> Claim:
         """Return whose signature the head claims to have. Raise InvalidSignature for what is wrong
         whatever the body is, and Forbidden for a request without a signature.
         """
@@ -67,7 +82,7 @@ class SigV4Authenticator:
             raise InvalidSignature(_WRONG)
         return claim
 
-    async def find(self, claim: Claim, request: web.BaseRequest, body: bytes) -> Caller:
+    async def find(self, claim: Claim, request: SignedCall, body: bytes) -> Caller:
         """Return the caller, after `judge`; InvalidSignature if it has not signed this."""
         if len(body) <= _AT_ONCE_BYTES:
             hashed = _hashed(body)
@@ -83,7 +98,7 @@ class SigV4Authenticator:
         return self._callers[claim.access_key]
 
 
-def _signed(request: web.BaseRequest, body_hash: str = "") -> SignedRequest:
+def _signed(request: SignedCall, body_hash: str = "") -> SignedRequest:
     return SignedRequest(request.method, request.raw_path, [*request.headers.items()], body_hash)
 
 

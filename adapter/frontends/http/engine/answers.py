@@ -10,7 +10,7 @@ from adapter.frontends.http.engine.connection import Connection
 from adapter.frontends.http.engine.request import Request
 from adapter.frontends.http.instrumentation import PHRASES, Clock, Refusal, encoded
 
-# One write of so much costs less than one of its pieces.
+# To join a head with so short a body costs less than a second write.
 JOINED_BYTES = 2**14
 # Answers up to this size are written when they are whole: until then they may still fail.
 _WHOLE_BYTES = 2**20
@@ -160,7 +160,7 @@ class Writer:
         self._is_chunked = length is None and not request.head.is_http_1_0
         self._is_bare = request.method == "HEAD"
         request.status = status
-        request.is_last = not self._connection.may_keep()
+        request.is_last = not self._connection.can_be_kept()
         frame = b""
         if length is not None:
             frame = b"Content-Length: %d\r\n" % length

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from adapter.core.model import parse_model_id
+from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import InvalidRequest, MethodNotAllowed, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.http.engine.answers import Answer
@@ -68,6 +68,12 @@ def note_model(request: Request, match: Match) -> None:
     name = match.names.get("model_name")
     if name is not None:
         request.model_id = parse_model_id(name)
+
+
+def model_of(request: Request) -> ModelId:
+    """Return the model that the path of a request names."""
+    assert request.model_id is not None  # noqa: S101 - its route has the model's name
+    return request.model_id
 
 
 def _refuse_method(request: Request, match: Match) -> MethodNotAllowed:

@@ -99,7 +99,8 @@ class ChunkDecoder:
 
     def _read_size(self, line: bytes) -> None:
         match = _SIZE.fullmatch(line)
-        if match is None or (size := int(match[1], 16)) > _MAX_CHUNK_BYTES:
+        size = -1 if match is None else int(match[1], 16)
+        if not 0 <= size <= _MAX_CHUNK_BYTES:
             raise MalformedChunks(f"{line[:40]!r} is not the size of a chunk")
         self._remaining = size
         self._part = _Part.DATA if size else _Part.TRAILERS

@@ -24,7 +24,7 @@ from adapter.frontends.bodies import Arrival, Limits
 from adapter.frontends.http.engine.chunks import ChunkDecoder, MalformedChunks
 from adapter.frontends.http.engine.exchange import Exchange
 from adapter.frontends.http.engine.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
-from adapter.frontends.http.engine.heads import Heads
+from adapter.frontends.http.engine.heads import Head, Heads
 from adapter.frontends.http.engine.request import Request
 from adapter.frontends.http.engine.stepping import Stepper, wait_for_news
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
@@ -52,13 +52,13 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class State(IntEnum):
-    """What a connection is at."""
+    """The states of a connection."""
 
     IDLE = auto()
     HEAD = auto()  # some of the next head is there
     REQUEST = auto()  # a request is in hand
-    LINGERING = auto()  # all is written, and what still comes is dropped
-    CLOSING = auto()  # it closes once what was written is out
+    LINGERING = auto()  # the answer is written, and bytes that still come are dropped
+    CLOSING = auto()  # the connection closes once all is written
 
 
 # A connection holds the int: to look a member of an enumeration up takes Python 3.11 long.
@@ -78,7 +78,7 @@ _LATE, _AHEAD, _UNTAKEN, _BUDGET = map(int, Pause)
 
 
 class Parts(Protocol):
-    """What all connections of a listener share."""
+    """Holds the parts that all connections of a listener share."""
 
     budget: ByteBudget
     clock: Clock
@@ -92,11 +92,14 @@ class Listener(Protocol):
     limits: Limits
     heads: Heads
     turns: Turns
-    parts: Parts
+
+    @property
+    def parts(self) -> Parts:
+        """Return the parts that its connections share."""
 
     @property
     def linger_seconds(self) -> float:
-        """How long a client may go on sending what nobody reads."""
+        """Return how long a client may go on sending bytes that nobody reads."""
 
     def serve(self, connection: "Connection") -> Coroutine[object, None, None]:
         """Return the coroutine that serves a connection."""
@@ -127,14 +130,14 @@ class Connection:
         self.has_ended = False  # the client has ended its side
         self.had_request = False
         self.parts = listener.parts
-        self.ahead = b""  # what came behind the request in hand, or of the next head
+        self.ahead = b""  # bytes behind the request in hand, or of the next head
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()  # in this state
         self._write_due = math.inf
         self._gone_due = math.inf
         self._counted_ahead = 0  # bytes of `ahead` in the budget
-        self._is_crowded = False  # what came behind a request had no room
+        self._is_crowded = False  # bytes behind a request had no room
         self._late: bytes | None = None  # a read that waits for its turn
         self._pauses = 0
         self._known = listener.heads.known
@@ -371,65 +374,62 @@ class Connection:
             match = _EMPTY_LINES.match(data)
             if match is not None:
                 data = data[match.end() :]
-                if not data:
-                    self._enter(_HEAD)
-                    return None
+            if not data:
+                self._enter(_HEAD)
+                return None
         end = data.find(END) + _END_BYTES
         if end < _END_BYTES:
             self._keep_head(data)
             return None
         raw = data[:end]
-        head = self._known.get(raw)
+        head = self._known.get(raw) or self._read_head(raw)
         if head is None:
-            if end > MAX_HEAD_BYTES:
-                self._refuse_long_head()
-                return None
-            try:
-                head = self._listener.heads.read(raw)
-            except MisreadHead as error:
-                self.refuse_head(str(error))
-                return None
+            return None
         request = self.request = Request(self, head, raw)
         self.state = _REQUEST
         self.had_request = True
         length = head.length
-        size = len(data)
-        if size == end + length:  # nothing is to come, and nothing is behind
+        if len(data) == end + length:  # nothing is to come, and nothing is behind
             self._pieces = [data[end:]] if length else []
-        elif length == CHUNKED:
-            self._begin_chunks(data[end:])
         else:
-            self._begin_body(data[end : end + length], length)
-            if size > end + length:
-                self._put_ahead(data[end + length :])
-        if self.has_ended and not self.is_whole and self._late is None:
-            self.body_error = BrokenBody("the body broke off")
+            self._begin_body(data[end:], length)
         return request
 
-    def _begin_body(self, body: bytes, length: int) -> None:
-        self.left = length - len(body)
-        self.is_whole = not self.left
-        self._pieces = [body] if body else []
-        self._untaken = len(body)
-        if self.left:
-            self._begin_arrival(len(body))
+    def _read_head(self, raw: bytes) -> Head | None:
+        """Read a head that is not known; refuse it and return None if it is no good one."""
+        if len(raw) > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+            return None
+        try:
+            return self._listener.heads.read(raw)
+        except MisreadHead as error:
+            self.refuse_head(str(error))
+            return None
+
+    def _begin_body(self, data: bytes, length: int) -> None:
+        """Begin with a body of which some is to come, or behind which something has come."""
+        self._is_told_to_continue = False
+        self._arrival = Arrival(self._listener.limits, self._loop.time())
+        self._pieces = []
+        if length == CHUNKED:
+            self._begin_chunks(data)
+        else:
+            self.left = length
+            behind = self._feed_body(data)
+            if behind:
+                self._put_ahead(behind)
+        if self.has_ended and not self.is_whole and self._late is None:
+            self.body_error = BrokenBody("the body broke off")
 
     def _begin_chunks(self, data: bytes) -> None:
         self._decoder = ChunkDecoder()
-        self._pieces = []
         self.is_whole = False
-        self._begin_arrival(0)
         rest = data[_SHORT_BYTES:]
         if rest and self._put_off(rest, is_older=True):
             data = data[:_SHORT_BYTES]
         behind = self._feed_body(data)
         if behind:
             self._put_ahead(behind)
-
-    def _begin_arrival(self, size: int) -> None:
-        self._arrival = Arrival(self._listener.limits, self._loop.time())
-        self._arrival.received += size
-        self._is_told_to_continue = False
 
     def _keep_head(self, data: bytes) -> None:
         """Keep the begin of a head, if it may become a good one."""
@@ -523,7 +523,7 @@ class Connection:
         self._body_news = self._loop.create_future()
         await self._body_news
 
-    def say_continue(self) -> None:
+    def send_continue(self) -> None:
         """Have a client send its body that waits for leave to do so."""
         if self._awaits_continue():
             self._is_told_to_continue = True
@@ -536,7 +536,7 @@ class Connection:
             return False
         return not self._is_told_to_continue and not arrival.received
 
-    def may_keep(self) -> bool:
+    def can_be_kept(self) -> bool:
         """Return whether another request may follow: the rest of the body is there, or small."""
         request = self.request
         if request is None or request.head.wants_close or not self.accepts_requests():

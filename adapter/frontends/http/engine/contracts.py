@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Contract(Protocol):
-    """What the callers of one protocol may expect of an inference."""
+    """Decides how an inference of one protocol is leased, answered and refused."""
 
     sends_again: bool  # the whole body is kept, to be sent once more when memory was freed for it
     renames: bool  # answers name the model otherwise than Triton does, whatever its record says

@@ -55,7 +55,7 @@ class Inferences:
         *,
         max_body_bytes: int,
         default_model: ModelId | None,  # served at /invocations
-        operation: str = _INFER,  # what Triton is asked for an invocation
+        operation: str = _INFER,  # Triton's extension that answers an invocation
         shares_memory: bool = False,  # inferences may name regions of shared memory
     ) -> None:
         self.dataplane = dataplane
@@ -169,7 +169,8 @@ class HandledInference:
                 if isinstance(converted.body, bytes):
                     return Answer(converted.body, _without_length(converted.headers))
                 size = int(converted.headers["Content-Length"])
-                return await self._stream(_without_length(converted.headers), size, converted.body)
+                await self._stream(_without_length(converted.headers), size, converted.body)
+                return None
 
     async def _generate(self, operation: str) -> Answer | None:
         """Answer an invocation by Triton's generate extension, which takes JSON alone."""
@@ -258,7 +259,7 @@ class HandledInference:
             headers,
             body,
             is_stream=self._is_stream,
-            on_cut=self.request.connection.abort,  # who does not read gets no error
+            on_cut=self.request.connection.abort,  # a client that does not read gets no error
             shares_memory=self._inferences.shares_memory,
         )
         return self._inferences.dataplane.forward(call, self.lease)
@@ -269,7 +270,7 @@ class HandledInference:
         self,
         answer: V2Answer,
         *,
-        is_v2: bool = False,  # all headers are kept
+        is_v2: bool = False,  # the answer keeps all headers
         is_binary: bool = False,  # SageMaker's binary media type, even if the whole body is JSON
         is_one: bool = False,  # InvalidRequest if the model gave several answers, or none
     ) -> Answer | None:
@@ -280,7 +281,8 @@ class HandledInference:
         body: bytes | None = None
         if record.is_renamed and self._is_stream:
             events = events_of(answer.chunks(), record)
-            return await self._stream(passed_on(answer.headers), None, events)
+            await self._stream(passed_on(answer.headers), None, events)
+            return None
         if record.is_renamed:
             body, size = binary.put_name_back(
                 await answer.read(), size, record.name, record.asked_for
@@ -295,7 +297,8 @@ class HandledInference:
         if is_v2 and record.is_renamed and size is not None:
             headers[_HEADER_LENGTH] = str(size)
         if body is None:
-            return await self._stream(headers, length, answer.chunks())
+            await self._stream(headers, length, answer.chunks())
+            return None
         return Answer(body, headers)
 
     async def _stream(

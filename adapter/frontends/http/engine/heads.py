@@ -51,7 +51,7 @@ _CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
 
 
 class Plan:
-    """How an inference is answered, as far as its head decides that."""
+    """Holds how an inference is answered, as far as its head decides that."""
 
     __slots__ = (
         "_below_model",
@@ -76,12 +76,14 @@ class Plan:
         self.contract = contract
         self.model_id = model_id
         self.name = str(triton_name(model_id)) if contract.sends_again else str(model_id)
-        self.json_bytes: int | None = None  # so much of the body is JSON; None for all
+        self.json_bytes: int | None = (
+            None  # length of the JSON in the body; None if all of it is JSON
+        )
         self.is_typed = False  # a model that opted into content types converts the body
         self.is_packed = False  # the body is compressed
         self.needs_body = False  # an empty body is refused
         self.echoed = b""  # header lines of the answer
-        self.upstream_head = b""  # what Triton gets, if it knows the model by `name`
+        self.upstream_head = b""  # the head for a Triton that knows the model by `name`
         self._host = b""
         self._below_model = b""
         self._lines = b""

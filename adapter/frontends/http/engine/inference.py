@@ -25,8 +25,6 @@ from adapter.errors import (
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.engine.answers import JOINED_BYTES, StreamedAnswer, end_of_head
-from adapter.frontends.http.engine.connection import Connection
-from adapter.frontends.http.engine.exchange import Exchange
 from adapter.frontends.http.engine.head import CHUNKED
 from adapter.frontends.http.engine.heads import Plan
 from adapter.frontends.http.engine.request import Request
@@ -42,11 +40,12 @@ SENT_AGAIN_BYTES = 6_291_456
 
 _OK = 200
 _HEADER_LENGTH = b"inference-header-content-length"
+_LAST_CHUNK = b"0\r\n\r\n"
 _CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
 
 
 class ServingParts(Protocol):
-    """What all inferences of a listener share."""
+    """Holds the parts that all inferences of a listener share."""
 
     dataplane: FastDataPlane
     clock: Clock
@@ -83,8 +82,8 @@ class Inference:
     ) -> None:
         self._request = request
         self._plan = plan
-        self._connection: Connection = request.connection
-        self._exchange: Exchange = request.connection.exchange
+        self._connection = request.connection
+        self._exchange = request.connection.exchange
         self._parts = parts
         self._begun_at = begun_at
         self._lease: Lease | None = None
@@ -154,13 +153,13 @@ class Inference:
             return None
         lease: Lease | None = None
         if not sends_again:
-            # who is refused anyway is refused before its body has come
+            # a request that is refused anyway is refused before its body has come
             lease = await self._find_lease()
             if self._request.was_waited_for:
                 self._lease = lease
                 lease.begin()
                 lease.arrives(self._refuse_body)
-        connection.say_continue()
+        connection.send_continue()
         connection.hold_body()
         body = await connection.gather_body()
         self._request.callers_seconds = clock.monotonic() - self._begun_at
@@ -224,7 +223,7 @@ class Inference:
         self._exchange.begin(upstream, record)
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+            body = (_write_chunk(body) if body else b"") + _LAST_CHUNK
         upstream.send(self._head_for(record), body)
 
     async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
@@ -252,7 +251,7 @@ class Inference:
             shares_memory=self._parts.shares_memory,
         )
         lease.arrives(self._refuse_body)
-        connection.say_continue()
+        connection.send_continue()
         connection.hold_body()
         upstream = await self._connect()
         exchange.begin(upstream, record)
@@ -260,33 +259,32 @@ class Inference:
         upstream.write(self._head_for(record))
         size = 0
         while not exchange.is_answered:
-            if connection.body_error is not None:
-                raise connection.body_error
-            if exchange.error is not None:
-                raise exchange.error
+            error = connection.body_error or exchange.error
+            if error is not None:
+                raise error
             if not exchange.is_blocked:
                 piece = connection.take_body()
-                size += len(piece)
-                if size > self._parts.max_body_bytes:
-                    raise PayloadTooLarge(
-                        f"the body has more than {self._parts.max_body_bytes} bytes"
-                    )
                 if piece:
+                    size += len(piece)
+                    self._refuse_above_limit(size)
                     check.feed(piece)
-                    if is_chunked:
-                        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-                    upstream.write(piece)
+                    upstream.write(_write_chunk(piece) if is_chunked else piece)
                 if connection.is_whole:
                     self._end_body(upstream, size, is_chunked=is_chunked)
                     break
             await wait_for_news()
         connection.end_holding()
 
+    def _refuse_above_limit(self, size: int) -> None:
+        limit = self._parts.max_body_bytes
+        if size > limit:
+            raise PayloadTooLarge(f"the body has more than {limit} bytes")
+
     def _end_body(self, upstream: Upstream, size: int, *, is_chunked: bool) -> None:
         if not size and self._plan.needs_body:
             raise InvalidRequest("a body is needed")
         if is_chunked:
-            upstream.write(b"0\r\n\r\n")
+            upstream.write(_LAST_CHUNK)
         upstream.sent()
 
     # -- the answer --------------------------------------------------------------------------
@@ -355,7 +353,7 @@ class Inference:
             else:
                 upstream.resume_reading()
             await wait_for_news()
-        if request.status:  # it was passed on as it came, at the pace of the client
+        if request.status:  # the answer was passed on as it came, at the pace of the client
             request.callers_seconds += clock.monotonic() - self._heard_at
         answer.end()
         request.status = _OK
@@ -384,7 +382,7 @@ class Inference:
         self._heard_at = clock.monotonic()
         if not (request.was_sent or request.was_waited_for):
             request.upstream_seconds = self._heard_at - self._sent_at
-        request.is_last = not (connection.is_whole and connection.may_keep())
+        request.is_last = not (connection.is_whole and connection.can_be_kept())
         operation = plan.operation
         if operation.answered is not headers or operation.length != length:
             operation.answered = headers
@@ -432,3 +430,7 @@ class Inference:
         if self._plan.is_typed and isinstance(error, NotJson):
             return explained(error, self._request.headers, None)
         return error
+
+
+def _write_chunk(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)

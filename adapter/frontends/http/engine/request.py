@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Request:
     """A request that a connection serves, until its answer is out."""
 
-    # what is learned of it while it is served
+    # facts that are learned while the request is served
     model_id: ModelId | None = None
     frontend = "sagemaker"  # label of its metrics
     operation = "other"  # label of its metrics
@@ -35,7 +35,7 @@ class Request:
     has_lease = False
     was_waited_for = False  # its model was not loaded when it came
     was_sent = False  # Triton ran out of memory with it before
-    # what becomes of it
+    # its answer
     status = 0  # of the answer; 0 until that has begun
     is_last = False  # the connection closes behind the answer
     upstream_seconds: float | None = None  # how long it waited for Triton
@@ -94,7 +94,7 @@ class Request:
 
     async def _iterate_body(self, limit: int) -> AsyncIterator[bytes]:
         connection = self.connection
-        connection.say_continue()
+        connection.send_continue()
         size = 0
         while True:
             if connection.body_error is not None:

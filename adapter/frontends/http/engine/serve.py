@@ -41,7 +41,7 @@ Handle = Callable[[Request], Awaitable[Answer | None]]
 
 @dataclass(slots=True)
 class Parts:
-    """What all connections and inferences of a listener share."""
+    """Holds the parts that all connections and inferences of a listener share."""
 
     dataplane: FastDataPlane
     instrumentation: Instrumentation
@@ -152,7 +152,7 @@ class Service:
             self._parts.sites.check(request.headers)
             answer = await self._handle(request)
             if answer is not None:
-                request.is_last = not request.connection.may_keep()
+                request.is_last = not request.connection.can_be_kept()
                 write_answer(request, answer, self._own_lines(request))
         except AdapterError as error:
             self._refuse(request, error)
@@ -207,7 +207,7 @@ class Service:
 
     def _write_refusal(self, request: Request, refusal: Refusal) -> None:
         connection = request.connection
-        request.is_last = not connection.may_keep()
+        request.is_last = not connection.can_be_kept()
         write_answer(request, answer_refusal(refusal), self._own_lines(request))
 
     def _own_lines(self, request: Request) -> bytes:

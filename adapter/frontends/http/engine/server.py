@@ -103,6 +103,7 @@ class _RefusedConnection(asyncio.Protocol):
         self._is_patient = is_patient
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Write the refusal."""
         own = cast("asyncio.Transport", transport)
         self._connections.count_lingering(1)
         own.write(self._answer)
@@ -113,6 +114,7 @@ class _RefusedConnection(asyncio.Protocol):
             own.close()
 
     def connection_lost(self, _: Exception | None) -> None:
+        """Count the refused connection no longer."""
         self._connections.count_lingering(-1)
 
 
@@ -127,7 +129,7 @@ class HttpServer:
         *,
         drain: Drain,
         limits: Limits | None = None,
-        check_interval_seconds: float = 1,  # one timer checks the time limits of all connections
+        check_interval_seconds: float = 1,  # of the timer that checks time limits
         connections: Connections | None = None,
         turns: Turns | None = None,
         is_endpoint: bool = False,  # calls of an endpoint come here too
@@ -234,7 +236,7 @@ class HttpServer:
 
     @property
     def linger_seconds(self) -> float:
-        """How long a client may go on sending what nobody reads."""
+        """Return how long a client may go on sending bytes that nobody reads."""
         limits = self.limits
         if self.parts.accepts_requests:
             return limits.linger

@@ -150,14 +150,14 @@ async def test_steps_run_in_the_context_of_the_stepper():
     variable: ContextVar[str] = ContextVar("variable", default="unset")
     seen: list[str] = []
 
-    async def look() -> None:
+    async def read_variable() -> None:
         seen.append(variable.get())
 
     async def work(stepper: Stepper) -> None:
         variable.set("mine")
         await wait_for_news()
         seen.append(variable.get())
-        await stepper.delegate(look())
+        await stepper.delegate(read_variable())
 
     driven = Driven(work)
     driven.stepper.context = copy_context()
