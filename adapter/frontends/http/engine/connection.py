@@ -24,7 +24,7 @@ from adapter.frontends.bodies import Arrival, Limits
 from adapter.frontends.http.engine.chunks import ChunkDecoder, MalformedChunks
 from adapter.frontends.http.engine.exchange import Exchange
 from adapter.frontends.http.engine.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
-from adapter.frontends.http.engine.heads import Head, Heads
+from adapter.frontends.http.engine.heads import Heads
 from adapter.frontends.http.engine.request import Request
 from adapter.frontends.http.engine.stepping import Stepper, wait_for_news
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
@@ -160,10 +160,6 @@ class Connection:
         self._is_told_to_continue = False
         self._body_news: asyncio.Future[None] | None = None  # of a task that waits for the body
 
-    def accepts_requests(self) -> bool:
-        """Return whether another request may follow the one in hand."""
-        return self.parts.accepts_requests and not self._is_crowded
-
     def is_idle(self) -> bool:
         """Return whether it has no whole head of a request."""
         return self.state in {_IDLE, _HEAD}
@@ -199,6 +195,11 @@ class Connection:
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent, or put a long read off to a later turn."""
+        is_next = self.state == _IDLE and not self.ahead and not self.is_full
+        if is_next and len(data) <= _SHORT_BYTES and self._late is None:
+            self.ahead = data
+            self.step()
+            return
         is_late = self._late is not None
         if not is_late and len(data) > _SHORT_BYTES:
             is_late = self._decoder is not None or not self._listener.turns.has_time()
@@ -354,19 +355,28 @@ class Connection:
             self._loop.call_soon(self.step)
             await wait_for_news()
         while self.state < _LINGERING:
-            if self.ahead and not self.is_full:
-                request = self._read_request(self._take_ahead())
-                if self._pauses and len(self.ahead) <= _AHEAD_BYTES and not self._is_crowded:
-                    self.unpause(_AHEAD)
+            if not self.is_full:
+                request = self._read_next() if self.ahead else None
                 if request is not None:
                     return request
                 if self.state >= _LINGERING:
                     return None
-            if self.has_ended and not self.is_full:
-                self.close()
-                return None
+                if self.has_ended:
+                    self.close()
+                    return None
             await wait_for_news()
         return None
+
+    def _read_next(self) -> Request | None:
+        """Read a request from what is ahead, and read on from the client if little is left."""
+        data = self.ahead
+        if self._counted_ahead:
+            self._take_ahead()
+        self.ahead = b""
+        request = self._read_request(data)
+        if self._pauses and len(self.ahead) <= _AHEAD_BYTES and not self._is_crowded:
+            self.unpause(_AHEAD)
+        return request
 
     def _read_request(self, data: bytes) -> Request | None:
         """Read a request; None if its head is not whole, or was refused."""
@@ -382,29 +392,37 @@ class Connection:
             self._keep_head(data)
             return None
         raw = data[:end]
-        head = self._known.get(raw) or self._read_head(raw)
-        if head is None:
-            return None
-        request = self.request = Request(self, head, raw)
+        head = self._known.get(raw)
+        request = self._read_head(raw) if head is None else Request(self, head, raw)
+        if request is not None:
+            self._begin_request(request, data, end)
+        return request
+
+    def _begin_request(self, request: Request, data: bytes, end: int) -> None:
+        """Take a request in hand, whose head ends at `end`."""
+        self.request = request
         self.state = _REQUEST
         self.had_request = True
-        length = head.length
+        length = request.head.length
         if len(data) == end + length:  # nothing is to come, and nothing is behind
             self._pieces = [data[end:]] if length else []
         else:
             self._begin_body(data[end:], length)
-        return request
 
-    def _read_head(self, raw: bytes) -> Head | None:
+    def _read_head(self, raw: bytes) -> Request | None:
         """Read a head that is not known; refuse it and return None if it is no good one."""
         if len(raw) > MAX_HEAD_BYTES:
             self._refuse_long_head()
             return None
         try:
-            return self._listener.heads.read(raw)
+            head, lines = self._listener.heads.read(raw)
         except MisreadHead as error:
             self.refuse_head(str(error))
             return None
+        request = Request(self, head, raw)
+        if lines:
+            request.lines = lines
+        return request
 
     def _begin_body(self, data: bytes, length: int) -> None:
         """Begin with a body of which some is to come, or behind which something has come."""
@@ -539,7 +557,9 @@ class Connection:
     def can_be_kept(self) -> bool:
         """Return whether another request may follow: the rest of the body is there, or small."""
         request = self.request
-        if request is None or request.head.wants_close or not self.accepts_requests():
+        if request is None or request.head.wants_close:
+            return False
+        if self._is_crowded or not self.parts.accepts_requests:
             return False
         if self.is_whole:
             return True
@@ -614,7 +634,8 @@ class Connection:
 
     def end_request(self, *, is_last: bool) -> None:
         """Note that the answer is written to its last byte, and whether it said it is the last."""
-        if is_last or not self.is_whole or not self.accepts_requests():
+        accepts_requests = self.parts.accepts_requests and not self._is_crowded
+        if is_last or not self.is_whole or not accepts_requests:
             is_gentle = not self.is_whole or bool(self.ahead) or self._is_crowded
             self._forget_body()
             if self.state < _LINGERING:

@@ -16,7 +16,7 @@ from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.engine.contracts import ContainerContracts, Contract
 from adapter.frontends.http.engine.endpoint_contract import EndpointCalls
-from adapter.frontends.http.engine.head import CHUNKED, END, RawHead, read_head
+from adapter.frontends.http.engine.head import CHUNKED, RawHead, read_head
 from adapter.frontends.http.head import Operation, without_differing
 from adapter.frontends.http.instrumentation import (
     ECHOED,
@@ -118,24 +118,6 @@ class Plan:
         first = b"POST /v2/models/%b%b HTTP/1.1\r\nHost: %b\r\n"
         return first % (name.encode(), self._below_model, self._host) + lines + self._end_lines
 
-    def with_lines(self, lines: list[bytes]) -> "Plan | None":
-        """Return the plan of a request with these lines for Triton besides; None if too long."""
-        more = b"".join([line + b"\r\n" for line in lines])
-        plan = Plan(self.operation, self.contract, self.model_id)
-        plan.name = self.name
-        plan.json_bytes = self.json_bytes
-        plan.is_typed = self.is_typed
-        plan.is_packed = self.is_packed
-        plan.needs_body = self.needs_body
-        plan.echoed = self.echoed
-        plan._host = self._host
-        plan._below_model = self._below_model
-        plan._lines = self._lines + more
-        plan._uncompressed_lines = self._uncompressed_lines + more
-        plan._end_lines = self._end_lines
-        plan.upstream_head = self.upstream_head[: -len(END)] + b"\r\n" + more + b"\r\n"
-        return None if has_long_line(plan.upstream_head) else plan
-
 
 class Head:
     """A head with all that is the same for each request which has it."""
@@ -160,19 +142,6 @@ class Head:
         self.expects_continue = raw.expects_continue
         self.contract_name = contract_of(raw.target, raw.headers)
         self.plan: Plan | None = None  # of an inference; None for what a handler answers
-
-    def with_plan(self, plan: Plan | None) -> "Head":
-        """Return the same head with another plan."""
-        head = Head.__new__(Head)
-        head.method = self.method
-        head.target = self.target
-        head.length = self.length
-        head.is_http_1_0 = self.is_http_1_0
-        head.wants_close = self.wants_close
-        head.expects_continue = self.expects_continue
-        head.contract_name = self.contract_name
-        head.plan = plan
-        return head
 
 
 class Heads:
@@ -211,11 +180,13 @@ class Heads:
             )
         }
 
-    def read(self, raw: bytes) -> Head:
-        """Read a head, which ends with the empty line. Raises MisreadHead."""
+    def read(self, raw: bytes) -> tuple[Head, bytes]:
+        """Read a head, which ends with the empty line. Return it with the lines for Triton that
+        differ from request to request. Raises MisreadHead.
+        """
         same, lines = without_differing(raw)
         if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
-            return self._read(raw)
+            return self._read(raw), b""
         head = self.known.get(same)
         if head is None:
             head = self._read(same)
@@ -223,9 +194,10 @@ class Heads:
                 if len(self.known) == _MAX_KNOWN:
                     self.known.clear()
                 self.known[same] = head
-        if lines and head.plan is not None:
-            return head.with_plan(head.plan.with_lines(lines))
-        return head
+        if not lines or head.plan is None:
+            return head, b""
+        more = b"\r\n".join([*lines, b""])
+        return (self._read(raw), b"") if has_long_line(more) else (head, more)
 
     def _read(self, raw: bytes) -> Head:
         read = read_head(raw)

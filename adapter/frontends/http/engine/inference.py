@@ -93,23 +93,29 @@ class Inference:
 
     async def serve(self) -> None:
         """Answer the inference. Raises the error to refuse it with, once all it had is released."""
-        request = self._request
+        connection = self._connection
         try:
-            body = await self._read_body()
+            # a body that is there at once, as most are, needs no wait
+            body = connection.take_body() if connection.is_whole else await self._read_body()
             error = await self._try_once(body)
-            if error is not None and await self._can_send_again(error, body):
-                request.was_sent = True
+            if isinstance(error, CapacityError) and await self._can_send_again(error, body):
+                self._request.was_sent = True
                 error = await self._try_once(body)
         except BaseException as ending:
             self._release(ending)
             raise
         if error is not None:
-            raise self._explain(error)
+            raise self._explain(error) if self._plan.is_typed else error
 
     async def _try_once(self, body: bytes | None) -> AdapterError | None:
         """Send the request to Triton, and answer the client; return the error of what failed."""
         try:
-            await self._send_and_answer(body)
+            lease = self._lease or self._lease_at_once() or await self._wait_for_lease()
+            if body is None:
+                await self._send_in_pieces(lease)
+            elif not self._send_at_once(lease.record, body):
+                await self._send_whole(lease.record, body)
+            await self._answer_client(lease.record)
         except NeedsHandler:
             if body is not None:
                 self._connection.put_body_back(body)
@@ -117,41 +123,43 @@ class Inference:
         except AdapterError as error:
             if self._request.status:
                 raise  # the answer has begun
-            lease = self._lease
-            reported = self._release(error)
-            if not isinstance(reported, AdapterError):
-                raise reported from error
-            if lease is None or not isinstance(reported, BackendError | CapacityError):
-                return reported
-            return await self._connection.delegate(lease.judge(reported))
+            return error if self._lease is None else await self._judge(self._lease, error)
+        self._exchange.upstream = None
+        self._exchange.answer = None
+        self._lease = None
+        lease.end(None, self._heard_at)
         return None
 
-    async def _send_and_answer(self, body: bytes | None) -> None:
-        lease = self._lease
-        if lease is None:
-            lease = await self._find_lease()
-            self._lease = lease
-        if not lease.is_held():
-            lease.begin(self._begun_at)
-        if body is None:
-            await self._send_in_pieces(lease)
+    async def _answer_client(self, record: ModelRecord) -> None:
+        """Wait for Triton's answer, and pass it on."""
+        exchange = self._exchange
+        while not exchange.is_answered:
+            if exchange.error is not None:
+                raise exchange.error
+            await wait_for_news()
+        if exchange.answer is None or record.is_renamed or self._plan.contract.renames:
+            await self._answer_slowly(record)
         else:
-            await self._send_whole(lease.record, body)
-        await self._answer_client(lease)
+            self._answer_whole(exchange.answer)
+
+    async def _judge(self, lease: Lease, error: AdapterError) -> AdapterError:
+        """Release all that the request has; return the error for its caller."""
+        reported = self._release(error)
+        if not isinstance(reported, AdapterError):
+            raise reported
+        if not isinstance(reported, BackendError | CapacityError):
+            return reported
+        return await self._connection.delegate(lease.judge(reported))
 
     # -- the lease, and the body before it ---------------------------------------------------
 
     async def _read_body(self) -> bytes | None:
-        """Return the body if it is there, or is gathered first; None for one to pass on."""
+        """Return a body that is gathered first, once it is there; None for one to pass on."""
         connection = self._connection
-        plan = self._plan
-        if connection.is_whole:
-            return connection.take_body()
         length = self._request.head.length
-        sends_again = plan.contract.sends_again
+        sends_again = self._plan.contract.sends_again
         if length == CHUNKED or length > (SENT_AGAIN_BYTES if sends_again else GATHERED_BYTES):
             return None
-        lease: Lease | None = None
         if not sends_again:
             # a request that is refused anyway is refused before its body has come
             lease = await self._find_lease()
@@ -166,6 +174,24 @@ class Inference:
         if length <= GATHERED_BYTES:
             connection.end_holding()
         return body
+
+    def _lease_at_once(self) -> Lease | None:
+        """Return a lease that has begun; None if the model is waited for, or may need a handler."""
+        plan = self._plan
+        if plan.is_typed:
+            return None
+        lease = plan.contract.find_lease(plan.model_id)
+        if lease is not None:
+            self._request.has_lease = True
+            self._lease = lease
+            lease.begin(self._begun_at)
+        return lease
+
+    async def _wait_for_lease(self) -> Lease:
+        """Return a lease that has begun, once the model is loaded. Raises NeedsHandler."""
+        lease = self._lease = await self._find_lease()
+        lease.begin(self._begun_at)
+        return lease
 
     def _refuse_body(self) -> None:
         self._connection.refuse_body("the model is being unloaded")
@@ -198,33 +224,53 @@ class Inference:
 
     def _head_for(self, record: ModelRecord) -> bytes:
         plan = self._plan
-        if record.name == plan.name:
-            return plan.upstream_head
-        return plan.head_for(str(record.name), is_renamed=record.is_renamed)
+        head = plan.upstream_head
+        if record.name != plan.name:
+            head = plan.head_for(str(record.name), is_renamed=record.is_renamed)
+        lines = self._request.lines
+        return head[:-2] + lines + b"\r\n" if lines else head
 
-    async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
+    def _send_at_once(self, record: ModelRecord, body: bytes) -> bool:
+        """Send a whole body if that needs no wait; return False if it does."""
         plan = self._plan
+        if plan.is_packed or len(body) > GATHERED_BYTES:
+            return False
         if not body and plan.needs_body:
             raise InvalidRequest("a body is needed")
-        dataplane = self._parts.dataplane
-        shares_memory = self._parts.shares_memory
-        if plan.is_packed:
-            await self._check_packed(record, body)
-        elif len(body) > GATHERED_BYTES:
-            work = dataplane.check_in_turns(
-                body, plan.json_bytes, record, is_packed=False, shares_memory=shares_memory
-            )
-            await self._connection.delegate(work)
-        else:
-            dataplane.check(body, plan.json_bytes, record, shares_memory=shares_memory)
-        upstream = dataplane.idle()
+        parts = self._parts
+        parts.dataplane.check(body, plan.json_bytes, record, shares_memory=parts.shares_memory)
+        upstream = parts.dataplane.idle()
         if upstream is None:
-            upstream = await self._connect()
+            return False
+        self._send(upstream, record, body)
+        return True
+
+    def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
         self._exchange.begin(upstream, record)
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
             body = (_write_chunk(body) if body else b"") + _LAST_CHUNK
-        upstream.send(self._head_for(record), body)
+        plan = self._plan
+        is_usual = record.name == plan.name and not self._request.lines
+        upstream.send(plan.upstream_head if is_usual else self._head_for(record), body)
+
+    async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
+        """Send a whole body after a long check, or on a new connection."""
+        plan = self._plan
+        if not body and plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        if plan.is_packed:
+            await self._check_packed(record, body)
+        elif len(body) > GATHERED_BYTES:
+            work = self._parts.dataplane.check_in_turns(
+                body,
+                plan.json_bytes,
+                record,
+                is_packed=False,
+                shares_memory=self._parts.shares_memory,
+            )
+            await self._connection.delegate(work)
+        self._send(await self._connect(), record, body)
 
     async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
         """Check a compressed body, in a task if it is large once it is unpacked."""
@@ -289,38 +335,32 @@ class Inference:
 
     # -- the answer --------------------------------------------------------------------------
 
-    async def _answer_client(self, lease: Lease) -> None:
+    def _answer_whole(self, body: bytes) -> None:
+        """Answer with a body that came at once."""
+        upstream = self._exchange.upstream
+        assert upstream is not None  # noqa: S101 - it has just answered
+        head = self._begin_answer(upstream.headers, len(body))
+        self._request.status = _OK
+        if len(body) <= JOINED_BYTES:
+            self._connection.transport.write(head + body)
+        else:
+            self._connection.transport.writelines((head, body))
+
+    async def _answer_slowly(self, record: ModelRecord) -> None:
+        """Answer with a body that comes in pieces, or under the caller's name of the model."""
         exchange = self._exchange
-        while not exchange.is_answered:
-            if exchange.error is not None:
-                raise exchange.error
-            await wait_for_news()
         upstream = exchange.upstream
         assert upstream is not None  # noqa: S101 - it has just answered
-        is_renamed = self._plan.contract.renames or lease.record.is_renamed
-        if exchange.answer is None and not is_renamed:
+        if not (record.is_renamed or self._plan.contract.renames):
             await self._stream_answer(upstream)
-        else:
-            body = exchange.answer
-            if body is None:
-                body = await self._gather_answer()
-            headers = upstream.headers
-            if is_renamed:
-                headers, body = self._rename(headers, body, lease.record)
-            head = self._begin_answer(headers, len(body))
-            self._request.status = _OK
-            self._write(head, body)
-        exchange.upstream = None
-        exchange.answer = None
-        self._lease = None
-        lease.end(None, self._heard_at)
-
-    def _write(self, head: bytes, body: bytes) -> None:
-        transport = self._connection.transport
-        if len(body) <= JOINED_BYTES:
-            transport.write(head + body)
-        else:
-            transport.writelines((head, body))
+            return
+        body = exchange.answer
+        if body is None:
+            body = await self._gather_answer()
+        headers, body = self._rename(upstream.headers, body, record)
+        head = self._begin_answer(headers, len(body))
+        self._request.status = _OK
+        self._connection.transport.writelines((head, body))
 
     async def _gather_answer(self) -> bytes:
         exchange = self._exchange
@@ -391,7 +431,9 @@ class Inference:
             fields = given_back(headers, is_v2=operation.is_v2)
             operation.answer = begin_of_head(_OK, fields) + frame
         begin = operation.answer
-        end = end_of_head(request, self._parts.clock)
+        end = self._parts.clock.last if request.is_last else self._parts.clock.line
+        if request.head.is_http_1_0:
+            end = end_of_head(request, self._parts.clock)
         if length is None and request.head.is_http_1_0:  # which knows no chunks
             request.is_last = True  # the end of the connection ends the body
             begin = begin.removesuffix(_CHUNKED_LINE)
@@ -419,15 +461,15 @@ class Inference:
             self._answer = None
         return error if reported is None else reported
 
-    async def _can_send_again(self, error: AdapterError, body: bytes | None) -> bool:
+    async def _can_send_again(self, error: CapacityError, body: bytes | None) -> bool:
         contract = self._plan.contract
-        if body is None or not contract.sends_again or not isinstance(error, CapacityError):
+        if body is None or not contract.sends_again:
             return False
         return await self._connection.delegate(contract.frees_memory(error))
 
     def _explain(self, error: AdapterError) -> AdapterError:
         """Return what is said of a body that is not the JSON for which it was taken."""
-        if self._plan.is_typed and isinstance(error, NotJson):
+        if isinstance(error, NotJson):
             return explained(error, self._request.headers, None)
         return error
 

@@ -37,6 +37,7 @@ class Request:
     was_sent = False  # Triton ran out of memory with it before
     # its answer
     status = 0  # of the answer; 0 until that has begun
+    lines = b""  # lines of its head for Triton that differ from request to request
     is_last = False  # the connection closes behind the answer
     upstream_seconds: float | None = None  # how long it waited for Triton
     callers_seconds = 0.0  # how long it waited for its caller

@@ -29,11 +29,12 @@ from adapter.frontends.http.instrumentation import (
     Refusal,
     echoed_headers,
     own_refusal,
+    refusal_answer,
 )
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.tracing import MODEL, Tracing
-from adapter.telemetry.traffic import WAITED, Served, Waited
+from adapter.telemetry.traffic import WAITED, Waited
 
 # Answers a request; None once it has written the answer itself.
 Handle = Callable[[Request], Awaitable[Answer | None]]
@@ -74,7 +75,7 @@ class Service:
                 await self._serve_planned(connection, request, plan)
             else:
                 await connection.delegate(self._serve_call(request))
-            if not request.is_last:
+            if not connection.is_whole and not request.is_last:
                 await connection.skip_body()
             connection.end_request(is_last=request.is_last)
 
@@ -97,7 +98,15 @@ class Service:
             self._report_bug(request, error)
         finally:
             served.in_flight.count -= 1
-        _count(request, served, begun_at)
+        status = request.status
+        if status:
+            served.count(
+                status,
+                clock.monotonic() - begun_at,
+                request.upstream_seconds,
+                request.callers_seconds,
+                plan.model_id,
+            )
 
     async def _handle_planned(self, request: Request) -> None:
         """Answer by its handler a planned inference whose model converts bodies."""
@@ -130,7 +139,14 @@ class Service:
             in_flight.count -= 1
         request.note_waited()
         served = self._instrumentation.served(request.frontend, request.operation)
-        _count(request, served, begun_at)
+        if request.status:
+            served.count(
+                request.status,
+                clock.monotonic() - begun_at,
+                request.upstream_seconds,
+                request.callers_seconds,
+                request.model_id,
+            )
 
     async def _answer_in_span(self, request: Request, tracing: Tracing) -> None:
         with tracing.server(request.method, request.headers) as span:
@@ -208,7 +224,14 @@ class Service:
     def _write_refusal(self, request: Request, refusal: Refusal) -> None:
         connection = request.connection
         request.is_last = not connection.can_be_kept()
-        write_answer(request, answer_refusal(refusal), self._own_lines(request))
+        plan = request.head.plan
+        lines = self._own_lines(request) if plan is None else plan.echoed
+        if plan is None or request.head.is_http_1_0:
+            write_answer(request, answer_refusal(refusal), lines)
+            return
+        request.status = refusal.status
+        answer = refusal_answer(refusal, self._parts.clock, echoed=lines, is_last=request.is_last)
+        connection.transport.write(answer)
 
     def _own_lines(self, request: Request) -> bytes:
         """Return the header lines that any answer of the request's contract has."""
@@ -228,14 +251,3 @@ def list_own_headers(request: Request) -> Mapping[str, str]:
 def _operation_of(request: Request) -> str:
     plan = request.head.plan
     return request.operation if plan is None else plan.operation.name
-
-
-def _count(request: Request, served: Served, begun_at: float) -> None:
-    if request.status:
-        served.count(
-            request.status,
-            clock.monotonic() - begun_at,
-            request.upstream_seconds,
-            request.callers_seconds,
-            request.model_id,
-        )

@@ -46,31 +46,16 @@ class Stepper:
 
     def step(self) -> None:
         """Run the coroutine until it waits. Within a step, have it look again before it waits."""
-        if self._is_running:
-            self._has_news = True
-        elif self._coroutine is not None:
-            self._run(self._coroutine, None)
-
-    def cancel(self) -> None:
-        """Raise CancelledError in the coroutine, which ends with that step."""
         coroutine = self._coroutine
-        if coroutine is None or self._is_running:
+        if self._is_running or coroutine is None:
+            self._has_news = True
             return
-        self._run(coroutine, asyncio.CancelledError())
-        self._coroutine = None
-        coroutine.close()
-
-    def _run(self, coroutine: Coroutine[object, None, None], error: BaseException | None) -> None:
         self._is_running = True
+        self._has_news = False
         try:
-            while True:
-                self._has_news = False
-                signal = self._resume(coroutine, error)
-                error = None
-                if signal is not _NEWS:
-                    error = _refuse(signal)
-                elif not self._has_news:
-                    return
+            signal = coroutine.send(None) if self.context is None else self._resume(coroutine)
+            if signal is not _NEWS or self._has_news:
+                self._run_on(coroutine, signal)
         except StopIteration:
             self._coroutine = None
         except BaseException as ending:  # noqa: BLE001 - the owner of the coroutine decides
@@ -79,14 +64,37 @@ class Stepper:
         finally:
             self._is_running = False
 
+    def cancel(self) -> None:
+        """Raise CancelledError in the coroutine, which ends with that step."""
+        coroutine = self._coroutine
+        if coroutine is None or self._is_running:
+            return
+        self._is_running = True
+        try:
+            self._run_on(coroutine, self._resume(coroutine, asyncio.CancelledError()))
+        except StopIteration:
+            pass
+        except BaseException as ending:  # noqa: BLE001 - the owner of the coroutine decides
+            self._on_error(ending)
+        finally:
+            self._is_running = False
+            self._coroutine = None
+            coroutine.close()
+
+    def _run_on(self, coroutine: Coroutine[object, None, None], signal: object) -> None:
+        """Resume the coroutine while it has news, or has awaited what no step can wait for."""
+        while signal is not _NEWS or self._has_news:
+            self._has_news = False
+            error = None if signal is _NEWS else _refuse(signal)
+            signal = self._resume(coroutine, error)
+
     def _resume(
-        self, coroutine: Coroutine[object, None, None], error: BaseException | None
+        self, coroutine: Coroutine[object, None, None], error: BaseException | None = None
     ) -> object:
-        if self.context is not None:
-            if error is None:
-                return self.context.run(coroutine.send, None)
-            return self.context.run(coroutine.throw, error)
-        return coroutine.send(None) if error is None else coroutine.throw(error)
+        act = coroutine.send if error is None else coroutine.throw
+        if self.context is None:
+            return act(error)  # type: ignore[arg-type] # the one sends None
+        return self.context.run(act, error)  # type: ignore[arg-type]
 
     async def delegate(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> T:
         """Run `work` as a task, and return its result; cancel the task if the wait is cancelled."""
