@@ -14,7 +14,7 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextvars import Context
 from enum import IntEnum, IntFlag, auto
 from typing import Any, Protocol, TypeVar, cast
@@ -749,6 +749,8 @@ class Connection:
 
     def _end_after(self, error: BaseException) -> None:
         """Log an error that nobody expected, and end the connection."""
+        if isinstance(error, asyncio.CancelledError):
+            return  # the connection is lost already
         if isinstance(error, Exception):
             self.parts.instrumentation.bug(error, ("", ""))
         self.abort()
@@ -757,6 +759,3 @@ class Connection:
 def _wake(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
-
-
-Serve = Callable[[Connection], Coroutine[object, None, None]]
