@@ -418,6 +418,7 @@ async def opened(
     sites: SitePolicy = ANYWHERE,
     *,
     connections: Connections | None = None,
+    is_next: bool = IS_NEXT,
 ) -> AsyncIterator[Listener]:
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
@@ -426,7 +427,7 @@ async def opened(
         await house.load("m")
         budget = ByteBudget(inflight_bytes)
         drain = Drain(house.control, house.control_state, house.metrics.traffic, 0)
-        make = make_next if IS_NEXT else make_today
+        make = make_next if is_next else make_today
         server, contracts = make(
             plane,
             house,

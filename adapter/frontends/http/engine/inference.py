@@ -110,7 +110,7 @@ class Inference:
     async def _try_once(self, body: bytes | None) -> AdapterError | None:
         """Send the request to Triton, and answer the client; return the error of what failed."""
         try:
-            lease = self._lease or self._lease_at_once() or await self._wait_for_lease()
+            lease = self._lease or self._begin_lease() or await self._wait_for_lease()
             if body is None:
                 await self._send_in_pieces(lease)
             elif not self._send_at_once(lease.record, body):
@@ -160,13 +160,10 @@ class Inference:
         sends_again = self._plan.contract.sends_again
         if length == CHUNKED or length > (SENT_AGAIN_BYTES if sends_again else GATHERED_BYTES):
             return None
-        if not sends_again:
-            # a request that is refused anyway is refused before its body has come
-            lease = await self._find_lease()
-            if self._request.was_waited_for:
-                self._lease = lease
-                lease.begin()
-                lease.arrives(self._refuse_body)
+        # a request that is refused anyway is refused before its body has come
+        if not sends_again and self._find_lease() is None:
+            lease = await self._wait_for_lease()
+            lease.arrives(self._refuse_body)
         connection.send_continue()
         connection.hold_body()
         body = await connection.gather_body()
@@ -175,51 +172,66 @@ class Inference:
             connection.end_holding()
         return body
 
-    def _lease_at_once(self) -> Lease | None:
-        """Return a lease that has begun; None if the model is waited for, or may need a handler."""
+    def _find_lease(self) -> Lease | None:
+        """Return a lease, None if the model has to be waited for. Raises NeedsHandler."""
         plan = self._plan
-        if plan.is_typed:
-            return None
         lease = plan.contract.find_lease(plan.model_id)
         if lease is not None:
             self._request.has_lease = True
+            if plan.is_typed and lease.record.content_types:
+                raise NeedsHandler
+        return lease
+
+    def _begin_lease(self) -> Lease | None:
+        """Begin a lease, and return it; None if the model has to be waited for."""
+        lease = self._find_lease()
+        if lease is not None:
             self._lease = lease
             lease.begin(self._begun_at)
         return lease
 
     async def _wait_for_lease(self) -> Lease:
-        """Return a lease that has begun, once the model is loaded. Raises NeedsHandler."""
-        lease = self._lease = await self._find_lease()
-        lease.begin(self._begun_at)
+        """Begin a lease once the model is loaded, and return it. Raises NeedsHandler."""
+        self._request.was_waited_for = True
+        context = copy_context()
+        context.run(WAITED.set, Waited())
+        return await self._connection.delegate(self._begin_lease_in_task(), context)
+
+    async def _begin_lease_in_task(self) -> Lease:
+        """Begin the lease in the task that has waited for it: an unload may come before the next
+        step of the coroutine.
+        """
+        plan = self._plan
+        lease = await plan.contract.wait_for_lease(plan.model_id, self._request)
+        self._request.has_lease = True
+        if plan.is_typed and lease.record.content_types:
+            raise NeedsHandler
+        self._lease = lease
+        lease.begin()
         return lease
 
     def _refuse_body(self) -> None:
         self._connection.refuse_body("the model is being unloaded")
 
-    async def _find_lease(self) -> Lease:
-        """Return a lease of the model, once it is loaded. Raises NeedsHandler."""
-        plan = self._plan
-        request = self._request
-        lease = plan.contract.find_lease(plan.model_id)
-        if lease is None:
-            request.was_waited_for = True
-            waited = Waited()
-            context = copy_context()
-            context.run(WAITED.set, waited)
-            work = plan.contract.wait_for_lease(plan.model_id, request)
-            lease = await self._connection.delegate(work, context)
-        request.has_lease = True
-        if plan.is_typed and lease.record.content_types:
-            raise NeedsHandler
-        return lease
-
     # -- to Triton ---------------------------------------------------------------------------
 
-    async def _connect(self) -> Upstream:
+    async def _begin_exchange(self, record: ModelRecord) -> Upstream:
+        """Begin an exchange, on a new connection to Triton if none is idle."""
         upstream = self._parts.dataplane.idle()
-        if upstream is None:
-            work = self._parts.dataplane.connected(self._plan.model_id)
-            upstream = await self._connection.delegate(work)
+        if upstream is not None:
+            self._exchange.begin(upstream, record)
+            return upstream
+        upstream = await self._connection.delegate(self._begin_exchange_in_task(record))
+        if self._exchange.error is not None:
+            raise self._exchange.error
+        return upstream
+
+    async def _begin_exchange_in_task(self, record: ModelRecord) -> Upstream:
+        """Begin the exchange in the task that has connected: the connection may break before the
+        next step of the coroutine, which the exchange is told then.
+        """
+        upstream = await self._parts.dataplane.connected(self._plan.model_id)
+        self._exchange.begin(upstream, record)
         return upstream
 
     def _head_for(self, record: ModelRecord) -> bytes:
@@ -242,11 +254,11 @@ class Inference:
         upstream = parts.dataplane.idle()
         if upstream is None:
             return False
+        self._exchange.begin(upstream, record)
         self._send(upstream, record, body)
         return True
 
     def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
-        self._exchange.begin(upstream, record)
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
             body = (_write_chunk(body) if body else b"") + _LAST_CHUNK
@@ -270,7 +282,7 @@ class Inference:
                 shares_memory=self._parts.shares_memory,
             )
             await self._connection.delegate(work)
-        self._send(await self._connect(), record, body)
+        self._send(await self._begin_exchange(record), record, body)
 
     async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
         """Check a compressed body, in a task if it is large once it is unpacked."""
@@ -299,8 +311,7 @@ class Inference:
         lease.arrives(self._refuse_body)
         connection.send_continue()
         connection.hold_body()
-        upstream = await self._connect()
-        exchange.begin(upstream, record)
+        upstream = await self._begin_exchange(record)
         self._sent_at = clock.monotonic()
         upstream.write(self._head_for(record))
         size = 0

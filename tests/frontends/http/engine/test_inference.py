@@ -1,0 +1,191 @@
+"""Inferences that are answered by hand, whatever their body comes in, and how they fail."""
+
+import asyncio
+import gzip
+import zlib
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from adapter.control.door import Lease
+from adapter.core.model import ModelId
+from adapter.frontends.http.engine.request import Request
+from tests.fakes.http_triton import Script, Talk
+from tests.frontends.http.listener import FAST, MIB, Listener, head, request, until
+from tests.frontends.http.listener import opened as opened_listener
+
+V2 = "/v2/models/m/infer"
+CHUNKED = "Transfer-Encoding: chunked"
+BODY = b'{"inputs":[]}'
+ANSWER = b'{"model_name":"m","outputs":[]}'
+
+
+def opened(script: Script | None = None) -> AbstractAsyncContextManager[Listener]:
+    return opened_listener(script, is_next=True)
+
+
+def chunks(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+async def answer(talk: Talk) -> None:
+    await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER))
+
+
+@pytest.mark.parametrize("path", [FAST, V2])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (gzip.compress(BODY), "Content-Encoding: gzip"),
+        (zlib.compress(BODY), "Content-Encoding: deflate"),
+        (BODY, "Content-Encoding: identity"),
+        (BODY, "TE: trailers"),
+        (BODY, "Keep-Alive: timeout=5"),
+        (BODY, "Connection: close"),
+        (BODY, "Connection: Upgrade", "Upgrade: h2c"),
+        (BODY, "Expect: 100-continue"),
+    ],
+    ids=lambda asked: asked[-1],
+)
+async def test_inference_is_answered_by_hand_whatever_its_head(path, asked):
+    async with opened() as listener:
+        caller = await listener.connect()
+        body, *fields = asked
+        assert (await caller.ask(request(path, body, *fields))).status == 200
+        assert sum(listener.served(*kind).fast for kind in KINDS) == 1
+        assert [asked.body for asked in listener.upstream.requests] == [body]
+
+
+KINDS = (("sagemaker", "invoke"), ("v2", "infer"))
+
+
+@pytest.mark.parametrize("target", ["/models/%6d/invoke", FAST + "/", FAST + "?a=b"])
+async def test_inference_is_answered_by_hand_whatever_its_target(target):
+    async with opened() as listener:
+        caller = await listener.connect()
+        for path in (target, f"http://localhost{target}"):
+            assert (await caller.ask(request(path))).status == 200
+        assert listener.served("sagemaker", "invoke").fast == 2
+
+
+@pytest.mark.parametrize("path", [FAST, V2])
+async def test_chunks_are_passed_on_in_chunks_of_their_own(path):
+    async with opened() as listener:
+        caller = await listener.connect()
+        raw = head(path, CHUNKED) + chunks(b"{", b"}")
+        assert (await caller.ask(raw)).status == 200
+        await caller.send(raw[:-12])
+        await until(lambda: listener.in_flight() == 1)
+        assert (await caller.ask(raw[-12:])).status == 200
+        assert [asked.body for asked in listener.upstream.requests] == [b"{}"] * 2
+        assert sum(listener.served(*kind).fast for kind in KINDS) == 2
+
+
+async def test_chunks_above_the_limit_are_refused():
+    async with opened() as listener:
+        listener.server.parts.max_body_bytes = 1000
+        caller = await listener.connect()
+        await caller.send(head(FAST, CHUNKED) + b"3e9\r\n")
+        found = await caller.ask(b"x" * 1001)
+        assert found.refusal == (413, "PayloadTooLarge")
+        assert await caller.rest() == b""
+        assert not [asked for asked in listener.upstream.requests if asked.is_whole]
+
+
+@pytest.mark.parametrize("levels", [5000, 300_000], ids=["at once", "in a task"])
+async def test_compressed_json_that_would_end_triton_is_refused(levels):
+    async with opened() as listener:
+        caller = await listener.connect()
+        body = gzip.compress(b"[" * levels)
+        found = await caller.ask(request(FAST, body, "Content-Encoding: gzip"))
+        assert found.refusal == (400, "InvalidRequest")
+        assert not listener.upstream.requests
+        assert (await caller.ask(request(FAST))).status == 200
+
+
+@pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b"{}")[:-3], gzip.compress(b"")])
+async def test_body_that_cannot_be_unpacked_is_refused(body):
+    async with opened() as listener:
+        caller = await listener.connect()
+        found = await caller.ask(request(FAST, body, "Content-Encoding: gzip"))
+        assert found.refusal == (400, "InvalidRequest")
+        assert (await caller.ask(request(FAST))).status == 200
+
+
+async def test_large_compressed_body_is_passed_on():
+    body = gzip.compress(b"[" + b"1.5," * MIB + b"1]")
+    async with opened() as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST, body, "Content-Encoding: gzip"))).status == 200
+        assert [asked.body for asked in listener.upstream.requests] == [body]
+
+
+async def test_lease_waited_for_begins_before_an_unload(monkeypatch):
+    """The task that has waited begins it: the coroutine of the connection runs a turn later."""
+    states: list[str] = []
+
+    async def script(talk: Talk) -> None:
+        record = listener.house.control.registry.get(ModelId("m"))
+        states.append("gone" if record is None else record.state.value)
+        await answer(talk)
+
+    async with opened(script) as listener:
+        unloads: list[asyncio.Task[None]] = []
+
+        async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+            lease: Lease = listener.house.control.lease(model_id)
+            unloads.append(asyncio.create_task(listener.house.unload("m")))
+            return lease
+
+        monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+        monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST))).status == 200
+        await asyncio.gather(*unloads)
+        assert states == ["UNLOADING"]
+
+
+async def test_request_behind_a_slow_answer_waits_in_its_place():
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(FAST)) + request("/models/none/invoke"))
+        await listener.reached.wait()
+        listener.gate.set()
+        assert [(await caller.answer()).status for _ in range(2)] == [200, 404]
+
+
+async def test_renamed_model_is_answered_under_its_name():
+    async with opened(answer) as listener:
+        record = listener.house.control.registry.get(ModelId("m"))
+        record.name = "other"
+        record.is_renamed = True
+        caller = await listener.connect()
+        found = await caller.ask(request(FAST, BODY, "Accept-Encoding: gzip"))
+        assert found.json()["model_name"] == "m"
+        (asked,) = listener.upstream.requests
+        assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
+        assert b"accept-encoding" not in asked.head.lower()
+        record.name = "m"
+        record.is_renamed = False
+
+
+async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monkeypatch):
+    ended = asyncio.Event()
+
+    async def wait_for_lease(*_: object) -> Lease:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with opened() as listener:
+        monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+        monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+        caller = await listener.connect()
+        await caller.send(request(FAST))
+        await until(lambda: listener.house.metrics.traffic.in_flight == 1)
+        caller.reset()
+        await ended.wait()
+        await listener.until_lost()
+        assert listener.house.metrics.traffic.in_flight == 0
