@@ -223,6 +223,8 @@ class Connection:
                 if behind:
                     self._put_ahead(behind)
             self.step()
+            if self._untaken > _UNTAKEN_BYTES and not self.is_whole:
+                self.pause(_UNTAKEN)  # the coroutine has not taken it
         except Exception as error:  # noqa: BLE001 - all of them
             self._end_after(error)
 
@@ -489,8 +491,6 @@ class Connection:
             self._arrival.received += size if decoder is None else len(data)
         if self._holding is not None:
             self._count_body(size)
-        if self._untaken > _UNTAKEN_BYTES and not self.is_whole:
-            self.pause(_UNTAKEN)
         _wake(self._body_news)
         return behind
 

@@ -61,13 +61,21 @@ class Stepper:
         except BaseException as ending:  # noqa: BLE001 - the owner of the coroutine decides
             self._coroutine = None
             self._on_error(ending)
+            ending.__traceback__ = None  # whose frames refer to the error
         finally:
             self._is_running = False
 
     def cancel(self) -> None:
-        """Raise CancelledError in the coroutine, which ends with that step."""
+        """Raise CancelledError in the coroutine, which ends with that step.
+
+        The owner is forgotten then, so that it is freed without Python's garbage collector.
+        """
         coroutine = self._coroutine
-        if coroutine is None or self._is_running:
+        if self._is_running:
+            return
+        on_error = self._on_error
+        self._on_error = _ignore
+        if coroutine is None:
             return
         self._is_running = True
         try:
@@ -75,7 +83,8 @@ class Stepper:
         except StopIteration:
             pass
         except BaseException as ending:  # noqa: BLE001 - the owner of the coroutine decides
-            self._on_error(ending)
+            on_error(ending)
+            ending.__traceback__ = None  # whose frames refer to the error
         finally:
             self._is_running = False
             self._coroutine = None
@@ -109,6 +118,10 @@ class Stepper:
             task.cancel()
             raise
         return task.result()
+
+
+def _ignore(_: BaseException) -> None:
+    """Do nothing about an error of a coroutine whose owner has gone."""
 
 
 def _refuse(signal: object) -> RuntimeError:

@@ -1,7 +1,9 @@
 """Inferences that are answered by hand, whatever their body comes in, and how they fail."""
 
 import asyncio
+import gc
 import gzip
+import weakref
 import zlib
 from contextlib import AbstractAsyncContextManager
 
@@ -182,3 +184,18 @@ async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monke
         await ended.wait()
         await listener.until_lost()
         assert listener.house.metrics.traffic.in_flight == 0
+
+
+async def test_lost_connection_is_freed_without_the_collector():
+    """There may be thousands, and Python's garbage collector seldom looks at what is old."""
+    gc.disable()
+    try:
+        async with opened() as listener:
+            caller = await listener.connect()
+            assert (await caller.ask(request(FAST))).status == 200
+            connection = weakref.ref(*listener.server._connections)
+            caller.reset()
+            await listener.until_lost()
+            await until(lambda: connection() is None)
+    finally:
+        gc.enable()
