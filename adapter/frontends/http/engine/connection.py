@@ -370,14 +370,23 @@ class Connection:
         return None
 
     def _read_next(self) -> Request | None:
-        """Read a request from what is ahead, and read on from the client if little is left."""
+        """Read a request from what is ahead, and read on from the client as that is taken."""
         data = self.ahead
         if self._counted_ahead:
             self._take_ahead()
         self.ahead = b""
-        request = self._read_request(data)
-        if self._pauses and len(self.ahead) <= _AHEAD_BYTES and not self._is_crowded:
+        if self._pauses and not self._is_crowded:
             self.unpause(_AHEAD)
+        end = data.find(END) + _END_BYTES
+        raw = data[:end]
+        head = self._known.get(raw)
+        if head is None or len(data) != end + head.length:
+            return self._read_request(data)
+        # most requests have a known head, their whole body, and nothing behind it
+        request = self.request = Request(self, head, raw)
+        self.state = _REQUEST
+        self.had_request = True
+        self._pieces = [data[end:]] if head.length else []
         return request
 
     def _read_request(self, data: bytes) -> Request | None:

@@ -94,6 +94,7 @@ class Inference:
     async def serve(self) -> None:
         """Answer the inference. Raises the error to refuse it with, once all it had is released."""
         connection = self._connection
+        body: bytes | None = None
         try:
             # a body that is there at once, as most are, needs no wait
             body = connection.take_body() if connection.is_whole else await self._read_body()
@@ -103,44 +104,39 @@ class Inference:
                 error = await self._try_once(body)
         except BaseException as ending:
             self._release(ending)
+            if body is not None and isinstance(ending, NeedsHandler):
+                connection.put_body_back(body)
             raise
         if error is not None:
             raise self._explain(error) if self._plan.is_typed else error
 
     async def _try_once(self, body: bytes | None) -> AdapterError | None:
         """Send the request to Triton, and answer the client; return the error of what failed."""
+        exchange = self._exchange
         try:
             lease = self._lease or self._begin_lease() or await self._wait_for_lease()
             if body is None:
                 await self._send_in_pieces(lease)
             elif not self._send_at_once(lease.record, body):
                 await self._send_whole(lease.record, body)
-            await self._answer_client(lease.record)
-        except NeedsHandler:
-            if body is not None:
-                self._connection.put_body_back(body)
-            raise
+            while not exchange.is_answered:
+                if exchange.error is not None:
+                    raise exchange.error
+                await wait_for_news()
+            is_renamed = lease.record.is_renamed or self._plan.contract.renames
+            if exchange.answer is None or is_renamed:
+                await self._answer_slowly(lease.record)
+            else:
+                self._answer_at_once(exchange.answer)
         except AdapterError as error:
             if self._request.status:
                 raise  # the answer has begun
             return error if self._lease is None else await self._judge(self._lease, error)
-        self._exchange.upstream = None
-        self._exchange.answer = None
+        exchange.upstream = None
+        exchange.answer = None
         self._lease = None
         lease.end(None, self._heard_at)
         return None
-
-    async def _answer_client(self, record: ModelRecord) -> None:
-        """Wait for Triton's answer, and pass it on."""
-        exchange = self._exchange
-        while not exchange.is_answered:
-            if exchange.error is not None:
-                raise exchange.error
-            await wait_for_news()
-        if exchange.answer is None or record.is_renamed or self._plan.contract.renames:
-            await self._answer_slowly(record)
-        else:
-            self._answer_whole(exchange.answer)
 
     async def _judge(self, lease: Lease, error: AdapterError) -> AdapterError:
         """Release all that the request has; return the error for its caller."""
@@ -346,8 +342,8 @@ class Inference:
 
     # -- the answer --------------------------------------------------------------------------
 
-    def _answer_whole(self, body: bytes) -> None:
-        """Answer with a body that came at once."""
+    def _answer_at_once(self, body: bytes) -> None:
+        """Answer with a body that came whole, and goes to the client as it is."""
         upstream = self._exchange.upstream
         assert upstream is not None  # noqa: S101 - it has just answered
         head = self._begin_answer(upstream.headers, len(body))
