@@ -110,8 +110,8 @@ class Service:
 
     async def _handle_planned(self, request: Request) -> None:
         """Answer by its handler a planned inference whose model converts bodies."""
-        waited = Waited()
-        WAITED.set(waited)
+        WAITED.set(Waited())
+        _describe_call(request)
         await self._answer(request)
         request.note_waited()
 
@@ -126,12 +126,9 @@ class Service:
 
     async def _answer_and_count(self, request: Request) -> None:
         WAITED.set(Waited())
-        name = request.head.contract_name
-        if name == "endpoint":
-            request.frontend = name
-            request.call_info = CallInfo(new_request_id(), authorization=request.read_authorization)
+        _describe_call(request)
         begun_at = clock.monotonic()
-        in_flight = self._instrumentation.in_flight(name)
+        in_flight = self._instrumentation.in_flight(request.head.contract_name)
         in_flight.count += 1
         try:
             await self._answer(request)
@@ -239,6 +236,15 @@ class Service:
         if plan is not None:
             return plan.echoed + plan.contract.answer_lines(request)
         return write_fields(list_own_headers(request))
+
+
+def _describe_call(request: Request) -> None:
+    """Begin the description of a call of an endpoint, which its answer shows."""
+    name = request.head.contract_name
+    if name == "endpoint":
+        request.frontend = name
+        if request.call_info is None:
+            request.call_info = CallInfo(new_request_id(), authorization=request.read_authorization)
 
 
 def list_own_headers(request: Request) -> Mapping[str, str]:

@@ -105,7 +105,11 @@ async def test_compressed_json_that_would_end_triton_is_refused(levels):
         assert (await caller.ask(request(FAST))).status == 200
 
 
-@pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b"{}")[:-3], gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "body",
+    [b"no gzip", gzip.compress(b"{}")[:-3], gzip.compress(b"")],
+    ids=["of another form", "cut off", "empty"],
+)
 async def test_body_that_cannot_be_unpacked_is_refused(body):
     async with opened() as listener:
         caller = await listener.connect()
