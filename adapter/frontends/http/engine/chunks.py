@@ -12,6 +12,8 @@ _MAX_LINE_BYTES = 4 * 2**10
 _MAX_TRAILER_BYTES = 16 * 2**10
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+# What says where a body ends must not stand behind one (RFC 9110, section 6.5.1).
+_FRAMING = re.compile(rb"(?:content-length|transfer-encoding|host):", re.IGNORECASE)
 _MAX_CHUNK_BYTES = 2**63 - 1
 
 
@@ -94,7 +96,8 @@ class ChunkDecoder:
             self._part = _Part.DONE
         else:
             self._trailer_bytes += len(line)
-            if self._trailer_bytes > _MAX_TRAILER_BYTES or not _TRAILER.fullmatch(line):
+            is_too_long = self._trailer_bytes > _MAX_TRAILER_BYTES
+            if is_too_long or not _TRAILER.fullmatch(line) or _FRAMING.match(line):
                 raise MalformedChunks("the trailers are too long, or one of them is malformed")
 
     def _read_size(self, line: bytes) -> None:

@@ -3,7 +3,7 @@
 httptools (llhttp) refuses bare LF and CR, NUL, folded lines, two lengths, a sign in a length, a
 length beside chunks. It takes, and `read_head` refuses: control characters, other versions and
 protocols, two blanks in the first line, a fragment in the target, a second Host or none, too many
-fields, a coding besides chunked, CONNECT.
+fields, a second coding, one besides chunked, CONNECT.
 """
 
 import re
@@ -20,6 +20,7 @@ CHUNKED = -1
 _MAX_FIELDS = 128
 _MAX_LENGTH_DIGITS = 19
 _VERSIONS = {b"HTTP/1.1": 1, b"HTTP/1.0": 0}
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _HTTP2 = b"PRI * HTTP/2.0"
 # The characters of a line; all others are refused, CR and LF within it too.
 _TEXT = b"\t " + bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
@@ -153,6 +154,9 @@ def _check_target(target: str) -> None:
 
 
 def _read_length(head: RawHead) -> int:
+    framing = [name for name, _ in head.fields if name.lower() in _FRAMING]
+    if len(framing) > 1:  # httptools takes a second coding behind one that it does not know
+        raise _misread("its body has more than one length or coding")
     coding = head.by_name.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked" or head.is_http_1_0:

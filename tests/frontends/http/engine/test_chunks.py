@@ -107,6 +107,12 @@ def test_size_line_without_end_is_refused():
         decode([b"2;", *[b"a" * 100] * 100])
 
 
+@pytest.mark.parametrize("name", [b"Content-Length", b"transfer-encoding", b"HOST"])
+def test_trailer_that_frames_a_request_is_refused(name: bytes):
+    with pytest.raises(MalformedChunks):
+        decode([b"2\r\n{}\r\n0\r\n" + name + b": 9\r\n\r\n"])
+
+
 @pytest.mark.parametrize("size", [b"8000000000000000", b"ffffffffffffffff", b"0" * 17])
 def test_size_beyond_63_bits_is_refused(size: bytes):
     with pytest.raises(MalformedChunks):
