@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from adapter.app.backend import Stores, build_backend, build_cache
-from adapter.app.control import Stores, build_backend, build_cache
 from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
 from adapter.app.next_http import NEXT, VARIABLE, NextRest, build_next_rest
 from adapter.backend.liveness import HangDetector

@@ -168,7 +168,7 @@ class FastDataPlane(Protocol):
         self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
     ) -> Check: ...
     def check_packed(
-        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
     ) -> bool:
         """Check a compressed body if it is small once it is unpacked; return whether it is."""
 
@@ -176,7 +176,7 @@ class FastDataPlane(Protocol):
         self,
         body: bytes,
         json_bytes: int | None,
-        record: ModelRecord,
+        record: ServedModel,
         *,
         is_packed: bool,
         shares_memory: bool,

@@ -121,7 +121,7 @@ class HttpDataPlane:
         check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
 
     def check_packed(
-        self, body: bytes, json_bytes: int | None, record: ModelRecord, *, shares_memory: bool
+        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
     ) -> bool:
         """Check a compressed body if it is small once it is unpacked; return whether it is.
 
@@ -137,7 +137,7 @@ class HttpDataPlane:
         self,
         body: bytes,
         json_bytes: int | None,
-        record: ModelRecord,
+        record: ServedModel,
         *,
         is_packed: bool,
         shares_memory: bool,

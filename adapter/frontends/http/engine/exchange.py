@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from adapter.control.door import ModelRecord
 from adapter.core.calls import Hold, Upstream
-from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError
 
 

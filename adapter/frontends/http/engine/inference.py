@@ -11,9 +11,8 @@ connection to Triton and a long check are delegated to a task.
 from contextvars import copy_context
 from typing import Protocol
 
-from adapter.control.door import Lease
+from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import FastDataPlane, RawHeaders, Upstream
-from adapter.core.registry import ModelRecord
 from adapter.errors import (
     AdapterError,
     BackendError,

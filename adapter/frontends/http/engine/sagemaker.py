@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from adapter.control.door import Models
+from adapter.control.door import ModelRecord, Models
 from adapter.core.model import ModelId, ModelSource, parse_model_id
-from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.engine.answers import Answer, answer_json

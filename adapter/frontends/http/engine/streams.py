@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from http import HTTPStatus
 
+from adapter.control.door import ModelRecord
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
-from adapter.core.registry import ModelRecord
 from adapter.errors import (
     AdapterError,
     BackendTimeout,

@@ -12,9 +12,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from adapter.control.door import Models, TritonState
+from adapter.control.door import ModelRecord, Models, TritonState
 from adapter.core.calls import V2Answer, V2Call
-from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import json_object
@@ -23,7 +22,7 @@ from adapter.frontends.http.engine.calls import CONTROL_BODY_BYTES, model_of
 from adapter.frontends.http.engine.handled_inference import Inferences
 from adapter.frontends.http.engine.request import Request
 from adapter.frontends.http.instrumentation import call_headers, passed_on
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.model_repository import Repository, find_ensemble
 
 if TYPE_CHECKING:
     from adapter.frontends.http.engine.serve import Handle
@@ -113,7 +112,7 @@ class V2:
         return await self._inferences.infer(request, request.match.below_model())
 
     async def _about(self, rename: Rename, request: Request) -> Answer:
-        ensemble = self._models.registry.ensemble_with(model_of(request))
+        ensemble = find_ensemble(self._models.registry, model_of(request))
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = await self._contract.wait_for_lease(model_of(request), request)
@@ -125,7 +124,7 @@ class V2:
 
     async def _ready(self, request: Request) -> Answer:
         """Answer at once, without waiting for a load."""
-        ensemble = self._models.registry.ensemble_with(model_of(request))
+        ensemble = find_ensemble(self._models.registry, model_of(request))
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = self._models.lease(model_of(request))
