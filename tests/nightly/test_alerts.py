@@ -253,8 +253,7 @@ def pod(
 
     def make(*flags: str, waits: bool = True, descriptors: int | None = None) -> Fault:
         roots = f"--model-roots={tmp_path}"
-        quickly = (COMPLETE, "--memory-recovery-seconds=0.1")
-        adapter = started(roots, *quickly, *flags, descriptors=descriptors)
+        adapter = started(roots, COMPLETE, *flags, descriptors=descriptors)
         fault = Fault(prometheus, tmp_path, request.node.name, adapter, record_property)
         made.append(fault)
         prometheus.watch(adapter.admin, job=fault.job)

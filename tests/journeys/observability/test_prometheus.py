@@ -26,7 +26,7 @@ WHOLE = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "960MiB
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
-    flags = ("--memory-limit=1GiB", "--memory-recovery-seconds=0.1", f"--model-roots={tmp_path}")
+    flags = ("--memory-limit=1GiB", f"--model-roots={tmp_path}")
     for name in ("one", "two"):
         write_python_model(tmp_path / "store" / name, config=WHOLE)
     store = (f"--model-store={tmp_path}/store", f"--cache-dir={tmp_path}/cache")
