@@ -86,14 +86,6 @@ class TritonProcesses:
         running = self._running()
         return frozenset() if running is None else await self._see(running.abandoned)
 
-    async def resident_bytes(self) -> Mapping[str, int]:
-        """Return the host memory of processes by their only model, and under "" that of the others.
-
-        Return nothing while processes cannot be seen.
-        """
-        running = self._running()
-        return {} if running is None else await PROCESSES.run(_resident_bytes, running)
-
     async def _see(self, look: Callable[..., _Seen], *args: object) -> _Seen:
         try:
             return await PROCESSES.run(look, *args)
@@ -107,11 +99,6 @@ class TritonProcesses:
     async def kill(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Kill these processes and all that they started; return those that lived."""
         return await PROCESSES.run(processes.kill, known)
-
-    async def kill_models(self, names: Collection[TritonName]) -> None:
-        """Kill the python processes of these models; their loads or requests then fail."""
-        with suppress(BackendUnavailable):
-            await self.kill(await self.claim(names))
 
     async def end_loads(self, names: Collection[TritonName]) -> bool:
         """Kill the python processes in which these models are initialized; return whether any were.
@@ -175,15 +162,6 @@ class TritonProcesses:
         except BackendUnavailable:
             return known
         return others | (await PROCESSES.run(processes.living, known) if known else known)
-
-
-def _resident_bytes(running: ModelProcesses) -> dict[str, int]:
-    found: dict[str, int] = {}
-    with suppress(OSError):
-        for pid, model in running.owners().items():
-            count = processes.resident_bytes(Path("/proc", str(pid)))
-            found[model or ""] = found.get(model or "", 0) + count
-    return found
 
 
 def _end_loads(running: ModelProcesses, names: Collection[TritonName]) -> bool:

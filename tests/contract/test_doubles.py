@@ -3,7 +3,6 @@
 Triton's own double is held to a real Triton in test_triton.py.
 """
 
-import asyncio
 import tarfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -200,8 +199,8 @@ class Seen:
 
 def fake_memory() -> Seen:
     taken = [0]
-    fake = FakeMemory(Steps(), lambda: taken[0], lambda: {"m": taken[0]})
-    fake.limit_bytes, fake.tells_apart = 1000 * MIB, True
+    fake = FakeMemory(Steps(), lambda: taken[0])
+    fake.limit_bytes = 1000 * MIB
 
     def lose() -> None:
         fake.limit_bytes = None
@@ -232,33 +231,22 @@ async def seen(kind: str, tmp_path: Path) -> AsyncIterator[Seen]:
 
 
 @both
-async def test_a_reading_is_what_is_taken_now_and_the_last_one_is_kept(seen: Seen) -> None:
-    assert seen.reader.last is None
+async def test_a_reading_is_what_is_taken_now(seen: Seen) -> None:
     for taken in (300 * MIB, 100 * MIB):
         seen.take(taken)
         reading = await seen.reader.read()
         assert reading is not None
-        assert reading == seen.reader.last
         assert {d: (r.limit_bytes, r.used_bytes) for d, r in reading.devices.items()} == {
             HOST: (1000 * MIB, taken)
         }
-        assert reading.of_models == {"m": taken}
-        assert (reading.source, reading.lag_seconds) == (HOST, 0)
+        assert reading.lag_seconds == 0
 
 
 @both
-async def test_where_nothing_can_be_seen_there_is_no_reading_and_none_is_kept(seen: Seen) -> None:
+async def test_where_nothing_can_be_seen_there_is_no_reading(seen: Seen) -> None:
     await seen.reader.read()
     seen.lose()
     assert await seen.reader.read() is None
-    assert seen.reader.last is None
-
-
-@both
-async def test_a_change_puts_what_never_lags_in_no_doubt(seen: Seen) -> None:
-    await seen.reader.read()
-    seen.reader.changed(asyncio.get_running_loop().time())
-    assert not seen.reader.is_in_doubt
 
 
 # -- leases --------------------------------------------------------------------------------------

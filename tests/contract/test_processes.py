@@ -77,14 +77,6 @@ async def test_processes_are_listed_killed_and_waited_for(kind: str) -> None:
 
 
 @either
-async def test_a_model_whose_processes_are_killed_has_none(kind: str) -> None:
-    async with world_of(kind) as world:
-        await world.processes.kill_models([M])
-        assert await world.processes.wait([M], (), SECONDS) == frozenset()
-        assert await world.processes.instances([M]) == {M: []}
-
-
-@either
 async def test_an_ended_server_has_no_processes(kind: str) -> None:
     async with world_of(kind) as world:
         claimed = await world.processes.claim([M])
@@ -93,7 +85,6 @@ async def test_an_ended_server_has_no_processes(kind: str) -> None:
             await world.processes.instances([M])
         assert await world.processes.models() == frozenset()
         assert await world.processes.claim([M]) == frozenset()
-        assert await world.processes.resident_bytes() == {}
         assert not await world.processes.end_loads([M])
         assert await world.processes.wait([M], claimed, SECONDS) == frozenset()
 
@@ -102,5 +93,5 @@ async def test_beside_an_external_triton_no_process_is_seen() -> None:
     processes: Processes = NoProcesses()
     assert not processes.are_seen
     assert await processes.models() == await processes.claim([M]) == frozenset()
-    assert await processes.instances([M]) == await processes.resident_bytes() == {}
+    assert await processes.instances([M]) == {}
     assert await processes.wait([M], (), SECONDS) == frozenset()
