@@ -1,0 +1,35 @@
+"""Operations are bounded, and take a model of several steps apart in order."""
+
+import asyncio
+
+import pytest
+
+from adapter.control.operations import Kind, Operations
+from adapter.core.model import ModelId, Placement, TritonName
+from adapter.errors import Overloaded
+from tests.fakes.house import House
+
+
+async def test_load_is_refused_beside_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations outlive their callers, so a limit on callers does not bound them."""
+    monkeypatch.setattr("adapter.control.operations._MAX_OPERATIONS", 2)
+    operations = Operations()
+    ended = asyncio.Event()
+    started = [operations.start(ModelId(name), Kind.LOAD, ended.wait) for name in "ab"]
+    with pytest.raises(Overloaded, match="2 loads and unloads are in progress"):
+        operations.refuse_when_full(ModelId("c"))
+    ended.set()
+    for operation in started:
+        await operation.outcome()
+    operations.refuse_when_full(ModelId("c"))
+
+
+async def test_ensemble_is_unloaded_before_its_steps() -> None:
+    """Triton would keep a step that a loaded ensemble needs."""
+    house = await House(limit=10**9).open()
+    house.packages.placements["/e"] = Placement((TritonName("step"), TritonName("e")))
+    await house.load("e")
+    await house.unload("e")
+    unloads = [step for step in house.steps.seen if step.startswith("unload ")]
+    assert unloads == ["unload e", "unload step"]
+    await house.close()
