@@ -72,3 +72,5 @@ def adopt(house: House, name: str, size: int = 0) -> None:
     )
     house.control.registry.add(record, ModelEvent.ADOPTED)
     house.parts.memory.adopt(record, {HOST: size})
+    house.triton.models.add(name)
+    house.sizes[name] = size
