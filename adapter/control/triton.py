@@ -328,17 +328,17 @@ class TritonWatcher:
 
     async def follow_life(self) -> None:
         """Notice that Triton has exited, and wait for the next life."""
-        life = self.status.life
         if self.status.is_up:
             return
         if self.server is None:
             if self.triton.live:
-                await self._compare_lives(life or 0)
+                await self._compare_lives(self.status.life or 0)
             return
+        # one that does not answer may be about to exit: its models are lost once its life has ended
         if self.status.has_exited:
             await self._handle_exit(self.registry.records())
-        life = await self._wait_until_live()
-        self._start_life(life)
+            life = await self._wait_until_live()
+            self._start_life(life)
 
     async def _compare_lives(self, life: int) -> None:
         """Find out whether a Triton that answers again has exited meanwhile."""

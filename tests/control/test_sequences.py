@@ -1131,6 +1131,22 @@ async def test_triton_exits_while_it_serves():
 
 
 @played
+async def test_exit_counts_that_was_silent_first():
+    """Triton answers nothing any more before its process has ended. Its models come back all the
+    same, the platform's and the preloaded one.
+    """
+    async with Stage({"a": Script(), "b@1": Script()}, on_exit=None) as stage:
+        await stage.load(A)
+        stage.control.desired.preload({B: ArtifactKey("", "b")})
+        await asyncio.sleep(10)
+        stage.check(A, B)
+        stage.triton.end_seconds = 2
+        stage.triton.exit()
+        await asyncio.sleep(20)
+        stage.check(A, B)
+
+
+@played
 async def test_triton_exits_during_a_fetch():
     async with Stage({"a@1": Script()}) as stage:
         stage.store.fetch_seconds = 4

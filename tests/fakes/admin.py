@@ -70,6 +70,7 @@ def adopt(house: House, name: str, size: int = 0) -> None:
     record = ModelRecord(
         ModelId(name), TritonName(name), ModelSource(f"/{name}"), LoadedFor.PLATFORM
     )
+    house.triton.models.add(record.name)
     house.control.registry.add(record, ModelEvent.ADOPTED)
     house.parts.memory.adopt(record, {HOST: size})
     house.triton.models.add(name)

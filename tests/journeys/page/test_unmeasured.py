@@ -55,13 +55,13 @@ def test_with_a_limit_sizes_are_estimates_where_files_tell_and_nothing_is_amiss(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
     large = write_python_model(tmp_path / "large")
-    (large / "1" / "weights.bin").write_bytes(bytes(2**21))
+    (large / "1" / "weights.bin").write_bytes(bytes(80 * 2**20))
     with (
         beside(triton, "--memory-limit=1GiB", f"--model-roots={tmp_path}") as adapter,
         closing(Client(adapter.admin)) as admin,
     ):
         assert "notes" not in admin.get("/readyz").json()
-        assert told(adapter, "load", "large", str(large)).endswith(" takes 2.5 MiB (disk)\n")
+        assert told(adapter, "load", "large", str(large)).endswith(" takes 100.0 MiB (disk)\n")
         loaded = told(adapter, "load", "digits", str(EXAMPLES / "digits"))
         assert loaded.endswith(" s; size unknown\n")
         assert adapter.events("memory.not_measured") == []
