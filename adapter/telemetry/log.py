@@ -65,8 +65,8 @@ EVENTS: Mapping[str, str] = {
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
     "memory_limit",
     "memory.report_differs": "Triton's report of a model's memory and a reading differ by more "
-    "than 10 %; the larger counts; once per package",
-    "memory.sizes_unreadable": "the file of measured sizes is damaged; sizes are learned again",
+    "than 10 %; the report counts; once per package",
+    "memory.sizes_unreadable": "the file of measured sizes is damaged; sizes are measured again",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "memory is read from another source, with its name and the reason",
     "model.abandoned": "a model's process and files are gone, but Triton's index still lists it",
@@ -79,16 +79,15 @@ EVENTS: Mapping[str, str] = {
     "model.load_failed": "a load failed, or was undone because it took more than was free",
     "model.load_refused": "a load was refused before Triton began it, for the reason given",
     "model.load_retried": "a load that ran out of memory is retried once, as memory became free",
-    "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
-    "process was killed",
+    "model.load_ended": "a load was ended, for the reason given: more than the memory limit was "
+    "used, or it was undone; its python processes were killed",
     "model.load_stuck": "Triton does not answer a load, which occupies a load thread",
     "model.load_waits": "a load waits for its turn or for memory; bytes by device",
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
     "model.outputs_missing": "a model's answer lacked all of its outputs; once per load",
     "model.package_odd": "a package is odd but can be served, for the reasons given",
-    "model.placed": "a load was placed on one GPU, with the GPUs on which it ran out of memory; "
-    "bytes by device",
+    "model.placed": "a load was placed on one GPU; needed and free bytes by device",
     "model.processes_killed": "processes of a model outlived it and were killed",
     "model.regions_freed": "shared memory of dead processes that Triton kept was freed, with its "
     "bytes",
