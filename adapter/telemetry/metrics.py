@@ -118,8 +118,7 @@ class Metrics:
     processes_killed = _metric(Counter, "Processes of models that outlived them and were killed.")
     left_running = _metric(
         Gauge,
-        "Models that are gone, or have an unload that does not end, but still run in Triton. No"
-        " size is learned meanwhile.",
+        "Models that are gone, or have an unload that does not end, but still run in Triton.",
         name="models_left_running",
     )
     retries = _metric(
