@@ -234,7 +234,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "send less, or raise the limit",
     ),
     errors.ModelTooLarge: (
-        "the model declares more than the device has, or ran out of memory with nothing else loaded",
+        "the model declares more than a device has, or ran out of memory with nothing else loaded",
         "take a larger device or a smaller model; unloading others does not help",
     ),
     errors.GivenUp: (
