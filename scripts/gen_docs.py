@@ -239,7 +239,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.GivenUp: (
         "the model was at work at several exits of Triton, and is not loaded for ten minutes",
-        "mend it; a load by V2 or with `triton-adapter load` tries it at once",
+        "mend it; a load by V2 tries it at once",
     ),
     errors.InferenceFailed: (
         "the model raised, or its python process died (the next call then gets `ModelNotFound`)",

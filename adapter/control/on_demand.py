@@ -15,6 +15,7 @@ from adapter.control.triton import TritonStatus
 from adapter.core import times
 from adapter.core.admission import Purpose
 from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
+from adapter.core.blame import Requester
 from adapter.core.model import ModelId
 from adapter.core.record import LoadedFor, ModelRecord, OnExit, Step
 from adapter.core.registry import Registry
@@ -136,6 +137,7 @@ class OnDemand:
         key = await self.find(model_id)
         if key is None:
             return False
+        self.models.refuse_given_up(model_id, Requester.PERSON)
         record = self.registry.get(model_id)
         if is_forced and record is not None and self.registry.is_serving(record):
             await self.models.update(record, key)

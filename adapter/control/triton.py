@@ -263,7 +263,7 @@ def explain_given_up(model_id: ModelId, given_up: GivenUpUntil) -> GivenUp:
     until = datetime.fromtimestamp(clock.wall() + seconds, UTC).strftime("%H:%M")
     text = (
         f"model {model_id!r} is given up until {until} UTC: it was at work at {given_up.exits}"
-        " exits of Triton; load it by V2 or with `triton-adapter load` to try it now"
+        " exits of Triton; load it by V2 to try it now"
     )
     return GivenUp(text, model_id=model_id)
 

@@ -64,7 +64,7 @@ MAX_DOUBLINGS = 2  # of the pause before a charged model is loaded
 class Requester(Enum):
     """Tells who asks for a load, as far as it matters for a model that is given up."""
 
-    PERSON = "person"  # a V2 load, or `triton-adapter load`
+    PERSON = "person"  # a load by V2
     PLATFORM = "platform"  # SageMaker's and ModelMesh's contracts, calls, and the adapter itself
 
 

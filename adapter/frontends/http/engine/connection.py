@@ -17,7 +17,7 @@ import socket
 from collections.abc import Coroutine, Iterable
 from contextvars import Context
 from enum import IntEnum, IntFlag, auto
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.bodies import Arrival, Limits
@@ -25,11 +25,12 @@ from adapter.frontends.http.engine.chunks import ChunkDecoder, MalformedChunks
 from adapter.frontends.http.engine.exchange import Exchange
 from adapter.frontends.http.engine.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
 from adapter.frontends.http.engine.heads import Heads
-from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.engine.request import Parts, Request
 from adapter.frontends.http.engine.stepping import Stepper, wait_for_news
-from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.runtime.byte_budget import ByteBudget, Holding
 from adapter.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from adapter.runtime.byte_budget import Holding
 
 T = TypeVar("T")
 
@@ -75,15 +76,6 @@ class Pause(IntFlag):
 
 
 _LATE, _AHEAD, _UNTAKEN, _BUDGET = map(int, Pause)
-
-
-class Parts(Protocol):
-    """Holds the parts that all connections of a listener share."""
-
-    budget: ByteBudget
-    clock: Clock
-    instrumentation: Instrumentation
-    accepts_requests: bool  # a connection may send another request
 
 
 class Listener(Protocol):

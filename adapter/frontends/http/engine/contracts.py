@@ -3,17 +3,29 @@
 SageMaker's container contract and V2 are here; endpoint.py has InvokeEndpoint.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError
 from adapter.frontends.http import contracts
+from adapter.frontends.http.endpoint.errors import CallInfo
 from adapter.frontends.http.instrumentation import Refusal, own_refusal
 
-if TYPE_CHECKING:
-    from adapter.frontends.http.engine.request import Request
+
+class CallFacts(Protocol):
+    """Says what a contract needs to know of a request, and keeps what it tells of the call."""
+
+    model_id: ModelId | None
+    call_info: CallInfo | None  # of a call of an endpoint, for its answer
+    caller: str  # access key of a signed call
+    has_lease: bool
+    was_sent: bool  # Triton ran out of memory with it before
+    was_waited_for: bool  # its model was not loaded when it came
+
+    def read_authorization(self) -> str:
+        """Return its Authorization header, or an empty string."""
 
 
 class Contract(Protocol):
@@ -28,16 +40,16 @@ class Contract(Protocol):
         Raises the error of a request that is refused at once.
         """
 
-    async def wait_for_lease(self, model_id: ModelId, request: "Request") -> Lease:
+    async def wait_for_lease(self, model_id: ModelId, request: CallFacts) -> Lease:
         """Return a lease of the model once it is loaded."""
 
     def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
         """Return headers and body of an answer under the name that was asked for."""
 
-    def answer_lines(self, request: "Request") -> bytes:
+    def answer_lines(self, request: CallFacts) -> bytes:
         """Return the header lines that answers of this contract have besides the echoed ones."""
 
-    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+    def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal for `error`; None stands for a bug."""
 
     async def frees_memory(self, error: CapacityError) -> bool:
@@ -58,15 +70,15 @@ class ContainerContract(contracts.ContainerContract):
             raise
         return None if self._triton.has_lost(lease.record) else lease
 
-    async def wait_for_lease(self, model_id: ModelId, _: "Request") -> Lease:
+    async def wait_for_lease(self, model_id: ModelId, _: CallFacts) -> Lease:
         """Return a lease of the model once it is loaded."""
         return await self._wait_for_lease(model_id, self._load_wait)
 
-    def answer_lines(self, _: "Request") -> bytes:
+    def answer_lines(self, _: CallFacts) -> bytes:
         """Return no header lines: the contract has none of its own."""
         return b""
 
-    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+    def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal with the model that the path names, for errors that name none."""
         return own_refusal(error, request.model_id)
 

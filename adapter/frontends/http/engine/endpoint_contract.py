@@ -1,7 +1,5 @@
 """The contract of InvokeEndpoint: a lease that waits for its model, and AWS's words for errors."""
 
-from typing import TYPE_CHECKING
-
 from multidict import CIMultiDict
 
 from adapter.control.door import Lease, StoreModels
@@ -16,10 +14,8 @@ from adapter.frontends.http.endpoint.errors import (
     refusal_of,
 )
 from adapter.frontends.http.endpoint.members import Endpoints, missing, read_members
+from adapter.frontends.http.engine.contracts import CallFacts
 from adapter.frontends.http.instrumentation import Refusal
-
-if TYPE_CHECKING:
-    from adapter.frontends.http.engine.request import Request
 
 
 class EndpointContract(EndpointCall):
@@ -29,7 +25,7 @@ class EndpointContract(EndpointCall):
         """Return a lease of a loaded model; None if it has to be fetched or loaded."""
         return self._models.lease(model_id, self._key)
 
-    async def wait_for_lease(self, model_id: ModelId, request: "Request") -> Lease:
+    async def wait_for_lease(self, model_id: ModelId, request: CallFacts) -> Lease:
         """Return a lease of the model once it is loaded."""
         call_info = self.describe(request)
         caller = request.caller
@@ -44,7 +40,7 @@ class EndpointContract(EndpointCall):
             raise InvalidCall(str(error), model_id=model_id) from error
         return lease
 
-    def describe(self, request: "Request") -> CallInfo:
+    def describe(self, request: CallFacts) -> CallInfo:
         """Return what is known of the call for its answer."""
         call_info = request.call_info
         if call_info is None:
@@ -57,7 +53,7 @@ class EndpointContract(EndpointCall):
             )
         return call_info
 
-    def answer_lines(self, request: "Request") -> bytes:
+    def answer_lines(self, request: CallFacts) -> bytes:
         """Return the variant, the cache's part, and the request id as header lines."""
         call_info = request.call_info
         if call_info is None:
@@ -65,7 +61,7 @@ class EndpointContract(EndpointCall):
         pairs = call_info.headers().items()
         return "".join([f"{name}: {value}\r\n" for name, value in pairs]).encode()
 
-    def refuse(self, error: AdapterError | None, request: "Request") -> Refusal:
+    def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal as AWS does."""
         call_info = self.describe(request)
         if request.has_lease and call_info.cache is CacheUse.MISS and not request.was_waited_for:

@@ -9,7 +9,7 @@ connection to Triton and a long check are delegated to a task.
 """
 
 from contextvars import copy_context
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import FastDataPlane, RawHeaders, Upstream
@@ -31,6 +31,9 @@ from adapter.frontends.http.engine.stepping import wait_for_news
 from adapter.frontends.http.instrumentation import Clock, begin_of_head, given_back
 from adapter.runtime import clock
 from adapter.telemetry.traffic import WAITED, Waited
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.engine.connection import Connection
 
 # Bodies up to this size are gathered, others are passed on as they come.
 GATHERED_BYTES = 256 * 2**10
@@ -81,8 +84,9 @@ class Inference:
     ) -> None:
         self._request = request
         self._plan = plan
-        self._connection = request.connection
-        self._exchange = request.connection.exchange
+        connection = cast("Connection", request.connection)
+        self._connection = connection
+        self._exchange = connection.exchange
         self._parts = parts
         self._begun_at = begun_at
         self._lease: Lease | None = None

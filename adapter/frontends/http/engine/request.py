@@ -3,21 +3,71 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from multidict import CIMultiDict
 
 from adapter.core.model import ModelId
-from adapter.errors import PayloadTooLarge
+from adapter.errors import AdapterError, PayloadTooLarge
 from adapter.frontends.http.endpoint.errors import CallInfo
+from adapter.frontends.http.engine.exchange import Exchange
 from adapter.frontends.http.engine.head import CHUNKED, read_head
 from adapter.frontends.http.engine.heads import Head
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.routes import Match
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.traffic import WAITED
 
-if TYPE_CHECKING:
-    from adapter.frontends.http.engine.connection import Connection
+
+class Parts(Protocol):
+    """Holds the parts that all connections of a listener share."""
+
+    budget: ByteBudget
+    clock: Clock
+    instrumentation: Instrumentation
+    accepts_requests: bool  # a connection may send another request
+
+
+class RequestConnection(Protocol):
+    """The connection that a request came on, as far as the request and its handlers need it."""
+
+    transport: asyncio.Transport
+    exchange: Exchange  # with Triton
+    body_error: AdapterError | None  # why the body will never be complete
+    is_whole: bool  # the body is there, to its last byte
+
+    parts: Parts
+
+    def send_continue(self) -> None:
+        """Tell a client that waits for it to send the body."""
+
+    def take_body(self) -> bytes:
+        """Return the bytes of the body that have come and that nobody has taken."""
+
+    async def wait_for_body(self) -> None:
+        """Wait for more of the body, its end, or its failure."""
+
+    def hold_body(self, senders: Iterable[str] = ()) -> None:
+        """Count the body in the budget, as it comes and until `end_holding`."""
+
+    def end_holding(self) -> None:
+        """Count the body no longer."""
+
+    def refuse_body(self, reason: str) -> None:
+        """Fail the body, because nobody wants the rest of it."""
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was sent."""
+
+    def verify_sender(self) -> None:
+        """Take the body out of the shares of senders that nobody knows."""
+
+    def can_be_kept(self) -> bool:
+        """Return whether another request may follow on the connection."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
 
 
 class Request:
@@ -42,7 +92,7 @@ class Request:
     upstream_seconds: float | None = None  # how long it waited for Triton
     callers_seconds = 0.0  # how long it waited for its caller
 
-    def __init__(self, connection: "Connection", head: Head, raw: bytes) -> None:
+    def __init__(self, connection: RequestConnection, head: Head, raw: bytes) -> None:
         self.connection = connection
         self.head = head
         self._raw = raw
