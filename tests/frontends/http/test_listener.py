@@ -475,7 +475,7 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
     """Of a request that is plain, and of one that is not."""
     async with opened() as listener:
         caller = await listener.connect()
-        listener.house.control.lease = None
+        listener.house.control.registry.serving = None
         found = await caller.ask(request(FAST, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]

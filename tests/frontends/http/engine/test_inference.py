@@ -157,7 +157,6 @@ async def test_renamed_model_is_answered_under_its_name():
     async with opened(answer) as listener:
         record = listener.house.control.registry.get(ModelId("m"))
         record.name = "other"
-        record.is_renamed = True
         caller = await listener.connect()
         found = await caller.ask(request(FAST, BODY, "Accept-Encoding: gzip"))
         assert found.json()["model_name"] == "m"
@@ -165,7 +164,6 @@ async def test_renamed_model_is_answered_under_its_name():
         assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
         assert b"accept-encoding" not in asked.head.lower()
         record.name = "m"
-        record.is_renamed = False
 
 
 async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monkeypatch):
