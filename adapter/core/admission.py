@@ -9,7 +9,8 @@ rules, in this order:
    evicted for it. The refusal ends with its reason.
 2. With readings, one guessed need is loaded at a time. So each of them is measured, and no two of
    them run out of memory together. The next one waits for the end of the load before it, or for
-   5 s.
+   5 s. A load beside which anything else has begun is not waited for: nobody can measure it any
+   more. So a load that hangs holds up the next one, and none after that.
 3. A need that is free is admitted.
 4. If nothing is on the lacking devices, the load is tried, because 507 would be a dead end. Host
    memory is an exception: if the machine itself has less than is surely needed, the kernel would
@@ -300,14 +301,17 @@ def _decide_on_others(
 def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
     """Return whether a load need not wait for another one with a guessed need.
 
-    Readings measure a load. Where there are none, no load waits for its turn.
+    Readings measure a load that is alone on its devices. Where there are no readings, and for a
+    load that is not alone any more, no load waits.
 
     A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
     for minutes.
     """
-    guessed_loads = [load for load in ledger.loads.values() if not load.need.is_known]
+    measurable_loads = [
+        load for load in ledger.loads.values() if not load.need.is_known and load.is_alone
+    ]
     is_read = any(ledger.devices[device].used_bytes is not None for device in need.bytes)
-    if need.is_known or not guessed_loads or not is_read:
+    if need.is_known or not measurable_loads or not is_read:
         return True
     if request.purpose is Purpose.PLANNED:
         return now >= request.deadline

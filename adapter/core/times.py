@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 10.0
 # another model. Readings show a change after 3 s at the latest (Triton's metrics): if none has come
 # by then, their source has failed, and the ledger goes by its own figures. A load whose size is a
 # guess holds up the next guess for this time: most loads end within seconds, and one that hangs
-# must not block the others.
+# must not block the others. Once it has held one up in vain, it holds up no other.
 MEMORY_SECONDS = 5.0
 
 # -- Triton and its processes -------------------------------------------------------------------

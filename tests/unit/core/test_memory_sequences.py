@@ -557,6 +557,19 @@ def test_planned_guess_waits_for_its_turn_until_its_deadline():
     assert books.answer(guess(100), **options, deadline=books.now) is Answer.ADMIT
 
 
+def test_guess_waits_for_no_load_that_lost_measurement():
+    """One that hangs holds up the next guess for 5 s, and nobody after that one has begun."""
+    books = gpu(1000)
+    books.load("hanging", guess(100, key="hanging"))
+    assert books.decide(guess(100, key="a"), waited=4.9).reason is Reason.TURN
+    assert books.answer(guess(100, key="a"), waited=5) is Answer.ADMIT
+    books.load("a", guess(100, key="a"))
+    assert books.answer(guess(100, key="b")) is Answer.ADMIT
+    books.read(200)
+    books.settle("a")
+    assert books.answer(guess(100, key="b")) is Answer.ADMIT
+
+
 def test_guess_waits_for_no_stuck_load():
     books = gpu(1000)
     books.load("u", guess(100, key="u"))
