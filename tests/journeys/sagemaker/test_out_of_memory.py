@@ -34,8 +34,10 @@ def capacity(reply: Reply) -> dict[str, Any]:
 def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     client: Client, adapter: RunningAdapter, package: Path, case: tuple[str, str, int | None]
 ) -> None:
+    """Beside another model: alone, no unload could make room for it."""
     statement, matched, needed = case
     write_python_model(package, initialize=statement)
+    assert client.load("other", EXAMPLES / "identity").status == 200
 
     body = capacity(client.load("big", package))
 
@@ -44,9 +46,19 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     assert body["needed_bytes"] == needed
     assert 0 < body["free_bytes"] <= body["limit_bytes"]
     assert refusal(client.get("/models/big"))[0] == 404
-    assert list(adapter.repository.iterdir()) == []
-    book = adapter.state()["memory"]["devices"]["host"]
-    assert (book["reserved_bytes"], book["held_bytes"]) == (0, 0)
+    state = adapter.state()
+    [model] = state["models"]
+    folders = [path.name for path in adapter.repository.iterdir() if path.is_dir()]
+    assert folders == [model["triton_name"]]
+    book = state["memory"]["devices"]["host"]
+    assert (book["reserved_bytes"], book["held_bytes"]) == (0, model["bytes"]["host"])
+
+
+def test_load_without_others_that_lacks_memory_is_400(client: Client, package: Path) -> None:
+    """No unload can give it more, also the second time, which is refused before a try."""
+    write_python_model(package, initialize="raise MemoryError")
+    for _ in range(2):
+        assert refusal(client.load("big", package)) == (400, "ModelTooLarge", "big")
 
 
 @pytest.mark.parametrize("name", ["greedy", "team/greedy"])
@@ -66,6 +78,7 @@ def test_an_inference_that_runs_out_of_memory_is_507_and_the_model_stays(
     path = f"/models/{quoted(name)}/invoke"
 
     plain = capacity(client.post(path, infer_body(1.0)))
+    assert client.post(path, infer_body(0.0)).status == 200  # ends the row of failures
     cuda = client.post(path, infer_body(2.0)).json()
 
     assert (plain["code"], plain["model_name"], plain["matched"]) == (
@@ -99,15 +112,20 @@ def test_load_is_507_without_figures_when_gpu_is_unseen(
 
 
 def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, package: Path) -> None:
-    """Beside another model: alone, it would be believed three times."""
-    write_python_model(package, answer=f"raise RuntimeError({_TEXTS_OF_GPU[0]!r})")
+    """It counts once in a row: nobody can say whether unloads of others have helped."""
+    answer = f"if values[0]:\n    raise RuntimeError({_TEXTS_OF_GPU[0]!r})"
+    write_python_model(package, answer=answer)
     assert client.load("words", package).status == 200
     assert client.load("other", EXAMPLES / "identity").status == 200
-    for _ in range(3):
+    for _ in range(2):
         body = client.post("/models/words/invoke", infer_body(1.0)).json()
         assert (body["code"], body["device"]) == ("OutOfMemory", None)
         assert (body["free_bytes"], body["limit_bytes"]) == (None, None)
         assert body["needed_bytes"] == 2048 * _MIB
+        again = client.post("/models/words/invoke", infer_body(1.0))
+        assert refusal(again) == (500, "InferenceFailed", "words")
+        assert "its device is not measured" in again.json()["error"]
+        assert client.post("/models/words/invoke", infer_body(0.0)).status == 200
 
 
 _ECHO = 'raise RuntimeError("MemoryError: Unable to allocate 16.0 MiB for an array")'
