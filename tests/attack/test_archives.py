@@ -96,4 +96,4 @@ def inheritable(pid: int) -> set[int]:
 
 def loading(admin: Client) -> int:
     states = [model["state"] for model in admin.get("/debug/state").json()["models"]]
-    return states.count("LOADING")
+    return states.count("PREPARING")

@@ -18,7 +18,15 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 _SOON = 60  # seconds, from when descriptors are back
-_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-looks")
+_LASTING = (
+    "triton-supervisor",
+    "triton-watch",
+    "housekeeping",
+    "watcher",
+    "eviction",
+    "desired",
+    "http-looks",
+)
 
 
 @contextmanager

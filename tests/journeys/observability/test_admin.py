@@ -35,7 +35,7 @@ def test_the_settings_in_force_are_told_with_their_origin(adapter: RunningAdapte
 def test_each_task_tells_where_it_stands(adapter: RunningAdapter):
     with closing(Client(adapter.admin)) as admin:
         told = admin.get("/debug/tasks").body.decode()
-    [chain] = [text for text in told.split("\n\n") if text.startswith("control-watch:")]
+    [chain] = [text for text in told.split("\n\n") if text.startswith("housekeeping:")]
     assert "in Housekeeping.run" in chain
 
 
