@@ -119,7 +119,7 @@ def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAd
         *("requests", "triton"),
     ]
     admitted = only(told.events("model.admitted"), model_id="identity")
-    assert admitted["basis"] == "default"
+    assert admitted["basis"] == "disk"
     assert admitted["needed_bytes"].keys() == admitted["free_bytes"].keys()
     assert admitted["level"] == "debug"
 
