@@ -397,6 +397,9 @@ class Ledger:
             if device in self.devices:
                 self.devices[device].settled_bytes += count
                 self._correct(device)
+        if is_measured:
+            # a model that took nothing of a device is not there
+            booked = {device: count for device, count in booked.items() if count > 0} or booked
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()

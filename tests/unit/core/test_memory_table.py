@@ -430,6 +430,18 @@ def test_model_spans_two_devices():
     assert to_mib(books.ledger.models["n"]) == {"0": 400, "1": 350}
 
 
+def test_model_is_not_where_it_took_nothing():
+    """It does not stand in the way of a load there, and needs nothing of it the next time."""
+    books = Books({"0": 1000, "1": 1000})
+    books.read(**{"0": 0, "1": 0})
+    books.load("n", guess(key="n", **{"0": 64, "1": 64}))
+    books.read(**{"0": 0, "1": 400})
+    books.settle("n")
+    assert to_mib(books.ledger.models["n"]) == {"1": 400}
+    assert to_mib(books.need("n").bytes) == {"1": 400}
+    assert books.ledger.is_empty("0")
+
+
 def test_unknown_need_is_placed_on_four_devices():
     books = Books(dict.fromkeys("0123", 1000))
     books.read(**{"0": 900, "1": 300, "2": 200, "3": 950})
