@@ -18,6 +18,10 @@ pytestmark = pytest.mark.triton
 _LIMIT = 512 * MIB
 _FLAGS = ("--memory-source=host", "--memory-limit=512MiB")
 _MODEL_MIB = 110
+# What the first refusal of a package that passed the limit says.
+_UNDONE = "and was unloaded"
+# What the next one says: its size was measured if the load had ended before it was found too large.
+_LEARNED = ("(twice what was too little the last time)", "(measured)")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +58,12 @@ def test_of_five_models_only_those_stay_that_fit(adapter: RunningAdapter, root: 
     check_agreement(adapter)
 
 
-def test_what_took_too_much_is_undone_and_its_size_is_known_from_then_on(
-    adapter: RunningAdapter, root: Path
-) -> None:
+def says_what_was_learned(error: str) -> bool:
+    return any(text in error for text in _LEARNED)
+
+
+def test_load_that_took_too_much_needs_more_afterwards(adapter: RunningAdapter, root: Path) -> None:
+    """If it was ended before it was over, nobody has seen how much it would have taken."""
     with closing(adapter.client()) as client:
         assert client.load("first", write_eater(root / "first", 334)).status == 200
         beside = write_eater(root / "beside", 174)
@@ -67,11 +74,13 @@ def test_what_took_too_much_is_undone_and_its_size_is_known_from_then_on(
         for reply in (tried, again):
             body = reply.json()
             assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
-            # less than 194 MiB if the load is ended before it is over
-            assert 130 * MIB < body["needed_bytes"] < 214 * MIB
             assert body["limit_bytes"] == _LIMIT
-        assert "it was unloaded" in tried.json()["error"]
-        assert "(learned)" in again.json()["error"]
+        # less than 194 MiB if the load is ended before it is over
+        seen_bytes = tried.json()["needed_bytes"]
+        assert 130 * MIB < seen_bytes < 214 * MIB
+        assert seen_bytes <= again.json()["needed_bytes"] <= 2 * seen_bytes
+        assert _UNDONE in tried.json()["error"]
+        assert says_what_was_learned(again.json()["error"])
         check_agreement(adapter)
 
         assert client.delete("/models/first").status == 200
@@ -113,7 +122,7 @@ def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
         assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
         # the others take a little, too
         assert 0.8 * _LIMIT < body["needed_bytes"] < 2 * _LIMIT
-        assert "at which its load was ended" in body["error"]
+        assert _UNDONE in body["error"]
         adapter.wait_for("model.load_ended", model_id="greedy")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter)
@@ -128,17 +137,17 @@ def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, ro
         assert client.load("first", write_eater(root / "held", 360)).status == 200
 
         by_mesh = write_eater(root / "by-mesh", 134)
-        for said in ("it was unloaded", "(learned)"):
+        for _ in range(2):  # a guess for ModelMesh is at most what it keeps free for a load
             with pytest.raises(grpc.RpcError) as caught:
                 mesh(mmesh.LoadModelRequest(modelId="x", modelPath=str(by_mesh)), timeout=60)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert said in caught.value.details()
+            assert _UNDONE in caught.value.details()
 
         write_eater(root / "by-v2", 136)
-        for said in ("it was unloaded", "(learned)"):
-            reply = client.post("/v2/repository/models/by-v2/load")
-            assert reply.status == 507, reply.body
-            assert said in reply.json()["error"]
+        tried, again = (client.post("/v2/repository/models/by-v2/load") for _ in range(2))
+        assert (tried.status, again.status) == (507, 507), again.body
+        assert _UNDONE in tried.json()["error"]
+        assert says_what_was_learned(again.json()["error"])
     check_agreement(adapter)
 
 
@@ -166,9 +175,9 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
         ended, refused = (client.load("early", package).json() for _ in range(2))
         for body in (ended, refused):
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
-        assert "at which its load was ended" in ended["error"]
+        assert _UNDONE in ended["error"]
         # it had passed the limit alone, or together with the others
-        assert "it can never fit" in refused["error"] or "(learned)" in refused["error"]
+        assert "no unload can" in refused["error"] or says_what_was_learned(refused["error"])
         adapter.wait_for("model.load_stuck", model_id="early")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
         check_agreement(adapter, stuck=["early"])

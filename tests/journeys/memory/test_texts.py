@@ -113,7 +113,7 @@ OPEN = {"http": http_listener, "grpc": grpc_listener}
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
-    """Memory is not read, and another model is loaded: the words alone decide, again and again."""
+    """Memory is not read, and another model is loaded: the words alone decide."""
     root = tmp_path_factory.mktemp("models")
     with beside_another_model("--memory-source=off", root=root) as adapter:
         yield adapter, root
@@ -196,7 +196,8 @@ def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
             outcome = listener.infer(raiser, failing(how, text))
             if not is_as_labelled(label, outcome, text):
                 wrong.append((label, str(outcome)[:500]))
-        assert listener.infer(raiser, failing("answer", "")).text is None
+            # a second failure in a row is doubted where memory is not read
+            assert listener.infer(raiser, failing("answer", "")).text is None
 
     assert wrong == []
 
