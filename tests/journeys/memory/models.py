@@ -54,8 +54,7 @@ def _share_bytes(pid: int) -> int:
 def check_agreement(adapter: RunningAdapter, stuck: Collection[str] = ()) -> None:
     """At rest: the list, the ledger, Triton's index and the folders staged for it are of one mind.
 
-    Triton has nothing but models of this adapter. `stuck` are those that it does not release: what
-    was reserved for them stays so.
+    Triton has nothing but models of this adapter. `stuck` are those that it does not release.
     """
     state = adapter.state()
     names = {model["triton_name"] for model in state["models"]} | set(stuck)
@@ -65,8 +64,7 @@ def check_agreement(adapter: RunningAdapter, stuck: Collection[str] = ()) -> Non
     assert {path.name for path in adapter.repository.iterdir() if path.is_dir()} == names
     for device, book in state["memory"]["devices"].items():
         held = [model["bytes"].get(device, 0) for model in state["models"]]
-        assert book["held_bytes"] == sum(held)
-        assert (book["reserved_bytes"] > 0) == bool(stuck)
+        assert (book["held_bytes"], book["reserved_bytes"]) == (sum(held), 0)
 
 
 def metric(adapter: RunningAdapter, line: str) -> float:
