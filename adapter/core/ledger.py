@@ -249,12 +249,13 @@ class Ledger:
         """Begin to account for a device that a reading shows for the first time.
 
         A model that was loaded before any reading may be on each device. It gets 0 bytes of this
-        one: so the device is not empty, and the model can be evicted for others.
+        one, unless it is booked there: so the device is not empty, and the model can be evicted for
+        others.
         """
         self.devices[device] = book
         for name, booked in self.models.items():
             if booked.keys() <= {UNSEEN}:
-                self.models[name] = {**booked, device: 0}
+                self.models[name] = {device: 0, **booked}
 
     def observe(
         self,

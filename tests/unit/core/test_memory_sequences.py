@@ -16,8 +16,8 @@ from adapter.core.admission import (
     make_overrun_refusal,
     make_refusal,
 )
-from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST
+from adapter.core.ledger import DeviceBook, Ledger
+from adapter.core.memory import HOST, UNSEEN
 from adapter.errors import InsufficientMemory, ModelTooLarge
 from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, package, to_bytes, to_mib
 
@@ -568,6 +568,15 @@ def test_guess_waits_for_no_load_that_lost_measurement():
     books.read(200)
     books.settle("a")
     assert books.answer(guess(100, key="b")) is Answer.ADMIT
+
+
+def test_adopted_model_keeps_its_bytes_without_readings():
+    """A device that nobody reads is opened once its models have been adopted."""
+    books = Books({})
+    books.ledger.adopt("a", {UNSEEN: 64 * MIB})
+    books.ledger.open_device(UNSEEN, DeviceBook(1000 * MIB, settled_bytes=64 * MIB))
+    assert books.booked("a", UNSEEN) == 64
+    assert books.free(UNSEEN) == 936
 
 
 def test_guess_waits_for_no_stuck_load():
