@@ -51,9 +51,7 @@ def test_without_a_limit_it_is_told_that_memory_is_not_measured_and_sizes_are_un
         assert "0 bytes" not in browser.text("main")
 
 
-def test_with_a_limit_sizes_are_estimates_where_files_tell_and_nothing_is_amiss(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_sizes_are_estimates_by_files_with_a_limit(triton: RunningAdapter, tmp_path: Path) -> None:
     large = write_python_model(tmp_path / "large")
     (large / "1" / "weights.bin").write_bytes(bytes(80 * 2**20))
     with (
@@ -63,5 +61,5 @@ def test_with_a_limit_sizes_are_estimates_where_files_tell_and_nothing_is_amiss(
         assert "notes" not in admin.get("/readyz").json()
         assert told(adapter, "load", "large", str(large)).endswith(" takes 100.0 MiB (disk)\n")
         loaded = told(adapter, "load", "digits", str(EXAMPLES / "digits"))
-        assert loaded.endswith(" s; size unknown\n")
+        assert loaded.endswith(" takes 64.0 MiB (disk)\n")
         assert adapter.events("memory.not_measured") == []
