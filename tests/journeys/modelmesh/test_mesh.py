@@ -239,7 +239,8 @@ async def test_model_loaded_past_the_adapter_is_unloaded_at_start(everywhere):
     ("words", "code"),
     [
         ("the weights are broken", "INTERNAL"),
-        ("Out of memory. Tried to allocate 2.00 GiB", "RESOURCE_EXHAUSTED"),
+        # with nothing else loaded no unload can help
+        ("Out of memory. Tried to allocate 2.00 GiB", "FAILED_PRECONDITION"),
     ],
 )
 async def test_a_failed_load_says_why_in_tritons_words(mesh, everywhere, package, words, code):
@@ -251,6 +252,21 @@ async def test_a_failed_load_says_why_in_tritons_words(mesh, everywhere, package
     assert failed.value.code().name == code
     assert words in failed.value.details()
     assert left(everywhere) == ([], set(), [])
+
+
+@once
+async def test_load_is_exhausted_after_oom_beside_others(mesh, everywhere, package):
+    words = "Out of memory. Tried to allocate 2.00 GiB"
+    write_python_model(package, initialize=f"raise RuntimeError({words!r})")
+    await mesh.load("other", IDENTITY)
+
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await mesh.load("bad", str(package))
+
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert words in failed.value.details()
+    models, in_triton, folders = left(everywhere)
+    assert (models, len(in_triton), len(folders)) == (["other"], 1, 1)
 
 
 @once
