@@ -71,5 +71,6 @@ def test_a_model_above_the_limit_of_a_process_is_too_large_and_others_serve_besi
     assert refused.json()["limit_bytes"] == _LIMIT_MIB * MIB
     assert (tried.status, tried.json()["code"]) == (507, "OutOfMemory"), tried.body
     again = client.load("untold", untold)
-    assert (again.status, again.json()["code"]) == (400, "ModelTooLarge"), again.body
+    # what it needs is a guess as long as it has not been loaded, and others could be unloaded
+    assert (again.status, again.json()["code"]) == (507, "OutOfMemory"), again.body
     assert client.post("/models/below/invoke", infer_body(16.0)).status == 200
