@@ -232,7 +232,7 @@ def fill(store: Store, count: int) -> list[str]:
 
 def test_a_disk_full_of_idle_models_makes_room_by_unloading_the_least_recently_used(start, store):
     first, second, third = fill(store, 3)
-    caller = start("--cache-limit=5MiB")
+    caller = start("--cache-limit=4MiB")
     assert [caller.invoke(name)[1] for name in (first, second, first)] == ["miss", "miss", "hit"]
     assert caller.invoke(third) == (2, "miss")
     assert caller.loaded() == [first, third]
