@@ -393,14 +393,7 @@ class Ledger:
         had = self._free_for(load)
         rise = {} if load.is_only else self._find_rise(load)
         is_measured = self._is_measured(load, reported)
-        booked = {device: self._book(load, device) for device in load.reserved} | dict(reported)
-        for device, count in booked.items():
-            if device in self.devices:
-                self.devices[device].settled_bytes += count
-                self._correct(device)
-        if is_measured:
-            # a model that took nothing of a device is not there
-            booked = {device: count for device, count in booked.items() if count > 0} or booked
+        booked = self._book_load(load, reported, is_measured=is_measured)
         key = load.need.package_key
         self.models[name] = booked
         is_reported = bool(reported) and reported.keys() >= load.reserved.keys()
@@ -412,6 +405,20 @@ class Ledger:
         elif overrun.is_permanent:
             remember(self.tried, key, had)
         return Settlement(booked, is_measured, overrun, rise)
+
+    def _book_load(self, load: LoadEntry, reported: Bytes, *, is_measured: bool) -> Bytes:
+        """Move what an ended load has taken into `settled`; return it. That is what Triton reports
+        of a device, else what is reserved there as far as the readings allow.
+        """
+        booked = {device: self._book(load, device) for device in load.reserved} | dict(reported)
+        for device, count in booked.items():
+            if device in self.devices:
+                self.devices[device].settled_bytes += count
+                self._correct(device)
+        if not is_measured:
+            return booked
+        # a model that took nothing of a device is not there
+        return {device: count for device, count in booked.items() if count > 0} or booked
 
     def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.
