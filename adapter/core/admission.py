@@ -304,17 +304,17 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
     Readings measure a load that is alone on its devices. Where there are no readings, and for a
     load that is not alone any more, no load waits.
 
-    A planned load waits for its turn until its deadline, because ModelMesh remembers a failed load
-    for minutes.
+    A planned load waits for each of them until its deadline, because ModelMesh remembers a failed
+    load for minutes.
     """
-    measurable_loads = [
-        load for load in ledger.loads.values() if not load.need.is_known and load.is_alone
-    ]
+    guessed_loads = [load for load in ledger.loads.values() if not load.need.is_known]
     is_read = any(ledger.devices[device].used_bytes is not None for device in need.bytes)
-    if need.is_known or not measurable_loads or not is_read:
+    if need.is_known or not guessed_loads or not is_read:
         return True
     if request.purpose is Purpose.PLANNED:
         return now >= request.deadline
+    if not any(load.is_alone for load in guessed_loads):
+        return True
     return now - request.started_at >= times.MEMORY_SECONDS
 
 
