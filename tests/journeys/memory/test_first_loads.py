@@ -18,9 +18,9 @@ pytestmark = pytest.mark.triton
 _LIMIT = 512 * MIB
 _FLAGS = ("--memory-source=host", "--memory-limit=512MiB")
 _MODEL_MIB = 110
-# What the first refusal of a package that passed the limit says.
+# in the first refusal of a package that passed the limit
 _UNDONE = "and was unloaded"
-# What the next one says: its size was measured if the load had ended before it was found too large.
+# in the next one: its size was measured if the load had ended before it was found too large
 _LEARNED = ("(twice what was too little the last time)", "(measured)")
 
 
@@ -58,7 +58,7 @@ def test_of_five_models_only_those_stay_that_fit(adapter: RunningAdapter, root: 
     check_agreement(adapter)
 
 
-def says_what_was_learned(error: str) -> bool:
+def names_learned_size(error: str) -> bool:
     return any(text in error for text in _LEARNED)
 
 
@@ -80,7 +80,7 @@ def test_load_that_took_too_much_needs_more_afterwards(adapter: RunningAdapter, 
         assert 130 * MIB < seen_bytes < 214 * MIB
         assert seen_bytes <= again.json()["needed_bytes"] <= 2 * seen_bytes
         assert _UNDONE in tried.json()["error"]
-        assert says_what_was_learned(again.json()["error"])
+        assert names_learned_size(again.json()["error"])
         check_agreement(adapter)
 
         assert client.delete("/models/first").status == 200
@@ -147,7 +147,7 @@ def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, ro
         tried, again = (client.post("/v2/repository/models/by-v2/load") for _ in range(2))
         assert (tried.status, again.status) == (507, 507), again.body
         assert _UNDONE in tried.json()["error"]
-        assert says_what_was_learned(again.json()["error"])
+        assert names_learned_size(again.json()["error"])
     check_agreement(adapter)
 
 
@@ -177,7 +177,7 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
         assert _UNDONE in ended["error"]
         # it had passed the limit alone, or together with the others
-        assert "no unload can" in refused["error"] or says_what_was_learned(refused["error"])
+        assert "no unload can" in refused["error"] or names_learned_size(refused["error"])
         adapter.wait_for("model.load_stuck", model_id="early")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
         check_agreement(adapter, stuck=["early"])

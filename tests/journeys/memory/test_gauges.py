@@ -77,7 +77,7 @@ def house(
     gpus: tuple[str, ...] = (_GPU,),
     declares: str = f"{_MODEL}MiB",
     is_broken: bool = False,
-    neighbours: Mapping[str, int] = NO_BYTES,  # what others take from the start, by GPU
+    neighbours: Mapping[str, int] = NO_BYTES,  # bytes that others have from the start, by GPU
 ) -> Iterator[House]:
     with ExitStack() as stack:
         scripted = ScriptedGpus(root / "gpus")

@@ -34,7 +34,7 @@ def capacity(reply: Reply) -> dict[str, Any]:
 def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     client: Client, adapter: RunningAdapter, package: Path, case: tuple[str, str, int | None]
 ) -> None:
-    """Beside another model: alone, no unload could make room for it."""
+    """Another model is loaded: alone, no unload could make room for it."""
     statement, matched, needed = case
     write_python_model(package, initialize=statement)
     assert client.load("other", EXAMPLES / "identity").status == 200
@@ -55,7 +55,7 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
 
 
 def test_load_without_others_that_lacks_memory_is_400(client: Client, package: Path) -> None:
-    """No unload can give it more, also the second time, which is refused before a try."""
+    """Refuse it the second time before a try: no unload can give it more."""
     write_python_model(package, initialize="raise MemoryError")
     for _ in range(2):
         assert refusal(client.load("big", package)) == (400, "ModelTooLarge", "big")
