@@ -498,13 +498,13 @@ class TritonWatcher:
             return
         if record.name in await self.triton.ready():
             return
-        log.warning("triton.models_vanished", extra={"models": [record.id]})
         is_unset = self.status.setting is None and not self.status.is_restarting
         on_exit = OnExit.FORGET if is_unset else self.status.choose_on_exit(record)
         await self.unloader.remove_from_triton(record, is_dead=record.state is ModelState.DEAD)
         await self._close_undo(record)
         if record.state in LOADED:  # Triton has not exited meanwhile
             self._lose(record, on_exit)
+            log.warning("triton.models_vanished", extra={"models": [record.id]})
             self.journal.metrics.history.lost(_describe_lost([record], None))
             self.changes.notify()
 
