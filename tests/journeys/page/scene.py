@@ -124,7 +124,7 @@ def scene(root: Path) -> Iterator[Scene]:
     write_eater(folder / TOO_MUCH, 1, declares="700MiB")
     arrives = write_eater(root / "arrives", 20, declares="60MiB")
     (arrives / "1" / "weights.bin").write_bytes(os.urandom(8 * MIB))
-    leaves = write_eater(root / "leaves", 230, declares="270MiB")
+    leaves = write_eater(root / "leaves", 320, declares="360MiB")
     store = SlowStore({ARRIVES: _packed(arrives), LEAVES: _packed(leaves)})
     with store.open():
         flags = (

@@ -74,7 +74,7 @@ def test_the_page_is_taken(played: Scene, browser: Browser, folder: Path) -> Non
     def is_complete() -> bool:
         rows = browser.rows()
         busy = [rows.get(name, "") for name in ("support-chat", "product-search")]
-        is_busy = all(re.search(r"measured \d+ [\d.]+ .* \d+ s$", row) for row in busy)
+        is_busy = all(re.search(r"(measured|declared) \d+ [\d.]+ .* \d+ s$", row) for row in busy)
         return is_busy and "fetching" in rows.get(ARRIVES, "") and len(rows) == len(SIZES) + 1
 
     browser.until(is_complete, "the scene")
