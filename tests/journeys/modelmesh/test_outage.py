@@ -109,7 +109,7 @@ async def code_of(mesh: Mesh, *metadata: tuple[str, str]) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def until_not_found(mesh: Mesh) -> None:
+async def wait_for_not_found(mesh: Mesh) -> None:
     """Whoever is no mesh is told so once the exit has been handled, and UNAVAILABLE until then."""
     async with asyncio.timeout(20):
         while (code := await code_of(mesh)) is grpc.StatusCode.UNAVAILABLE:
@@ -125,7 +125,7 @@ async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
         asked = [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(8)]
         late = asyncio.create_task(mesh.load("late", IDENTITY))
         assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
-        await until_not_found(mesh)
+        await wait_for_not_found(mesh)
         # those that come when the mesh has learned it wait for the load that it has sent
         asked += [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(8, 12)]
         assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
