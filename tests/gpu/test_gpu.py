@@ -261,7 +261,7 @@ def test_growth_belongs_to_no_model_and_leaves_with_it(
 
 
 def test_model_larger_than_its_device_is_too_large(client: Client, root: Path) -> None:
-    """At once, as nothing else is loaded that could be unloaded for it."""
+    """The refusal comes at once, as nothing else is loaded that could be unloaded for it."""
     package = write_cuda_model(root / "huge", gpu().total // MIB + 1024)
 
     replies = [client.load("huge", package) for _ in range(2)]

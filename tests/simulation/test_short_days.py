@@ -60,7 +60,7 @@ def test_day_is_right_unless_a_fault_is_planted(fault):
 
 
 def test_unkept_rule_is_counted_or_violated():
-    """On this day models are loaded side by side, and what one takes is a guess then."""
+    """Models are loaded side by side on this day, and what one takes is a guess then."""
 
     def build(*parts):
         control = PlayedControl(*parts)
