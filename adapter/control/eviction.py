@@ -65,17 +65,20 @@ class Eviction:
 
     # -- room in memory ---------------------------------------------------------------------
 
-    def candidates(self) -> tuple[LoadCandidate, ...]:
-        """Return the models that may be evicted, now or once they are idle, worth least first."""
+    def candidates(self, record: ModelRecord) -> tuple[LoadCandidate, ...]:
+        """Return the models that may be evicted for the load of `record`, now or once they are
+        idle, in the order of core/victims.py.
+        """
         now = clock.monotonic()
+        callers = list(self.leases.callers_of(record.id))
         idle: list[Candidate] = []
         busy: list[LoadCandidate] = []
-        for record in self._list_loaded():
-            reason = self.find_retention_reason(record)
+        for model in self._list_loaded():
+            reason = self.find_retention_reason(model)
             if reason is None:
-                idle.append(self._describe(record, (), now))
+                idle.append(self._describe(model, callers, now))
             elif reason in FOR_NOW:
-                busy.append(LoadCandidate(record.name, is_busy=True))
+                busy.append(LoadCandidate(model.name, is_busy=True))
         ordered = sort_candidates(idle, self.policy)
         return (*(LoadCandidate(candidate.name) for candidate in ordered), *busy)
 
@@ -260,11 +263,11 @@ class OldVersionFirst:
     other_models: Evictor
     log_fields: Mapping[str, str]
 
-    def candidates(self) -> tuple[LoadCandidate, ...]:
+    def candidates(self, record: ModelRecord) -> tuple[LoadCandidate, ...]:
         """Return the old version, then those that may be evicted for any load."""
         candidates = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
         old_name = self.old.name
-        evictable = self.other_models.candidates()
+        evictable = self.other_models.candidates(record)
         candidates += [candidate for candidate in evictable if candidate.name != old_name]
         return tuple(candidates)
 

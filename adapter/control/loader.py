@@ -575,6 +575,9 @@ class Loader:
             return []  # readings remain
 
     async def _find_instances(self, record: ModelRecord) -> frozenset[str]:
+        """Return the names of the model's instances that have a live python process; none where
+        processes cannot be seen now.
+        """
         with suppress(BackendUnavailable):  # processes cannot be seen now
             instances = await self.processes.instances(record.placement.names)
             living = [name for names in instances.values() for name in names if name is not None]

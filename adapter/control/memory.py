@@ -382,7 +382,7 @@ class Memory:
             purpose,
             waiter.started_at,
             deadline=waiter.started_at + waiter.terms.patience_seconds,
-            candidates=() if is_planned else evictor.candidates(),
+            candidates=() if is_planned else evictor.candidates(waiter.record),
             is_mesh_evicting=is_planned and self.mesh.is_evicting,
         )
 

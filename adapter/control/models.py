@@ -139,7 +139,6 @@ class Models:
         model_id: ModelId,
         source: ModelSource,
         room_maker: RoomMaker = RoomMaker.ADAPTER,
-        requester: Requester = Requester.PLATFORM,
         /,
         **log_fields: str,
     ) -> ModelRecord:
@@ -151,7 +150,7 @@ class Models:
         self.status.refuse_unless_open()
         await self.wait_for_exit(model_id)
         self.refuse_loaded(model_id)
-        self.refuse_given_up(model_id, requester)
+        self.refuse_given_up(model_id, Requester.PLATFORM)
         self.operations.refuse_when_full(model_id)
         is_planned = room_maker is RoomMaker.MESH
         terms = LoadTerms(Purpose.PLANNED if is_planned else Purpose.EXPLICIT)
@@ -411,6 +410,9 @@ class Models:
         log_fields: Mapping[str, str],
         unload_fields: Mapping[str, str],
     ) -> ModelRecord:
+        """Load the new version in the place of the old one; return its record. If it fails after
+        the old one was unloaded, load that again from its own files, and raise the failure.
+        """
         new.name = self.registry.free_name(new.id)
         aside = await self.packages.keep(old.name) if old.name else ""
         again = _make_version(old, replace(old.source, kept=aside), old.key)

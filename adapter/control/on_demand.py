@@ -219,7 +219,9 @@ class OnDemand:
         del self._failures[model_id]
 
     def _refuse_crowd(self, model_id: ModelId, caller: str) -> None:
-        """Raise TooManyWaiting if as many calls wait as may. One caller may have half of all."""
+        """Raise TooManyWaiting if as many calls wait as the settings allow: for this model, for all
+        models, or, half of the latter, of this caller.
+        """
         limit = self.settings.max_waiting
         for_one = self.leases.callers_of(model_id).total()
         waiting = self.leases.waiting

@@ -291,8 +291,10 @@ class Artifacts(Protocol):
 class Evictor(Protocol):
     """Makes room in memory for one load."""
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return the models that may be evicted, now or once they are idle, in their order."""
+    def candidates(self, record: ModelRecord) -> tuple[Candidate, ...]:
+        """Return the models that may be evicted for the load of `record`, now or once they are
+        idle, in their order.
+        """
 
     async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
         """Evict these for the load of `record`; return whether any went."""

@@ -2,10 +2,10 @@
 
 What happens to a model whose Triton exits while it is
 
-- fetched or inspected: nothing; the load waits for the next Triton.
+- fetched or inspected: nothing; the load waits for the next Triton, for ten seconds at most.
 - LOADING: the load fails. One that should be loaded anyway is LOST, and loaded by the next Triton;
   a call tries once more; a caller of its own gets 503, and decides.
-- READY: LOST if the adapter loads it again, else absent; a call loads it again.
+- READY or DEAD: LOST if the adapter loads it again, else absent; a call loads it again.
 - UNLOADING: it is unloaded.
 - STUCK: it is free.
 

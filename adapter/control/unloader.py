@@ -144,7 +144,9 @@ class Unloader:
             call = None
 
     async def _has_exited(self, pid: int | None, deadline: float) -> bool:
-        """Wait until Triton answers again; return True once an embedded one has exited."""
+        """Wait until Triton answers again, or until `deadline`; return whether an embedded one,
+        whose process was `pid`, has exited meanwhile.
+        """
         while clock.monotonic() < deadline:
             await asyncio.sleep(times.POLL_SECONDS)
             if self.server is not None and self.server.pid != pid:
@@ -271,7 +273,9 @@ class Unloader:
     async def _end_processes(
         self, record: ModelRecord, processes: _Processes, reloaded: set[str]
     ) -> None:
-        """Wait for the model's processes to end, and kill those that do not."""
+        """Wait for the model's processes to end, and kill those that do not. They get less time if
+        some models of the package (`reloaded`) had to be loaded once more, to be rid of them.
+        """
         linger_seconds = _NORMAL_SECONDS if reloaded else times.LINGER_SECONDS
         names = record.placement.names
         living = await self.processes.wait(names, processes, linger_seconds)

@@ -1,4 +1,5 @@
-"""Turns what Triton said into one of our errors. No other module reads Triton's texts.
+"""Turns what Triton said into one of our errors. Whether a text is about memory is read by
+oom.py and evidence.py.
 
 Triton has no code for out of memory: load failures of every kind are INVALID_ARGUMENT, and failed
 inferences whatever the backend chose (docs/design/triton.md, Failures). So the status is looked at

@@ -73,7 +73,7 @@ TURN_SECONDS = 1.0
 # A load that took longer is not charged: what ends Triton from outside often meets long loads.
 LONGEST_CHARGED_LOAD_SECONDS = 60.0
 
-# A model that was given up stays unloaded for this time, unless somebody asks for its load.
+# A model that was given up stays unloaded for this time, unless a person loads it by V2.
 GIVEN_UP_SECONDS = 600.0
 
 # All charges are forgotten after this time without an exit. A killer may be called once an hour.

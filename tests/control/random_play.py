@@ -14,7 +14,6 @@ from random import Random
 
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
-from adapter.core.blame import Requester
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import OnExit
 from adapter.core.states import ModelState
@@ -197,9 +196,8 @@ class Play:
         name = self.random.choice(self.names)
         source = ModelSource(self.random.choice(_FOLDERS))
         maker = self.random.choice((RoomMaker.ADAPTER, RoomMaker.ADAPTER, RoomMaker.MESH))
-        requester = self.random.choice((Requester.PERSON, Requester.PLATFORM))
         models = self.stage.models
-        return f"load {name}", lambda: models.load(name, source, maker, requester)
+        return f"load {name}", lambda: models.load(name, source, maker)
 
     def _draw_unload(self) -> Action:
         name = self.random.choice((*self.names, *self.names, *self.names, *self.keys))

@@ -9,7 +9,6 @@ import pytest
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
 from adapter.core.artifacts import ArtifactKey
-from adapter.core.blame import Requester
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.core.record import LoadedFor, OnExit
@@ -528,6 +527,19 @@ async def test_deadline_makes_no_eviction_futile():
         assert not long_call.done()
         await long_call
         assert await stage.call(C) == "c@1"
+
+
+@played
+async def test_caller_loses_its_own_model_first():
+    """A caller who asks for more than fits takes the room of nobody else."""
+    scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
+    async with Stage(scripts) as stage:
+        await stage.call(A, caller="x")
+        await asyncio.sleep(2)
+        await stage.call(B, caller="y")
+        await asyncio.sleep(2)
+        await stage.call(C, caller="y")
+        stage.check(A, C)
 
 
 # -- warm-up ------------------------------------------------------------------------------------
@@ -1198,7 +1210,7 @@ async def test_person_may_try_a_model_that_is_given_up():
         error = await fails(stage.invoke(A), ModelNotFound)
         assert "is given up until" in str(error)
         source = ModelSource("b")
-        await stage.models.load(A, source, RoomMaker.ADAPTER, Requester.PERSON)
+        await stage.models.replace(A, source, Replaces.ALWAYS)
         assert await stage.invoke(A) == "b"
 
 
