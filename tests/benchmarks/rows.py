@@ -72,7 +72,7 @@ _INFERENCE = (
     "adapter/telemetry/traffic.py",
     "adapter/telemetry/tracing.py",
     "adapter/cli/serve.py",
-    "adapter/control/lease.py",
+    "adapter/control/leases.py",
 )
 _ALL = ("adapter",)
 # of each measure its title on the page, and the paths of the code that it measures

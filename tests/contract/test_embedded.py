@@ -184,26 +184,6 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
 
 
 @real
-async def test_the_host_memory_of_a_model_that_is_being_loaded_is_seen_apart():
-    """So a load that imports and reads before it takes memory of a GPU does not seem to hang."""
-    async with running() as triton:
-        before = await triton.processes.resident_bytes()
-        add_model(
-            triton.repository, "slow", 'self.held = b"x" * 2**26; __import__("time").sleep(3)'
-        )
-        loading = asyncio.create_task(load(triton, "slow"))
-        seen = {}
-        while seen.get("slow", 0) < 2**26:
-            assert not loading.done()
-            await asyncio.sleep(0.05)
-            seen = await triton.processes.resident_bytes()
-        assert seen.keys() == {"", "slow"}
-        assert before.keys() == {""}
-        await loading
-    assert await triton.processes.resident_bytes() == {}
-
-
-@real
 async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_are_gone(caplog):
     caplog.set_level(logging.INFO)
     calls = asyncio.Queue()

@@ -61,6 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     write_python_model(root / "bloated", initialize="raise MemoryError")
     write_python_model(root / "slow", initialize=gate.statements)
     write_python_model(root / "late")
+    write_python_model(root / "neighbour")
     yield Models(root, gate)
     gate.open()
 
@@ -73,6 +74,8 @@ def adapter(models: Models) -> Iterator[RunningAdapter]:
         closing(adapter.client()) as client,
     ):
         assert client.load("greedy", models.root / "greedy").status == 200
+        # beside another model no failure means that greedy is too large
+        assert client.load("neighbour", models.root / "neighbour").status == 200
         loading = pool.submit(client.load, "slow", models.root / "slow")
         models.gate.wait_reached()
         yield adapter

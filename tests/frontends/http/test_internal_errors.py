@@ -4,6 +4,7 @@ nothing hangs, leaks or is counted for ever.
 
 import pytest
 
+from adapter.control.triton import RequestFailures
 from adapter.dataplane.http_connection import Connection
 from adapter.frontends.http.contracts import ContainerContract
 from tests.fakes.http_triton import says
@@ -40,7 +41,7 @@ def finds_no_upstream(listener, monkeypatch):
 
 def judges_badly(listener, monkeypatch):
     """Only what Triton refuses is judged."""
-    monkeypatch.setattr(listener.house.control.leases.failures, "judge", raises)
+    monkeypatch.setattr(RequestFailures, "judge", raises)
 
     listener.upstream.script = says(b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}')
 

@@ -275,9 +275,10 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
         is_text = content_type == "text/csv"
         tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
         record = house.control.registry.serving(ModelId("m"))
-        record.content_types = ContentTypes(
+        types = ContentTypes(
             (content_type,), options=frozenset(), is_batched=False, input=tensor, outputs=()
         )
+        record.package = replace(record.inspected, content_types=types)
         target = await listener.waiting(FAST)
         caller = await listener.connect()
         asked = head(target, FRAMES[2], f"Content-Type: {content_type}")

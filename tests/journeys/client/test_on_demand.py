@@ -66,13 +66,13 @@ def play(store: str, cache: Path, send_the_rest: Callable[[], object]) -> None:
         with ThreadPoolExecutor(1) as pool:
             calling = pool.submit(invoke, adapter)
             try:
-                is_coming = re.compile(r"FETCHING (?:[1-4]\d|50) %")
+                is_coming = re.compile(r"PREPARING .*fetching.* (?:[1-4]\d|50) %")
                 wait_until(
                     lambda: bool(is_coming.search(table(environ))), 30, "some of it is there"
                 )
                 told = run("ps", NAME, "--json", environ=environ)
                 [model] = json.loads(told.stdout)["on_demand"]["models"]
-                assert (model["model_id"], model["state"]) == (NAME, "FETCHING")
+                assert (model["model_id"], model["state"]) == (NAME, "PREPARING")
             finally:
                 send_the_rest()
             assert calling.result() == 200
