@@ -291,6 +291,8 @@ class Loader:
                 await self.unloader.unload(old, unload_fields)
             await self._renew_turn(record)
             await self._take_own_name(record)
+            # the old version may have been called since the load of this one began
+            record.usage.used_at = max(record.usage.used_at, old.usage.used_at)
             self.registry.add(record)
             await self._run(record, terms)
             self._serve(record)

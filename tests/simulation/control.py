@@ -108,6 +108,7 @@ class PlayedControl:
         "2 not moved": "a load that is ended as its GPU is full is not tried on another one",
         "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
         "3 beside known": "a load of unknown size waits only for others of unknown size",
+        "3 not alone": "a load of unknown size waits for no load that another one runs beside",
         "3 shared sizes": "what a load took beside others may count as what they have yet to take",
         "5 kept": "memory that belongs to no model may count as that of the model loaded next",
         "5 shared sizes": "what a model takes is a guess if others load or unload beside it",

@@ -590,6 +590,18 @@ class Oracle(Rest):
         """Whether the model was let in so lately that it may not be measured yet."""
         return self.since(self._now() - RECENT_SECONDS, "admitted", model_id=spec.model_id)
 
+    def _is_alone(self, spec: Spec, newcomer: Spec) -> bool:
+        """Return whether nothing but `newcomer` has been loaded or unloaded beside the load of
+        `spec`, so that readings measure it.
+        """
+        since = self._at.get(("admitted", spec.model_id), self._now()) - RECENT_SECONDS
+        moves = {"admitted", "load ended", "unload asked", "unload failed"}
+        both = {spec.model_id, newcomer.model_id}
+        return not any(
+            what in moves and model_id not in both and at >= since
+            for (what, model_id), at in self._at.items()
+        )
+
     def is_known(self, spec: Spec) -> bool:
         return spec.declared is not None or spec.url in self._measured
 
@@ -625,4 +637,5 @@ class Oracle(Rest):
         if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
             said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
             are_known = all(self.is_known(held.spec.package) for held in others)
-            self._world.expect("3 beside known" if are_known else "3 admission", said)
+            rule = "3 admission" if self._is_alone(others[0].spec, spec) else "3 not alone"
+            self._world.expect("3 beside known" if are_known else rule, said)
