@@ -587,12 +587,21 @@ class RequestFailures:
             self._suspect_death(record)
         elif isinstance(error, ModelNotFound):
             self._start_model_check()
-            is_back_soon = self.status.choose_on_exit(record) is OnExit.RELOAD
-            if is_back_soon and (self.status.setting or not self.status.is_up):
+            if self._is_back_soon(record):
                 # "not found" would make the caller load it as well
                 text = f"model {record.id!r} is being loaded again"
                 return ModelNotReady(text, model_id=record.id)
         return error
+
+    def _is_back_soon(self, record: ModelRecord) -> bool:
+        """Return whether the adapter loads a model again that Triton does not know: the loss is
+        handled, or will be. Without an exit only the setting `reload` makes that sure.
+        """
+        known = self.registry.get(record.id)
+        if known is not None and (known is not record or known.state is ModelState.LOST):
+            return True
+        is_ours = self.status.choose_on_exit(record) is OnExit.RELOAD
+        return is_ours and (self.status.setting is not None or not self.status.is_up)
 
     async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:
         """Return the error to send for an inference that failed with `error`.
