@@ -28,7 +28,7 @@ from tests.chart.chart import (
 )
 
 VERSIONS = ["1.29", NEWEST]
-NEEDS = {"image": "1.33", "pod-spec": "1.31"}  # what older ones have no fields for
+NEEDS = {"image": "1.35", "pod-spec": "1.31"}  # what older ones have no fields for
 CRDS = {path.stem: path for path in (Path(__file__).parent / "crds").glob("*.json")}
 CRDS["ClusterServingRuntime"] = CRDS["ServingRuntime"]
 SAME_FILE = "the same as files/"
@@ -348,6 +348,18 @@ def test_helm_waits_for_at_least_one_pod_in_every_rendering():
                 assert max_unavailable(spec.get("strategy", {}), replicas) < replicas, values
                 rendered += 1
     assert rendered > 200
+
+
+def test_a_triton_that_hangs_is_killed_without_the_grace_of_the_pod():
+    """It does not answer SIGTERM: waiting for the whole grace period only lengthens the outage."""
+    pod = pod_spec({})
+    [runtime] = [
+        made for made in objects(values_of("serving-runtime")) if "Runtime" in made["kind"]
+    ]
+    [triton] = [made for made in runtime["spec"]["containers"] if made["name"] == "triton"]
+
+    probes = [containers(pod)["triton"]["livenessProbe"], triton["livenessProbe"]]
+    assert [probe["terminationGracePeriodSeconds"] for probe in probes] == [5, 5]
 
 
 def test_a_rollout_has_the_time_that_the_probes_allow_a_start():

@@ -364,13 +364,22 @@ def test_native_sidecars_are_refused_where_kubernetes_has_none(version):
     ("name", "version", "says"),
     [
         ("image", "1.30", r"models.type: image needs Kubernetes 1.31"),
-        ("image", "1.32", r"models.subPath: with models.type=image needs Kubernetes 1.33"),
+        ("image", "1.34", r"needs the feature gate ImageVolume.*models.image.imageVolumeGate=true"),
         ("pod-spec", "1.30", r"triton.resourceClaims: needs Kubernetes 1.31"),
     ],
 )
 def test_what_kubernetes_has_no_field_for_is_refused(name, version, says):
     with pytest.raises(helm.HelmRenderError, match=says):
         render(values_of(name), kube_version=version)
+
+
+def test_an_image_of_models_needs_a_version_that_mounts_part_of_it():
+    image = {"reference": "registry.example.com/models/fraud:7", "imageVolumeGate": True}
+    models = {"type": "image", "image": image}
+
+    assert render({"models": models}, kube_version="1.31")
+    with pytest.raises(helm.HelmRenderError, match=r"models.subPath: .* needs Kubernetes 1.33"):
+        render({"models": {**models, "subPath": "models"}}, kube_version="1.32")
 
 
 def test_readme_and_schema_are_those_of_the_values():

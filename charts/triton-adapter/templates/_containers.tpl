@@ -265,7 +265,7 @@ emptyDir: {{ if $models.emptyDirSize }}{sizeLimit: {{ $models.emptyDirSize }}}{{
 hostPath: {path: {{ $models.hostPath | quote }}, type: Directory}
 {{- else if eq $models.type "image" -}}
 image:
-  {{- toYaml $models.image | nindent 2 }}
+  {{- toYaml (omit $models.image "imageVolumeGate") | nindent 2 }}
 {{- else if eq $models.type "existingClaim" -}}
 persistentVolumeClaim: {claimName: {{ $models.existingClaim }}}
 {{- else if eq $models.type "ephemeral" -}}

@@ -244,6 +244,9 @@
 {{- if semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version -}}
 {{- fail (printf "models.type: image needs Kubernetes 1.31, this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and (not .Values.models.image.imageVolumeGate) (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "models.type: image on Kubernetes %s needs the feature gate ImageVolume, else the API server drops the volume without an error; set models.image.imageVolumeGate=true if the cluster has it on" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if and .Values.models.subPath (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "models.subPath: with models.type=image needs Kubernetes 1.33, this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
