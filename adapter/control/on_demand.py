@@ -147,9 +147,11 @@ class OnDemand:
         return True
 
     async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
-        """Have the model loaded, as for a call that waits as long as it takes."""
-        with self.leases.waiting_for(model_id):
-            await self._load_and_lease(model_id, key, math.inf)
+        """Have the model loaded, however long it takes.
+
+        No caller waits for the model, so the load takes no caller's place.
+        """
+        await self._load_and_lease(model_id, key, math.inf)
 
     async def make_room(self, error: CapacityError) -> bool:
         """Evict idle models for an inference that ran out of memory; return whether any went."""

@@ -1006,6 +1006,20 @@ async def test_too_many_callers_are_refused():
 
 
 @played
+async def test_load_by_name_takes_no_callers_place():
+    """V2 loads and `preload` wait for as long as it takes, so they must not keep calls out."""
+    settings = StoreSettings(max_waiting=2, max_waiting_for_one=1)
+    scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
+    async with Stage(scripts, stores=settings) as stage:
+        on_demand = stage.control.on_demand
+        loads = [asyncio.create_task(on_demand.load(A)), asyncio.create_task(on_demand.load(B))]
+        await asyncio.sleep(1)
+        assert await stage.call(C) == "c@1"
+        assert await stage.call(A) == "a@1"
+        await asyncio.gather(*loads)
+
+
+@played
 async def test_slots_are_shared_among_callers():
     """One caller with many models does not hold up another one with one."""
     names = [ModelId(f"m{number}") for number in range(6)]
