@@ -177,6 +177,25 @@ async def test_nothing_is_evicted_in_vain():
 
 
 @played
+async def test_load_beyond_the_device_evicts_nothing():
+    """So it is for each contract, also while ModelMesh is about to make room."""
+    scripts = {name: Script(500, declared=500) for name in ("a@1", "b")}
+    scripts |= {name: Script(1200, declared=1200) for name in ("big", "c@1")}
+    big = ModelId("big")
+    async with Stage(scripts, mesh_default_mib=100) as stage:
+        stage.control.mesh.start(900 * MIB)
+        await stage.call(A)
+        stage.control.mesh.count(A, 1000 * MIB)
+        assert stage.control.mesh.is_evicting
+        await fails(stage.load(big), ModelTooLarge)
+        await fails(stage.models.load(big, ModelSource("big"), RoomMaker.MESH), ModelTooLarge)
+        await fails(stage.replace(big, "big"), ModelTooLarge)
+        await fails(stage.replace(A, "big"), ModelTooLarge)
+        await fails(stage.call(C), ModelTooLarge)
+        stage.check(A)
+
+
+@played
 async def test_explicit_load_evicts_models_of_calls():
     scripts = {"a@1": Script(600, declared=600), "b": Script(600, declared=600)}
     async with Stage(scripts) as stage:
