@@ -49,14 +49,18 @@ class Threads:
         """
         done: Future[T] = Future()
         waiting = asyncio.ensure_future(self._result(done, partial(act, *args, **kwargs)))
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            done.cancel()
-            await asyncio.wait({waiting})
-            if not waiting.cancelled():
-                waiting.exception()  # seen, and of no more interest
-            raise
+        cancellation: asyncio.CancelledError | None = None
+        while not waiting.done():
+            try:
+                await asyncio.wait({waiting})
+            except asyncio.CancelledError as error:  # maybe not the first one
+                cancellation = error
+                done.cancel()
+        if cancellation is None:
+            return waiting.result()
+        if not waiting.cancelled():
+            waiting.exception()  # seen, and of no more interest
+        raise cancellation
 
     async def _result(self, done: Future[T], act: Callable[[], T]) -> T:
         context = contextvars.copy_context()

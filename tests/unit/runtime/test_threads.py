@@ -69,6 +69,28 @@ async def test_a_cancelled_call_ends_when_what_has_begun_has_and_what_has_not_ne
     assert await threads.run(lambda: ran) == [1]
 
 
+async def test_second_cancellation_waits_for_the_work_too():
+    """What is cancelled removes what was written, so nothing may be written after that."""
+    threads = Threads("test", 1)
+    go = threading.Event()
+    begun = threading.Event()
+
+    def work():
+        begun.set()
+        go.wait(5)
+
+    task = asyncio.create_task(threads.run_to_end(work))
+    await asyncio.to_thread(begun.wait, 5)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
 async def test_a_thread_that_is_free_is_used_again():
     threads = Threads("test", 8)
     names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
