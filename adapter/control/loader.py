@@ -442,6 +442,7 @@ class Loader:
         started_at = clock.monotonic()
         self.registry.apply(record, ModelEvent.LOAD_SENT)
         note_step(record, Step.TRITON)
+        self.memory.send_load(record)
         self.at_work.start_load(record, started_at)
         try:
             for name in placement.load:

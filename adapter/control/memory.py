@@ -180,11 +180,15 @@ class Memory:
             record.inspected, guess_limit_bytes=self._limit_guess(terms.purpose)
         )
 
+    def send_load(self, record: ModelRecord) -> None:
+        """Record that Triton is asked for the load: until now it has taken nothing."""
+        self.ledger.send_load(record.name)
+
     async def settle(self, record: ModelRecord, reported: Bytes) -> None:
         """Book a loaded model, by what Triton reports and what readings show.
 
         A reading that lags is waited for only where the adapter alone enforces a limit. Raises if
-        the load has passed that limit.
+        the load has passed that limit, which is known once no newer load is ended for it.
         """
         self.ledger.end_load(record.name, clock.monotonic())
         await self.readings.read()
@@ -196,10 +200,20 @@ class Memory:
             await asyncio.sleep(times.POLL_SECONDS)
             await self.readings.read()
             self.ledger.advance(clock.monotonic())
+        await self._wait_for_newer_ends(record)
         overrun = self._book(record, reported)
         if overrun is not None:
             self.begin_unload(record)  # no other load is ended for what this one gives back
             raise make_overrun_refusal(record.id, overrun)
+
+    async def _wait_for_newer_ends(self, record: ModelRecord) -> None:
+        """Wait while a newer load is being ended because more is used than a limit, for 5 s at
+        most. If that brings too little, this one is the next to be ended.
+        """
+        deadline = clock.monotonic() + times.MEMORY_SECONDS
+        while self.ledger.is_older_than_overrun(record.name) and clock.monotonic() < deadline:
+            await asyncio.sleep(times.POLL_SECONDS)
+            await self.readings.read()
 
     def book_late(self) -> list[ModelRecord]:
         """Book the models whose memory readings show only now; return them."""

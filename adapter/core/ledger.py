@@ -92,6 +92,7 @@ class LoadEntry:
     reusable: dict[Device, int]  # `not_attributed` when it began, and what has come to it since
     is_alone: bool  # nothing else is or was in progress on its devices since its begin
     is_only: bool  # nothing else was loaded on its devices
+    is_sent: bool = False  # Triton was asked for it; it takes nothing while it waits for a thread
     ended_at: float | None = None  # when Triton had loaded it; None until then
 
     def reading_before(self, device: Device) -> int | None:
@@ -367,6 +368,10 @@ class Ledger:
         """Give a load in progress another name in Triton; it keeps its place in the order."""
         self.loads = {name if key == old_name else key: load for key, load in self.loads.items()}
 
+    def send_load(self, name: TritonName) -> None:
+        """Record that Triton was asked for the load, which may take memory from now on."""
+        self.loads[name].is_sent = True
+
     def end_load(self, name: TritonName, now: float) -> None:
         """Record that Triton has loaded the model. It is booked once `can_settle`."""
         self.loads[name].ended_at = now
@@ -439,9 +444,10 @@ class Ledger:
                 remember(self.tried, load.need.package_key, self._free_for(load))
 
     def find_overrun(self, device: Device) -> Overrun | None:
-        """Return the load to end if more is used than the limit: the newest one in progress with a
-        guessed need, else the newest one. None where the limit holds, where nothing is read, or
-        where no load is in progress: then loaded models have grown, and none of them is ended.
+        """Return the load to end if more is used than the limit: the newest one in Triton with a
+        guessed need, else the newest one there. None where the limit holds, where nothing is read,
+        or where Triton has no load to end: then loaded models have grown, and none of them is
+        ended.
 
         What is leaving does not count: it may be a load that was just ended for the same reading.
         """
@@ -450,7 +456,9 @@ class Ledger:
             return None
         if book.used_bytes - self.leaving(device) <= book.limit_bytes:
             return None
-        names = [name for name, load in self.loads.items() if device in load.reserved]
+        names = [
+            name for name, load in self.loads.items() if load.is_sent and device in load.reserved
+        ]
         if not names:
             return None
         guessed = [name for name in names if not self.loads[name].need.is_known]
@@ -471,6 +479,11 @@ class Ledger:
             if overrun is not None and overrun.name == name:
                 return overrun
         return None
+
+    def is_older_than_overrun(self, name: TritonName) -> bool:
+        """Return whether another load is to be ended, on a device of this one."""
+        overruns = [self.find_overrun(device) for device in self.loads[name].reserved]
+        return any(overrun is not None and overrun.name != name for overrun in overruns)
 
     def _book(self, load: LoadEntry, device: Device) -> int:
         """Return what a load is booked with: its reservation, as far as the reading allows."""

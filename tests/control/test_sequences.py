@@ -346,6 +346,21 @@ async def test_one_load_ends_when_two_pass_limit():
 
 
 @played
+async def test_slow_guesses_at_once_keep_the_limit():
+    """No guess is waited for after 5 s, so the loads overlap. Those that wait for a thread of
+    Triton have taken nothing, and those that end while a newer one is taken down are not kept.
+    """
+    slow = Script(200, files=1, is_python=True, load_seconds=6.5)
+    names = [ModelId(name) for name in "abcdefg"]
+    async with Stage(dict.fromkeys(names, slow), limit_mib=880, device_mib=9000) as stage:
+        loads = [stage.load(name) for name in names]
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        refusals = [result for result in results if isinstance(result, Exception)]
+        assert [type(refusal) for refusal in refusals] == [InsufficientMemory] * 3
+        assert len(stage.triton.loaded) == 4
+
+
+@played
 async def test_load_ends_when_it_passes_a_limit():
     """The device has more than the limit, so nothing but the adapter ends the load."""
     scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}

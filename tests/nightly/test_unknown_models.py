@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.journeys.memory.models import counted, tree_bytes, write_eater
+from tests.journeys.memory.models import MIB, check_agreement, counted, tree_bytes, write_eater
+from tests.nightly.test_cycles import Watcher
 from tests.processes import triton_client
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.triton
 _MODELS = 10
 _MODEL_MIB = 60  # its process takes 18 MiB more
 _FITTING = 6
+_LARGE_MIB = 700  # four of these leave room for less than half a one
+_FULL_MIB = 717  # four of these leave 2 % of the limit
 _LOAD_SECONDS = 0.5  # of each, besides what Triton needs to start a process
 _HOST = ("--memory-source=host", COMPLETE)
 _INITIALIZE = f"import time\ntime.sleep({_LOAD_SECONDS})\n"
@@ -122,3 +125,22 @@ def test_unknown_models_of_a_store_evict_no_more_than_needed(
     print(f"ten calls: {seconds:.1f} s, {dict(statuses)}, {evictions:.0f} evictions")  # noqa: T201
     assert statuses == {200: _MODELS}
     assert _MODELS - _FITTING <= evictions <= _MODELS
+
+
+@pytest.mark.parametrize("size_mib", [_LARGE_MIB, _FULL_MIB])
+def test_large_unknown_models_fill_what_there_is(tmp_path: Path, size_mib: int) -> None:
+    """Four of seven fit. The three others are refused, and nobody gets another status."""
+    packages = [
+        write_eater(tmp_path / "models" / f"m{number}", size_mib, imports=f"# {number}")
+        for number in range(7)
+    ]
+    flags = (f"--model-roots={tmp_path / 'models'}", "--memory-limit=3GiB", "--memory-reserve=0")
+    with embedded_adapter(*flags, *_HOST) as adapter:
+        with Watcher(adapter) as watcher:
+            seconds, statuses = measure(lambda package: load(adapter, package), packages)
+        loaded = [model["state"] for model in adapter.state()["models"]]
+        check_agreement(adapter)
+    peak_mib = watcher.peak / MIB
+    print(f"seven loads: {seconds:.1f} s, {dict(statuses)}, peak {peak_mib:.0f} MiB")  # noqa: T201
+    assert statuses == {200: 4, 507: 3}
+    assert loaded == ["READY"] * 4

@@ -89,7 +89,7 @@ def test_growing_load_is_ended_before_the_kernel_acts(
 
 @pytest.fixture
 def neighbour(pod: RunningAdapter, group: Path) -> Iterator[None]:
-    """Another process of the pod, whose memory no reading of Triton's processes shows."""
+    """Run another process in the pod, whose memory no reading of Triton's processes shows."""
     program = f"held = bytearray({_NEIGHBOUR_BYTES}); print(len(held), flush=True); input()"
     script = f'echo $$ > {group}/cgroup.procs && exec "$0" -c "{program}"'
     process = subprocess.Popen(

@@ -141,6 +141,7 @@ class Books:
 
     def load(self, name, need):
         self.ledger.begin_load(TritonName(name), need)
+        self.ledger.send_load(TritonName(name))
 
     def settle(self, name, **reported) -> Settlement:
         """End a load well; the last reading shows it."""

@@ -301,6 +301,7 @@ class Books:
     def begin_load(self, package: int) -> None:
         """Reserve what was asked for."""
         self.ledger.begin_load(TritonName(str(package)), self.needs[package])
+        self.ledger.send_load(TritonName(str(package)))
 
     def end_load(self, package: int) -> None:
         """Note that Triton has loaded the model."""
