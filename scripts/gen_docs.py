@@ -422,7 +422,10 @@ OF_MODELMESH = [
     ["`instance_capacity_bytes`", "`triton_adapter_memory_limit_bytes`"],
     [
         "`instance_used_bytes`, `instance_used_bps`",
-        "`triton_adapter_memory_held_bytes` and `triton_adapter_memory_used_bytes`, over the limit",
+        (
+            "`triton_adapter_memory_used_by_models_bytes` and `triton_adapter_memory_used_bytes`,"
+            " over the limit"
+        ),
     ],
 ]
 

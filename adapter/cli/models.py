@@ -193,9 +193,9 @@ def format_devices(memory: State) -> list[str]:
     devices = memory["devices"]
     if not devices:
         return [NOT_MEASURED]
-    rows = [["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]]
+    rows = [["DEVICE", "USED", "FREE", "LIMIT", "NOT ATTRIBUTED"]]
     for name, device in devices.items():
-        figures = ("used_bytes", "free_bytes", "limit_bytes", "unaccounted_bytes")
+        figures = ("used_bytes", "free_bytes", "limit_bytes", "not_attributed_bytes")
         sizes = [device[figure] for figure in figures]
         rows.append([name, *("-" if size is None else format_size(size) for size in sizes)])
     title, *lines = format_columns(rows, frozenset({1, 2, 3, 4}))

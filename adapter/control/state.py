@@ -180,11 +180,11 @@ class State:
                 limit_bytes=book.limit_bytes,
                 used_bytes=used.get(device),
                 free_bytes=max(0, ledger.free(device)),
-                baseline_bytes=book.empty_bytes or 0,
+                empty_bytes=book.empty_bytes or 0,
                 reserved_bytes=ledger.reserved(device),
-                held_bytes=ledger.booked(device),
-                headroom_bytes=book.headroom_bytes,
-                unaccounted_bytes=ledger.not_attributed(device),
+                used_by_models_bytes=ledger.booked(device),
+                memory_reserve_bytes=book.headroom_bytes,
+                not_attributed_bytes=ledger.not_attributed(device),
             )
             for device, book in ledger.devices.items()
         }

@@ -83,11 +83,11 @@ class DeviceState:
     limit_bytes: int
     used_bytes: int | None  # None while nothing is read
     free_bytes: int  # for the next load
-    baseline_bytes: int  # in use with nothing loaded
+    empty_bytes: int  # in use with nothing loaded; 0 before the first reading
     reserved_bytes: int
-    held_bytes: int
-    headroom_bytes: int
-    unaccounted_bytes: int | None
+    used_by_models_bytes: int  # booked for loaded models
+    memory_reserve_bytes: int  # loads are not admitted into the reserve
+    not_attributed_bytes: int  # settled - booked - empty; no decision reads this
 
 
 def total(amounts: Bytes) -> int:

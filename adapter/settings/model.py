@@ -306,7 +306,7 @@ class Settings(Rules):
         "all of a GPU; of the host the cgroup's limit or physical memory, less 128 MiB",
     )
     memory_reserve: Share = Group.MEMORY.setting(
-        "5%", "part of the limit that is kept free: a share such as 5%, or a size"
+        "5%", "part of the limit that no load is admitted into: a share such as 5%, or a size"
     )
     gpu_placement: Literal["triton", "most_free"] = Group.MEMORY.setting(
         "triton", "where models run that name no GPU. triton: on each; most_free: on the freest"

@@ -104,7 +104,7 @@ def parse_address(value: object) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory that is kept free: a share of the limit or a number of bytes."""
+    """Memory that no load is admitted into: a share of the limit or a number of bytes."""
 
     percent: float = 0.0
     size_bytes: int = 0

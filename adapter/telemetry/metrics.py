@@ -143,7 +143,7 @@ class Metrics:
     )
     loaded_bytes = _metric(
         Histogram,
-        "Bytes that the ledger held for a model at the end of its load.",
+        "Bytes that a model is booked with at the end of its load.",
         name="loaded_model_bytes",
         buckets=_SIZE_BUCKETS,
     )

@@ -87,10 +87,10 @@ _READINGS = (
         _of_devices(lambda device: device.reserved_bytes),
     ),
     _Reading(
-        "memory_held_bytes",
-        "Bytes that loaded models use by the ledger, by device.",
+        "memory_used_by_models_bytes",
+        "Bytes that loaded models are booked with, by device.",
         ["device"],
-        _of_devices(lambda device: device.held_bytes),
+        _of_devices(lambda device: device.used_by_models_bytes),
     ),
     _Reading(
         "memory_free_bytes",
@@ -106,11 +106,11 @@ _READINGS = (
         _of_devices(lambda device: device.used_bytes),
     ),
     _Reading(
-        "memory_unaccounted_bytes",
-        "Bytes used on each device, less those of Triton at its start and of loaded models. As of"
-        " the last moment without a load or unload.",
+        "memory_not_attributed_bytes",
+        "Bytes of each device that neither an empty Triton nor a loaded model accounts for: growth,"
+        " leaks, other programs, memory that allocators keep.",
         ["device"],
-        _of_devices(lambda device: device.unaccounted_bytes),
+        _of_devices(lambda device: device.not_attributed_bytes),
     ),
     _Reading(
         "gpu_unread",
@@ -191,7 +191,9 @@ class ModelCollector(_Scraped):
     def __init__(
         self,
         registry: Models,
-        bytes_of: Callable[[Any], Bytes],  # what the model of a record has reserved or held
+        bytes_of: Callable[
+            [Any], Bytes
+        ],  # what the model of a record has reserved or is booked with
         most: int = MOST_MODELS,
         clock: Callable[[], float] = clock.now,
     ) -> None:
@@ -215,7 +217,7 @@ class ModelCollector(_Scraped):
         yield _family(
             "model_bytes",
             "Bytes of each model by the ledger and by device: reserved while its state is LOADING,"
-            " then held.",
+            " then booked.",
             ["model", "device", "state"],
             [
                 ((record.id, device, record.state.value), taken)

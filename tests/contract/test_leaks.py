@@ -43,8 +43,8 @@ def write_leaky_model(folder: Path) -> Path:
     return folder
 
 
-def unaccounted_bytes(adapter: RunningAdapter) -> int:
-    return adapter.state()["memory"]["devices"]["host"]["unaccounted_bytes"] or 0
+def not_attributed_bytes(adapter: RunningAdapter) -> int:
+    return adapter.state()["memory"]["devices"]["host"]["not_attributed_bytes"] or 0
 
 
 def leak(client: Client, package: Path) -> None:
@@ -56,8 +56,8 @@ def leak(client: Client, package: Path) -> None:
             assert client.delete("/models/leaky").status == 200
 
 
-def test_leaked_memory_is_unaccounted_until_triton_restarts(tmp_path):
-    """The runbook of TritonAdapterMemoryUnaccounted: unloads do not give this memory back, and
+def test_leaked_memory_is_not_attributed_until_triton_restarts(tmp_path):
+    """The runbook of TritonAdapterMemoryNotAttributed: unloads do not give this memory back, and
     another process does.
     """
     package = write_leaky_model(tmp_path / "leaky")
@@ -66,12 +66,12 @@ def test_leaked_memory_is_unaccounted_until_triton_restarts(tmp_path):
         assert client.load("echo", EXAMPLES / "identity").status == 200
         leak(client, package)
         leaked = 0.9 * LOADS * KEPT_MIB * MIB
-        wait_until(lambda: unaccounted_bytes(adapter) > leaked, 30, "the leak is reported")
+        wait_until(lambda: not_attributed_bytes(adapter) > leaked, 30, "the leak is reported")
         unload_all(adapter)
         assert client.load("echo", EXAMPLES / "identity").status == 200
-        wait_until(lambda: unaccounted_bytes(adapter) > leaked, 30, "unloads do not free it")
+        wait_until(lambda: not_attributed_bytes(adapter) > leaked, 30, "unloads do not free it")
 
         os.kill(tritonserver(adapter), signal.SIGKILL)
 
-        wait_until(lambda: unaccounted_bytes(adapter) < 20 * MIB, 60, "nothing is unaccounted for")
+        wait_until(lambda: not_attributed_bytes(adapter) < 20 * MIB, 60, "all memory is attributed")
         wait_until(lambda: [m["state"] for m in adapter.state()["models"]] == ["READY"], 30, "back")

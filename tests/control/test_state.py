@@ -20,11 +20,11 @@ async def test_figures_of_a_device_add_up():
         await asyncio.sleep(3)
         state = stage.control.state
         figures = state.devices(await state.read_memory())[GPU]
-        assert figures.held_bytes == 100 * MIB
+        assert figures.used_by_models_bytes == 100 * MIB
         assert figures.reserved_bytes == 100 * MIB
         assert figures.limit_bytes == 1000 * MIB
-        assert figures.free_bytes == 800 * MIB - figures.baseline_bytes - figures.headroom_bytes
-        assert figures.unaccounted_bytes == 0
+        assert figures.free_bytes == 800 * MIB - figures.empty_bytes - figures.memory_reserve_bytes
+        assert figures.not_attributed_bytes == 0
         assert state.pending_operations == 1
         await load
 

@@ -11,7 +11,7 @@ from tests.docs.pages import CLI, Block, blocks
 from tests.docs.place import Place, place
 
 _FIGURE = re.compile(r"\d+(\.\d+)?( [KMG]iB)?")
-_UNACCOUNTED = re.compile(r"^(host( +[\d.]+ [KMG]iB){3}).*$", re.MULTILINE)
+_NOT_ATTRIBUTED = re.compile(r"^(host( +[\d.]+ [KMG]iB){3}).*$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def shape(text: str) -> list[str]:
 
     Unaccounted memory is left out: it is only known at quiet moments.
     """
-    bare = _FIGURE.sub("0", _UNACCOUNTED.sub(r"\1", text))
+    bare = _FIGURE.sub("0", _NOT_ATTRIBUTED.sub(r"\1", text))
     return [" ".join(line.split()) for line in bare.strip().splitlines()]
 
 

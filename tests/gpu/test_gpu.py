@@ -145,11 +145,11 @@ def test_the_ledger_is_within_a_twentieth_of_the_driver(
 
     booked = book(adapter)
 
-    sum_bytes = booked["baseline_bytes"] + booked["held_bytes"]
+    sum_bytes = booked["empty_bytes"] + booked["used_by_models_bytes"]
     used = gpu().used
     record_property("ledger_over_driver", round(sum_bytes / used, 4))
     assert sum_bytes == pytest.approx(used, rel=0.05)
-    assert booked["held_bytes"] == sum(held(adapter).values())
+    assert booked["used_by_models_bytes"] == sum(held(adapter).values())
 
 
 def test_memory_is_back_when_each_of_ten_unloads_is_answered(
@@ -164,7 +164,7 @@ def test_memory_is_back_when_each_of_ten_unloads_is_answered(
         seconds.append(round(time.monotonic() - begun, 3))
         assert gpu().used - empty < 0.25 * 4096 * MIB
     record_property("unload_seconds", seconds)
-    assert book(adapter)["held_bytes"] == 0
+    assert book(adapter)["used_by_models_bytes"] == 0
 
 
 def test_an_inference_for_more_than_there_is_is_507_and_the_model_serves_on(
@@ -249,7 +249,7 @@ def test_growth_belongs_to_no_model_and_leaves_with_it(
     assert client.load("grown", package).status == 200
     booked = held(adapter)["grown"]
     assert client.post("/models/grown/invoke", infer_body(8192.0)).status == 200  # torch keeps it
-    wait_until(lambda: book(adapter)["unaccounted_bytes"] > 7000 * MIB, 15, "the growth is read")
+    wait_until(lambda: book(adapter)["not_attributed_bytes"] > 7000 * MIB, 15, "the growth is read")
     assert held(adapter)["grown"] == booked
 
     waited, begun = recovery_seconds(adapter), time.monotonic()
@@ -257,7 +257,7 @@ def test_growth_belongs_to_no_model_and_leaves_with_it(
 
     record_property("delete_after_growth_seconds", round(time.monotonic() - begun, 3))
     assert recovery_seconds(adapter) - waited < 2
-    wait_until(lambda: book(adapter)["unaccounted_bytes"] < 1000 * MIB, 15, "the growth is back")
+    wait_until(lambda: book(adapter)["not_attributed_bytes"] < 1000 * MIB, 15, "the growth is back")
 
 
 def test_model_larger_than_its_device_is_too_large(client: Client, root: Path) -> None:

@@ -86,7 +86,7 @@ def test_sizes_that_triton_reports_are_the_sizes_of_models_loaded_at_once(
     record_property("reported_mib", str(found))
     assert {name: found[name] for name in sizes} == sizes
     assert {models(adapter)[name]["size_from"] for name in sizes} == {"triton"}
-    ledger = book(adapter)["baseline_bytes"] + book(adapter)["held_bytes"]
+    ledger = book(adapter)["empty_bytes"] + book(adapter)["used_by_models_bytes"]
     record_property("ledger_over_driver", round(ledger / gpu().used, 4))
     assert ledger == pytest.approx(gpu().used, rel=0.05)
     unload_all(adapter)

@@ -241,7 +241,7 @@ def check_rest(adapter: RunningAdapter) -> None:
     state = adapter.state()
     assert state["models"] == []
     for book in state["memory"]["devices"].values():
-        assert (book["held_bytes"], book["reserved_bytes"]) == (0, 0)
+        assert (book["used_by_models_bytes"], book["reserved_bytes"]) == (0, 0)
     assert not {"READY", "LOADING", "UNLOADING"} & set(triton_index(adapter).values())
     server = tritonserver(adapter)  # it leaves zombies of what was killed
     left = [pid for pid in descendants(server) if is_alive(pid)]

@@ -162,6 +162,6 @@ def books(adapter: RunningAdapter) -> tuple[list[str], int, int]:
     state = adapter.state()
     devices = state["memory"]["devices"].values()
     reserved = sum(book["reserved_bytes"] for book in devices)
-    held = sum(book["held_bytes"] for book in devices)
+    held = sum(book["used_by_models_bytes"] for book in devices)
     of_models = sum(sum(model["bytes"].values()) for model in state["models"])
     return [model["model_id"] for model in state["models"]], reserved, held - of_models

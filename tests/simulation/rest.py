@@ -31,7 +31,7 @@ class Rest:
         for device, shown in control.state.devices().items():
             owners = [model.record for model in self._world.known_models()]
             held = sum(control.state.held(owner).get(device, 0) for owner in owners)
-            booked = shown.held_bytes + shown.reserved_bytes
+            booked = shown.used_by_models_bytes + shown.reserved_bytes
             if booked != held:
                 text = f"on {device} {booked} bytes are booked, models have {held}"
                 raise Violated("5 ledger", text)

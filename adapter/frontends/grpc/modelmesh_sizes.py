@@ -108,7 +108,7 @@ class MeshSizes:
         and less a landing strip for one load that takes more than was predicted.
         """
         limit = book.limit_bytes
-        free = limit - book.headroom_bytes - book.baseline_bytes
+        free = limit - book.memory_reserve_bytes - book.empty_bytes
         if device == UNSEEN:  # nothing is measured, and the ledger holds predictions
             return free
         growth = max(limit // _GROWTH_SHARE, 0 if device == HOST else _GPU_GROWTH_BYTES)

@@ -169,7 +169,7 @@ def test_ps_shows_the_memory_of_the_device_above_the_models(command):
     code, out, _ = command("ps")
     head, row, blank, models, *_ = out.splitlines()
     assert (code, blank) == (0, "")
-    assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "UNACCOUNTED"]
+    assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "NOT", "ATTRIBUTED"]
     device, used, free, limit, _ = re.split(r" {2,}", row)
     assert (device, limit) == ("host", "1.0 GiB")
     assert used.endswith("MiB")

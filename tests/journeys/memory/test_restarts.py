@@ -87,7 +87,7 @@ def by_id(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(state: dict[str, Any]) -> int:
-    return sum(book["held_bytes"] for book in state["memory"]["devices"].values())
+    return sum(book["used_by_models_bytes"] for book in state["memory"]["devices"].values())
 
 
 def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> None:

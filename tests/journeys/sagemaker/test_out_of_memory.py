@@ -51,7 +51,7 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     folders = [path.name for path in adapter.repository.iterdir() if path.is_dir()]
     assert folders == [model["triton_name"]]
     book = state["memory"]["devices"]["host"]
-    assert (book["reserved_bytes"], book["held_bytes"]) == (0, model["bytes"]["host"])
+    assert (book["reserved_bytes"], book["used_by_models_bytes"]) == (0, model["bytes"]["host"])
 
 
 def test_load_without_others_that_lacks_memory_is_400(client: Client, package: Path) -> None:

@@ -41,7 +41,7 @@ def test_when_delete_answers_nothing_of_the_model_is_left(
     assert triton_index(adapter).get("echo", "UNAVAILABLE") == "UNAVAILABLE"
     assert not (adapter.repository / "echo").exists()
     assert adapter.state()["models"] == []
-    assert adapter.state()["memory"]["devices"]["host"]["held_bytes"] == 0
+    assert adapter.state()["memory"]["devices"]["host"]["used_by_models_bytes"] == 0
     assert (reply.status, reply.json()) == (200, {"modelName": "echo"})
     assert refusal(client.delete("/models/echo")) == (404, "ModelNotFound", "echo")
 

@@ -76,7 +76,8 @@ def _show_twice_the_limit(control: Control) -> Any:
     def devices(reading: Any = None) -> Any:
         known = control.state.devices(reading).items()
         return {
-            device: replace(shown, headroom_bytes=-shown.limit_bytes) for device, shown in known
+            device: replace(shown, memory_reserve_bytes=-shown.limit_bytes)
+            for device, shown in known
         }
 
     return Changed(control, state=Changed(control.state, devices=devices))

@@ -36,7 +36,7 @@ ARGUMENTS = {
 }
 CASES = [(command, *given) for command, several in ARGUMENTS.items() for given in several]
 # What a server may answer, or what stands between here and the adapter.
-DEVICE = dict.fromkeys(("limit_bytes", "used_bytes", "free_bytes", "unaccounted_bytes"), 1)
+DEVICE = dict.fromkeys(("limit_bytes", "used_bytes", "free_bytes", "not_attributed_bytes"), 1)
 MODEL = {
     "model_id": HOSTILE,
     "state": "READY",

@@ -201,13 +201,21 @@ def test_without_traces_there_are_no_exemplars():
 
 def test_memory_of_a_device_is_read_at_each_scrape():
     world = World()
-    world.devices[HOST] = show_device(1000, 300, reserved_bytes=100, held_bytes=50, free_bytes=600)
+    world.devices[HOST] = show_device(
+        1000, 300, reserved_bytes=100, used_by_models_bytes=50, free_bytes=600
+    )
     found = scrape(world.metrics)
     memory = {
         kind: found[f'triton_adapter_memory_{kind}_bytes{{device="host"}}']
-        for kind in ("limit", "reserved", "held", "used", "free")
+        for kind in ("limit", "reserved", "used_by_models", "used", "free")
     }
-    assert memory == {"limit": 1000, "reserved": 100, "held": 50, "used": 300, "free": 600}
+    assert memory == {
+        "limit": 1000,
+        "reserved": 100,
+        "used_by_models": 50,
+        "used": 300,
+        "free": 600,
+    }
 
 
 def test_each_device_has_its_own_figures():
@@ -224,7 +232,7 @@ def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
     world.devices[HOST] = show_device(1000)
     found = scrape(world.metrics)
     names = {name.split("{")[0] for name in found if "adapter_memory" in name and "{device" in name}
-    kinds = ("limit", "reserved", "held", "free")
+    kinds = ("limit", "reserved", "used_by_models", "free")
     assert names == {f"triton_adapter_memory_{kind}_bytes" for kind in kinds}
 
 
