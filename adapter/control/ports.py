@@ -346,7 +346,7 @@ class StoreSettings:
 
     names: frozenset[str] = frozenset({""})  # of the stores; "" is `model_store`
     pin: tuple[str, ...] = ()  # patterns of models that are never evicted
-    policy: str = "cost"
+    policy: str = "gdsf"
     min_residency_seconds: float = 1.0
     idle_unload_seconds: float = 0.0  # 0 disables it
     revalidate_seconds: float = 0.0  # 0 disables it

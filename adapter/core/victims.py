@@ -207,7 +207,11 @@ def _size_bytes(model: Candidate) -> int:
 
 
 # By the setting `eviction`.
-POLICIES: Mapping[str, Callable[[], Policy]] = {"cost": Cost, "lru": LeastRecentlyUsed}
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "gdsf": Cost,
+    "lru": LeastRecentlyUsed,
+    "cost": Cost,  # an earlier name of gdsf
+}
 
 
 # -- whom to evict ------------------------------------------------------------------------------

@@ -266,8 +266,10 @@ class Settings(Rules):
         "models that are never evicted or unloaded when idle once a call has loaded them: patterns "
         "of their names, such as team-a/*; in the environment one a line",
     )
-    eviction: Literal["cost", "lru"] = Group.ENDPOINT.setting(
-        "cost", "whom to evict. cost: whose return costs least per byte; lru: the longest unused"
+    eviction: Literal["gdsf", "lru", "cost"] = Group.ENDPOINT.setting(
+        "gdsf",
+        "whom to evict. gdsf: whose return costs least per byte and use (cost is another name of "
+        "it); lru: the longest unused",
     )
     min_residency_seconds: AnySeconds = Group.ENDPOINT.setting(
         1.0, "how long after its load a model is only evicted for another if nothing else helps"
@@ -311,8 +313,10 @@ class Settings(Rules):
     gpu_placement: Literal["triton", "most_free"] = Group.MEMORY.setting(
         "triton", "where models run that name no GPU. triton: on each; most_free: on the freest"
     )
-    size_factor: Factor = Group.MEMORY.setting(
-        1.25, "expected memory of a model divided by its size on disk, until it is measured"
+    size_factor: Factor | None = Group.MEMORY.setting(
+        None,
+        "expected memory of a model divided by its size on disk, until it is measured",
+        "4.1 for ONNX models in host memory, 1.25 for all others",
     )
     default_size: Size | None = Group.MEMORY.setting(
         None, "expected memory of a model of unknown size, such as 500MiB", "nothing"

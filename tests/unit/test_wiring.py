@@ -17,8 +17,10 @@ from adapter.control.models import Models
 from adapter.control.on_demand import OnDemand
 from adapter.control.ports import StoreSettings, TimeLimits
 from adapter.core.record import OnExit
+from adapter.core.sizes import SIZE_FACTOR
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.middleware import Calls
 from adapter.frontends.http.sagemaker import SageMaker
@@ -377,3 +379,9 @@ def test_the_log_is_as_its_settings_say(tmp_path):
     lines = ended.stdout.splitlines()
     assert any("Triton was not live" in line for line in lines), ended
     assert not [line for line in lines if line.startswith("{") or "adapter.listening" in line]
+
+
+def test_the_default_size_factor_is_by_backend():
+    adapter = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))
+    assert adapter._control.memory.ledger.sizes.size_factor is None
+    assert part(adapter, MeshSizes)._factor == SIZE_FACTOR

@@ -8,6 +8,7 @@ from typing import Any
 from adapter.control.door import ControlState, DeviceState, MeshBooks, Models
 from adapter.core.memory import HOST, UNSEEN, Device, total
 from adapter.core.model import ModelId
+from adapter.core.sizes import SIZE_FACTOR
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.bodies import parsed
 from adapter.settings.modelmesh import refuse_capacity
@@ -67,7 +68,7 @@ class MeshSizes:
         books: MeshBooks,  # that admission of loads reads
         *,
         default_bytes: int,
-        size_factor: float,
+        size_factor: float | None,  # the operator's, if any
         memory_bytes: int | None,
         buffer_bytes: int,
     ) -> None:
@@ -79,7 +80,7 @@ class MeshSizes:
         self._state = state
         self._books = books
         self._changed = asyncio.Event()  # set when what ModelMesh counts may have shrunk
-        self._factor = size_factor
+        self._factor = size_factor or SIZE_FACTOR
         self._container_bytes = memory_bytes
         self._buffer = buffer_bytes
 

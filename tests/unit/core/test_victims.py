@@ -167,8 +167,9 @@ def test_recent_callers_own_a_model(called_at, callers, is_of_others):
 
 
 def test_policies_have_the_names_of_the_setting():
-    assert {name: make() for name, make in POLICIES.items()}.keys() == {"cost", "lru"}
-    assert isinstance(POLICIES["cost"](), Cost)
+    assert {name: make() for name, make in POLICIES.items()}.keys() == {"gdsf", "lru", "cost"}
+    assert isinstance(POLICIES["gdsf"](), Cost)
+    assert POLICIES["cost"] is POLICIES["gdsf"]
 
 
 def test_cost_is_seconds_of_calls_per_gib():

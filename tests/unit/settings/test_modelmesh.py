@@ -60,7 +60,7 @@ def test_the_defaults_are_the_go_adapters():
     assert settings.load_concurrency is None
     assert settings.modelmesh_load_timeout_seconds == 30
     assert settings.modelmesh_default_size == 1_000_000
-    assert settings.size_factor == 1.25
+    assert settings.size_factor is None  # 1.25 but for ONNX in host memory
     assert settings.modelmesh_runtime_version == "v1"
     assert settings.modelmesh_model_concurrency == 0
     assert settings.repository == Path("/models/_triton_models")
