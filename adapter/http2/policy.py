@@ -78,6 +78,7 @@ class Call:
     # judges, and for what is refused
     max_bytes: int | None = None
     length: int | None = None  # content-length
+    encoding: bytes = b""  # grpc-encoding: of those messages whose flag says that they have it
     http_status: int | None = None  # the response to a request that is not gRPC
 
 
@@ -198,6 +199,7 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
         refusal=refusal,
         max_bytes=policy.max_bytes(path) if refusal is None and status is None else None,
         length=content_length(headers),
+        encoding=fields.get(b"grpc-encoding", b""),
         http_status=status,
     )
 

@@ -5,11 +5,13 @@ so that Triton cannot read another value than the adapter did: it refuses groups
 and the like.
 """
 
+import zlib
 from enum import Enum
 from typing import Protocol
 
 PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
 COMPRESSED = 1  # the highest flag that gRPC knows
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}  # of zlib, by the name in `grpc-encoding`
 _NAME_TAG = 0x0A  # field 1, delimited
 _RAW_TAG = 0x3A  # field 7, a raw tensor
 _OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
@@ -44,6 +46,7 @@ class Peek(Enum):
     """Says why the start of a message has no name."""
 
     MORE = "the name may be in bytes that were not received yet"
+    COMPRESSED = "the name is in a compressed message, which is read once it is complete"
     NO = "not a message that names its model first"
 
 
@@ -60,6 +63,8 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
     """
     if len(start) < PREFIX_BYTES + 2:
         return Peek.MORE
+    if start[0] == COMPRESSED:
+        return Peek.COMPRESSED
     if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
         return Peek.NO
     length, at = start[PREFIX_BYTES + 1], PREFIX_BYTES + 2
@@ -72,6 +77,23 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
     if at + length > PREFIX_BYTES + length_of(start):
         return Peek.NO
     return start[at : at + length] if len(start) >= at + length else Peek.MORE
+
+
+def decompress(message: bytes, encoding: bytes, max_bytes: int) -> bytes | None:
+    """Return a compressed message, with its prefix, as one that is not compressed. None if it has
+    more than `max_bytes` then, or if it is not one complete stream of that encoding.
+    """
+    window_bits = _WINDOW_BITS.get(encoding)
+    if window_bits is None or length_of(message) != len(message) - PREFIX_BYTES:
+        return None
+    decompressor = zlib.decompressobj(window_bits)
+    try:
+        plain = decompressor.decompress(message[PREFIX_BYTES:], max_bytes)
+    except zlib.error:
+        return None
+    if not decompressor.eof or decompressor.unused_data:
+        return None
+    return bytes(1) + len(plain).to_bytes(PREFIX_BYTES - 1) + plain
 
 
 class NameScanner:

@@ -65,7 +65,7 @@ _EXTERNAL = HeaderTable("--grpc-header-forward-pattern", None)
 _FOR_TRITON = frozenset(
     {
         *(b":authority", b":method", b":path", b":scheme", b"content-type", b"te", b"user-agent"),
-        *(b"grpc-encoding", b"grpc-accept-encoding"),
+        b"grpc-accept-encoding",
     }
 )
 _OF_GRPC = (b":", b"grpc-", b"mm-")
@@ -140,7 +140,6 @@ class RelayPolicy:
             and found[b":method"] == b"POST"
             and found.get(b"content-type", b"").startswith(b"application/grpc")
             and found.get(b"te") == b"trailers"
-            and found.get(b"grpc-encoding", b"identity") == b"identity"
         )
         try:
             return is_plain, _mesh_id(found)

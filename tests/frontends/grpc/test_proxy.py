@@ -14,6 +14,7 @@ from adapter.core.states import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.http2 import frames
 from adapter.http2.frames import Code
+from adapter.http2.protobuf import encoded_field
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
@@ -28,6 +29,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.frontends.http.listener import until
 
 MIB = 2**20
+ID_FIELD = 3  # of a ModelInferRequest
 
 
 async def echo(message, context):
@@ -172,17 +174,16 @@ IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]
 @pytest.mark.parametrize("size", [1, 20_000], ids=["one frame", "several"])
 @pytest.mark.parametrize("is_of_mesh", [False, True])
 async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_mesh, caplog):
-    """A compressed message goes to the fallback server."""
+    """A message that does not begin with the model's name goes to the fallback server."""
     name = {"unknown": "nope", "no name": "a\0"}[why]
     message = request_of(name, *[0.0] * size)
     mesh = [("mm-model-id-bin", name.encode())] if is_of_mesh else []
     caplog.set_level(logging.INFO)
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         found, called = [], []
-        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+        for request in (message, encoded_field(ID_FIELD, b"7") + message):
             caplog.clear()
-            metadata = [*IDS, *mesh]
-            call = channel.unary_unary(INFER)(message, metadata=metadata, compression=compression)
+            call = channel.unary_unary(INFER)(request, metadata=[*IDS, *mesh])
             code, text = await refusal(call)
             (line,) = [one for one in caplog.records if one.message == "request.failed"]
             standard = {*vars(logging.makeLogRecord({})), "listener"}  # two here, one in life
