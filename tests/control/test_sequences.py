@@ -178,7 +178,7 @@ async def test_nothing_is_evicted_in_vain():
 
 @played
 async def test_load_beyond_the_device_evicts_nothing():
-    """So it is for each contract, also while ModelMesh is about to make room."""
+    """This holds for each contract, also while ModelMesh is about to make room."""
     scripts = {name: Script(500, declared=500) for name in ("a@1", "b")}
     scripts |= {name: Script(1200, declared=1200) for name in ("big", "c@1")}
     big = ModelId("big")

@@ -70,7 +70,7 @@ async def test_a_cancelled_call_ends_when_what_has_begun_has_and_what_has_not_ne
 
 
 async def test_second_cancellation_waits_for_the_work_too():
-    """What is cancelled removes what was written, so nothing may be written after that."""
+    """A cancelled caller removes what was written, so nothing may be written after that."""
     threads = Threads("test", 1)
     go = threading.Event()
     begun = threading.Event()
