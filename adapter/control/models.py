@@ -229,13 +229,19 @@ class Models:
         try:
             return await operation.outcome(None if is_update else max(0.0, limit_seconds))
         except TimeoutError:
-            record = operation.record
-            text = f"model {operation.model_id!r} did not load within {self.limits.load:g} s"
-            if record is not None:
-                text = str(self.loader.explain_timeout(record))
-            raise BackendTimeout(
-                f"{text}; what there is of it is being taken down", model_id=operation.model_id
-            ) from None
+            raise self._explain_limit(operation) from None
+
+    def _explain_limit(self, operation: Operation[ModelRecord]) -> BackendTimeout:
+        """Return the error of a load whose caller has waited for as long as a load may last."""
+        model_id, record = operation.model_id, operation.record
+        text = f"model {model_id!r} did not load within {self.limits.load:g} s"
+        ending = "what there is of it is being taken down"
+        if record is not None and record.state is None:
+            text = f"model {model_id!r} did not begin to load within {self.limits.load:g} s"
+            ending = "what there was of it before is still being taken down, and the load follows"
+        elif record is not None:
+            text = str(self.loader.explain_timeout(record))
+        return BackendTimeout(f"{text}; {ending}", model_id=model_id)
 
     # -- unloads ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from adapter.core.model import ModelId
 from adapter.core.record import ModelRecord, Step
+from adapter.core.states import ModelState
 from adapter.errors import (
     AdapterError,
     BackendUnavailable,
@@ -70,8 +71,12 @@ class Operation(Generic[T]):
 
     @property
     def is_load(self) -> bool:
-        """Return whether this is a load or an update that was not ended."""
-        return self.kind is not Kind.UNLOAD and self.reason is None
+        """Return whether this is a load or an update that was not ended.
+
+        A load that has failed is none: while it is undone, its model is being unloaded.
+        """
+        is_failed = self.record is not None and self.record.state is ModelState.UNLOADING
+        return self.kind is not Kind.UNLOAD and self.reason is None and not is_failed
 
     def end(self, reason: AdapterError) -> None:
         """End the operation and undo it; its callers get `reason` at once."""

@@ -1324,6 +1324,32 @@ async def test_hanging_load_ends_at_its_limit():
 
 
 @played
+async def test_load_follows_one_that_is_undone():
+    """A load that is past its limit is none any more, and the next one has a try of its own."""
+    scripts = {"a": Script(load_seconds=30), "b": Script()}
+    async with Stage(scripts, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await fails(stage.invoke(A), ModelNotFound)
+        await stage.load(A, "b")
+        assert await stage.invoke(A) == "b"
+    async with Stage(scripts, load_seconds=20) as stage:
+        await fails(stage.load(A), BackendTimeout)
+        await stage.replace(A, "b")
+        assert await stage.invoke(A) == "b"
+
+
+@played
+async def test_limit_of_a_load_names_an_earlier_one():
+    async with Stage({"a": Script(load_seconds=90), "b": Script()}, load_seconds=20) as stage:
+        error = await fails(stage.load(A), BackendTimeout)
+        assert "did not load within 20 s" in str(error)
+        error = await fails(stage.load(A, "b"), BackendTimeout)
+        assert "did not begin to load within 20 s" in str(error)
+        await fails(stage.load(A, "b"), AlreadyLoaded)
+        assert await stage.wait_and_invoke(A) == "b"
+
+
+@played
 async def test_stuck_load_is_freed_by_an_exit():
     async with Stage({"a": Script(hangs=True), "b": Script()}, load_seconds=20) as stage:
         await fails(stage.load(A), BackendTimeout)
