@@ -9,7 +9,7 @@ from adapter.control.leases import Lease, Leases, is_exit
 from adapter.control.loader import make_store_source
 from adapter.control.memory import LoadTerms
 from adapter.control.models import LoadRequest, Models
-from adapter.control.operations import Operation
+from adapter.control.operations import Kind, Operation
 from adapter.control.ports import Artifacts, StoreSettings, TimeLimits
 from adapter.control.triton import TritonStatus
 from adapter.core import times
@@ -248,6 +248,8 @@ class OnDemand:
         while True:
             await self.models.wait_for_exit(model_id)
             operation = self._start_load(model_id, key)
+            if await self._has_update_ended(operation, deadline):
+                continue
             try:
                 await self._wait_for(operation, model_id, deadline)
                 # the callers who wait keep the model, so that it is there for all of them
@@ -270,12 +272,19 @@ class OnDemand:
         )
         return self.models.start_load(model_id, request)
 
+    async def _has_update_ended(self, operation: Operation[ModelRecord], deadline: float) -> bool:
+        """Wait for an update; return whether it has ended, well or not. If the new version fails,
+        the old one is loaded again and serves the call, which does not get that failure.
+        """
+        if operation.kind is not Kind.REPLACE:
+            return False
+        return await operation.wait(_count_remaining(deadline)) and operation.reason is None
+
     async def _wait_for(
         self, operation: Operation[ModelRecord], model_id: ModelId, deadline: float
     ) -> None:
-        limit_seconds = None if deadline == math.inf else max(0.0, deadline - clock.monotonic())
         try:
-            await operation.outcome(limit_seconds)
+            await operation.outcome(_count_remaining(deadline))
         except TimeoutError:
             raise self._explain_wait(operation, model_id) from None
         except CapacityError as error:
@@ -333,6 +342,11 @@ class OnDemand:
     def _note_caller(self, record: ModelRecord, caller: str) -> None:
         if caller:
             record.usage.called_at[caller] = clock.monotonic()
+
+
+def _count_remaining(deadline: float) -> float | None:
+    """Return the seconds until a deadline; None if there is none."""
+    return None if deadline == math.inf else max(0.0, deadline - clock.monotonic())
 
 
 def _explain_other_key(model_id: ModelId, key: ArtifactKey, other: ArtifactKey) -> ArtifactNotFound:

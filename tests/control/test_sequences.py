@@ -873,6 +873,24 @@ async def test_update_of_a_store_model_goes_back():
 
 
 @played
+async def test_call_amid_a_failed_update_is_answered():
+    """The old version comes back, so the failure of the new one is no call's."""
+    scripts = {
+        "a@1": Script(600),
+        "a@2": Script(600, declared=600, load_seconds=3, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        record = stage.control.registry.serving(A)
+        assert record.key is not None
+        update = asyncio.create_task(stage.models.update(record, record.key))
+        await asyncio.sleep(2)  # the old version is unloaded
+        assert await stage.call(A) == "a@1"
+        await fails(update, LoadFailed)
+
+
+@played
 async def test_new_version_of_the_store_is_found():
     settings = StoreSettings(revalidate_seconds=30)
     async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
