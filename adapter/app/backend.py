@@ -247,7 +247,7 @@ class Stores:
 
     def why_not_ready(self) -> str | None:
         """Return why no call can be answered: no model is here, and none can be fetched."""
-        is_empty = not len(self._models) and not self._cache.artifacts
+        is_empty = not len(self._models) and not self._cache.disk().artifacts
         return self._why_full("no model can be fetched") if is_empty else None
 
     def notes(self) -> list[str]:
@@ -255,11 +255,11 @@ class Stores:
         full = None
         if self.why_not_ready() is None:
             full = self._why_full("no model can be fetched before another leaves the disk")
-        found = (self._cache.why_lost, self._cache.why_unreachable(), full)
+        found = (self._cache.lost_reason, self._cache.unreachable_reason, full)
         return [why for why in found if why is not None]
 
     def _why_full(self, what: str) -> str | None:
-        why = self._cache.why_full
+        why = self._cache.full_reason
         advice = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
         return why and f"{what}: {why}; {advice}"
 

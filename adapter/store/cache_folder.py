@@ -56,13 +56,15 @@ class Note:
         return artifact_id(self.store, self.path, self.etag)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An artifact that an earlier run has left on disk."""
+@dataclass(slots=True)
+class Cached:
+    """An artifact on disk."""
 
     note: Note
     last_used: float  # in seconds since 1970
-    is_replaced: bool  # the store had another version, or none, when it was last asked
+    pins: int = 0  # by fetches and loads; an artifact without any may leave
+    is_replaced: bool = False  # the store has another version, or none; the folder says so too
+    is_lost: bool = False  # some of its files were deleted, so that nobody finds it any more
 
 
 def artifact_id(store: str, path: str, etag: str) -> str:
@@ -82,11 +84,11 @@ class CacheFolder:
         self._lock: int | None = None
         self._is_open = False
         # another adapter took the folder after somebody had emptied it
-        self.why_lost: str | None = None
+        self.lost_reason: str | None = None
         self._restoring = threading.Lock()
         self._undeleted: dict[Path, int] = {}  # folders, and their bytes that are still on disk
 
-    def open(self) -> list[Found]:
+    def open(self) -> list[Cached]:
         """Take the folder over, remove what is not whole, and return the artifacts that are.
 
         Raises InvalidSettings if the folder cannot be used, or another process uses it.
@@ -209,11 +211,11 @@ class CacheFolder:
         return free_at(self.path)
 
     def refresh(self) -> str | None:
-        """Return `why_lost`, as of now."""
+        """Return `lost_reason`, as of now."""
         with self._restoring, suppress(BackendUnavailable, OSError):
             if (self.path / _LOCK).exists():  # without the file nobody has taken the folder
                 self._hold()
-        return self.why_lost
+        return self.lost_reason
 
     def _restore(self) -> None:
         """Make again what somebody has deleted since `open`. Raises BackendUnavailable if another
@@ -232,10 +234,10 @@ class CacheFolder:
         try:
             self._take_lock()
         except InvalidSettings as error:
-            self.why_lost = str(error)
+            self.lost_reason = str(error)
             why = "the disk cache is in use by another triton-adapter"  # callers see no paths
             raise BackendUnavailable(why, delivered=False) from error
-        self.why_lost = None
+        self.lost_reason = None
 
     def _is_locked(self) -> bool:
         """Return whether the lock file is still the one that we hold."""
@@ -283,7 +285,7 @@ class CacheFolder:
             else:
                 return
 
-    def _whole(self) -> Iterator[Found]:
+    def _whole(self) -> Iterator[Cached]:
         for folder in sorted(self._artifacts.iterdir()):
             if (found := _read(folder)) is None:
                 self.remove(folder.name)
@@ -291,7 +293,7 @@ class CacheFolder:
                 yield found
 
 
-def _read(folder: Path) -> Found | None:
+def _read(folder: Path) -> Cached | None:
     """Return the artifact; None if its note cannot be read, or not all of its files are there.
 
     Other files may be there: python code writes some beside itself.
@@ -312,7 +314,7 @@ def _read(folder: Path) -> Found | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_named = folder.name == note.id and (folder / "files" / note.name).exists()
-    return Found(note, last_used, is_replaced) if is_named else None
+    return Cached(note, last_used, is_replaced=is_replaced) if is_named else None
 
 
 def _measure(root: Path) -> tuple[int, dict[str, int]]:

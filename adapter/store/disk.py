@@ -1,174 +1,161 @@
-"""Indexes the artifacts on disk, accounts for what they take, and evicts some for others.
+"""Knows what the cache has on disk, and reserves room there for fetches.
 
-It is called from the event loop and, for room, from threads: files are removed in the thread that
-reserves room, outside the lock.
+All of this belongs to the event loop. Threads only delete files, and read what the disk has free.
+
+What a store announces is reserved before the first byte comes, so that a fetch that has to wait
+has nothing on disk yet. The reservation grows with what is written. Where it cannot grow, unused
+artifacts are evicted; then idle models are unloaded; then the fetch waits for others. A fetch that
+has something on disk waits only if it began first. Any other one gives back what it has, and begins
+again when those before it have ended. So no two fetches wait for each other.
 """
 
+import asyncio
 import errno
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
-from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
+from adapter.core.artifacts import DiskUse
 from adapter.core.byte_sizes import format_size
 from adapter.core.victims import choose_fewest
 from adapter.errors import AdapterError, BackendError, NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
-from adapter.store.cache_folder import CacheFolder, Found, Note
+from adapter.runtime.threads import CACHE
+from adapter.store.cache_folder import Cached, CacheFolder, Note
 from adapter.store.ports import DiskEvictor
-from adapter.store.refusals import Need
+
+log = logging.getLogger(__name__)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
 _ADVICE = "free some, or set cache_dir to another disk; see docs/stores.md#the-disk"
 _DISK = "disk"  # the one place that `choose_fewest` is asked about
+_POLL_SECONDS = 0.25  # nobody reports that a model has no request any more
+
+
+class BeginsAgain(Exception):
+    """Ends a fetch that lacks room while one that began before it has some. Not an answer."""
+
+    def __init__(self, shortage: NoRoom) -> None:
+        super().__init__(str(shortage))
+        self.shortage = shortage
 
 
 @dataclass(slots=True)
-class Cached:
-    """An artifact on disk."""
+class Need:
+    """The room on disk that a version needs, as far as its fetches have seen."""
 
-    note: Note
-    last_used: float  # in seconds since 1970
-    pins: int = 0  # by fetches and loads; an artifact without any may leave
-    is_replaced: bool = False  # the store has another version, or none; the folder says so too
-    is_lost: bool = False  # some of its files were deleted, so that nobody finds it any more
-
-
-@dataclass(slots=True)
-class Evicted:
-    """An artifact that has left the disk."""
-
-    cached: Cached
-    reason: str  # limit: for room below cache_limit; disk: on the disk itself
-    seconds: float = 0.0
-
-
-def _refuse(_: int, shortage: NoRoom) -> None:
-    raise shortage
-
-
-@dataclass(slots=True)
-class Reservation:
-    """The room on disk that one fetch has reserved."""
-
-    what: str  # names the fetch in messages
-    disk: "Disk" = field(repr=False)
-    # `wait(count, error)` runs in a thread when `count` bytes are missing; it returns to retry, or
-    # raises
-    wait: Callable[[int, NoRoom], None] = field(repr=False, default=_refuse)
-    # unloads idle models for it; None: what is in use stays
-    models: DiskEvictor | None = field(repr=False, default=None)
-    size_bytes: int = 0
-    ahead_bytes: int = 0  # of these not yet drawn by a writer
+    size_bytes: int = 0  # the most that was ever requested in all
     inodes: int = 0
-    need: Need = field(default_factory=Need)
-    waited_seconds: float = 0.0
-    staying_bytes: int = 0  # of the cache, known never to leave for it
-    short_at: int = 0  # the disk's `freed_count` at the last shortage
-    is_given_up: bool = False  # nothing more is taken
-    is_cached: bool = False  # an artifact was made of it, which its fetch has yet to hand over
+    stated_bytes: int = 0  # in all by the archive's own word, for messages alone
+
+
+class Reservation:
+    """The room on disk of one fetch."""
+
+    def __init__(self, disk: "Disk", what: str, models: DiskEvictor | None = None) -> None:
+        self.what = what  # names the fetch in messages
+        self.models = models  # unloads idle models for it; None: what is in use stays
+        self.need = Need()
+        self.size_bytes = 0
+        self.written_bytes = 0
+        self.inodes = 0  # made
+        self.waited_seconds = 0.0
+        self._disk = disk
 
     @property
-    def written_bytes(self) -> int:
-        """Return what writers have drawn of it."""
-        return self.size_bytes - self.ahead_bytes
+    def staying_bytes(self) -> int:
+        """Return what models take on disk that are never unloaded for it."""
+        return self.models.bytes_that_stay() if self.models is not None else 0
 
-    def refresh(self) -> None:
-        """Note the bytes of models that nothing unloads for room."""
-        self.staying_bytes = self.models.bytes_that_stay() if self.models else 0
+    @property
+    def unwritten_bytes(self) -> int:
+        """Return what is reserved and not on disk yet."""
+        return max(0, self.size_bytes - self.written_bytes)
 
-    def take(self, count: int, inodes: int = 0) -> None:
-        """Reserve `count` more bytes, and check that `inodes` more files can be made. Bytes
-        reserved ahead are used first; then unused artifacts are evicted. To be called in a thread.
-
-        Raises NoRoom.
-        """
-        count -= self.disk.draw(self, count)
-        while count or inodes:
-            try:
-                self.disk.take(self, count, inodes)
-                self.inodes += inodes
-                count = inodes = 0
-            except NoRoom as shortage:
-                self.wait(count, shortage)
+    @property
+    def needed_bytes(self) -> int:
+        """Return what it needs in all, as far as that is known."""
+        return max(self.need.size_bytes, self.need.stated_bytes)
 
     @property
     def most_bytes(self) -> int:
-        """Return how many bytes may ever be reserved beside those that are written."""
-        by_limit = self.disk.limit_bytes - self.written_bytes
-        return max(0, min(by_limit, self.disk.most_for(self)))
+        """Return how many bytes may ever be written beside those that are."""
+        by_limit = self._disk.limit_bytes - self.written_bytes
+        by_disk = self._disk.measure_most_growth(self) + self.unwritten_bytes
+        return max(0, min(by_limit, by_disk))
 
-    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
+    async def reserve(self, size_bytes: int, inodes: int = 0) -> None:
+        """Grow to so many bytes in all, and wait until so many more files can be made.
+
+        Raises NoRoom and BeginsAgain.
+        """
+        await self._disk.grow(self, size_bytes, inodes)
+
+    async def write(self, count: int, inodes: int = 0) -> None:
+        """Reserve what is about to be written beside what was reserved before; as `reserve`."""
+        self.written_bytes += count
+        if self.written_bytes > self.size_bytes or inodes:
+            await self._disk.grow(self, self.written_bytes, inodes)
+            self.inodes += inodes
+
+    async def settle(self, size_bytes: int) -> None:
+        """Make the reservation what is on disk, whatever was reserved; raise as `reserve` does."""
+        await self._disk.grow(self, size_bytes)
+        self._disk.shrink(self, size_bytes)
+        self.written_bytes = size_bytes
+        self.need.size_bytes = size_bytes
+
+    def release(self) -> None:
+        """Release everything, as nothing of the fetch is on disk any more."""
+        self._disk.shrink(self, 0)
+        self.written_bytes = 0
+        self.inodes = 0
+
+    async def foresee(self, stated_bytes: int, least_bytes: int) -> None:
         """Note how many bytes an archive unpacks to by its own word. Raise NoRoom, before anything
         leaves the disk for it, if it unpacks to `least_bytes` at least, which are more than
         `most_bytes`; 0 means no such excess.
         """
         self.need.stated_bytes = self.written_bytes + stated_bytes
         if least_bytes:
-            self.refuse_more_than_all(least_bytes)
-            raise NoRoom(self.disk.explain_shortage(self, least_bytes))
-
-    def give_back(self, count: int, inodes: int = 0) -> None:
-        """Release so many bytes and inodes."""
-        self.inodes -= inodes
-        self.disk.give_back(self, count)
-
-    def settle(self, count: int) -> None:
-        """Make the reservation `count` bytes, whatever was reserved. Raises as `take` does."""
-        self.disk.draw(self, self.ahead_bytes)
-        if count > self.size_bytes:
-            self.take(count - self.size_bytes)
-        else:
-            self.give_back(self.size_bytes - count)
-
-    def refuse_more_than_all(self, count: int) -> None:
-        """Raise NoRoom if so many more bytes than are written are above the limit."""
-        needed = self.written_bytes + count
-        self.need.size_bytes = max(self.need.size_bytes, needed)
-        if needed > self.disk.limit_bytes:
-            raise NoRoom(f"{self.shortage()} in all, and {self.disk.about_limit()}")
-
-    def shortage(self) -> str:
-        """Return the beginning of a message that says what is needed."""
-        return f"{self.what}: no room on disk: it needs {format_size(self.all_bytes)} or more"
-
-    @property
-    def all_bytes(self) -> int:
-        """Return what it needs in all, as far as that is known."""
-        return max(self.need.size_bytes, self.need.stated_bytes)
+            size_bytes = self.written_bytes + least_bytes
+            self.need.size_bytes = max(self.need.size_bytes, size_bytes)
+            raise self._disk.make_shortage(self, size_bytes)
 
 
 class Disk:
-    """The index of the cache, and the room that artifacts and reservations take together."""
+    """The index of the cache, and the room that artifacts and fetches take together."""
 
     def __init__(
         self,
         folder: CacheFolder,
-        limit_bytes: int | None,
-        on_evicted: Callable[[Evicted], None],
+        limit_bytes: int | None,  # of artifacts and fetches; None: a share of what is free
+        on_evicted: Callable[[Note, str], None] = lambda _note, _reason: None,
         *,
-        free: Callable[[], Free] | None = None,
+        room_seconds: float = 10.0,  # how long one fetch may wait for room in all
     ) -> None:
         self.limit_bytes = limit_bytes or 0  # set by `refresh` if it was not given
-        self._used_bytes = 0  # by artifacts, and reserved
-        self.why_full: str | None = None  # why nothing more can be fetched, at the last `refresh`
-        self._left_bytes = self.limit_bytes  # of the disk itself, then
+        self.full_reason: str | None = (
+            None  # why nothing more can be fetched, at the last `refresh`
+        )
         self._is_limit_given = limit_bytes is not None
-        # called in any thread when there is more room, or an artifact may leave
-        self.on_freed: Callable[[], object] = lambda: None
-        self.freed_count = 0  # how often that was
-        self._ahead_bytes = 0  # of all reservations
         self._folder = folder
         self._on_evicted = on_evicted
-        self._free = free or folder.free
+        self._room_seconds = room_seconds
+        self._free = Free(0, None)  # of the disk, when it was last asked
         self._cached: dict[str, Cached] = {}  # by id
         self._by_key: dict[tuple[str, str], list[Cached]] = {}  # the newest last
-        self._leaving = 0
-        self._changed = threading.Condition()
-        self._marking = threading.Lock()  # keeps notes and marks in step
+        self._reservations: list[Reservation] = []  # the one that began first comes first
+        self._counted_bytes = 0  # of artifacts, of those that are being deleted, and reserved
+        self._evictions: set[asyncio.Task[None]] = set()
+        self._unloading = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._freed_count = 0
+        self._marking = asyncio.Lock()  # keeps the folder and `is_replaced` in step
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -176,290 +163,326 @@ class Disk:
     @property
     def used_bytes(self) -> int:
         """Return what artifacts, reservations and files that cannot be deleted take."""
-        return self._used_bytes + self._folder.undeleted_bytes
+        return self._counted_bytes + self._folder.undeleted_bytes
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Read what is free on the disk, and try again to delete what could not be deleted. A limit
         that was not given only rises.
         """
         undeleted_bytes = self._folder.undeleted_bytes
-        self._folder.delete_again()
+        await CACHE.run(self._folder.delete_again)
         if self._folder.undeleted_bytes < undeleted_bytes:
             self._note_freed()
-        free = self._free()
-        with self._changed:
-            self._left_bytes = left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
-            if not self._is_limit_given:
-                limit_bytes = int(_DEFAULT_SHARE * (self.used_bytes + left))
-                self.limit_bytes = max(self.limit_bytes, limit_bytes)
-        is_full = free.bytes <= RESERVE_BYTES or _lacks_inodes(free, 1)
-        self.why_full = _about(free, 1 if free.bytes > RESERVE_BYTES else 0) if is_full else None
-
-    def about_limit(self) -> str:
-        """Return what the limit is, and where it is from."""
-        if self._is_limit_given:
-            return f"cache_limit is {format_size(self.limit_bytes)}"
-        share = f"the cache has {_DEFAULT_SHARE:.0%} of the rest unless cache_limit is set"
-        return f"{_about(self._free())}; {share}; {_ADVICE}"
+        await self._poll_free()
+        if not self._is_limit_given:
+            limit_bytes = int(_DEFAULT_SHARE * (self.used_bytes + max(0, self._spare_bytes())))
+            self.limit_bytes = max(self.limit_bytes, limit_bytes)
+        has_bytes = self._free.bytes > RESERVE_BYTES
+        is_full = not has_bytes or self._lacks_inodes(1)
+        self.full_reason = self._describe_free(int(has_bytes)) if is_full else None
 
     # -- artifacts --------------------------------------------------------------------------
 
     def unused(self) -> tuple[int, int]:
         """Return how many artifacts are not pinned, and their bytes."""
-        with self._changed:
-            sizes = [cached.note.size_bytes for cached in self._cached.values() if not cached.pins]
+        sizes = [cached.note.size_bytes for cached in self._cached.values() if not cached.pins]
         return len(sizes), sum(sizes)
 
     def use(self) -> DiskUse:
         """Return how full the cache is."""
-        with self._changed:
-            size_bytes = sum(cached.note.size_bytes for cached in self._cached.values())
-            free_bytes = min(self.limit_bytes - self.used_bytes, self._left_bytes)
-            return DiskUse(
-                len(self._cached),
-                size_bytes,
-                self._used_bytes - size_bytes,
-                max(0, free_bytes),
-                self.limit_bytes,
-                self._folder.undeleted_bytes,
-            )
+        size_bytes = sum(cached.note.size_bytes for cached in self._cached.values())
+        free_bytes = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
+        return DiskUse(
+            len(self._cached),
+            size_bytes,
+            self._counted_bytes - size_bytes,
+            max(0, free_bytes),
+            self.limit_bytes,
+            self._folder.undeleted_bytes,
+        )
 
-    def adopt(self, found: Found) -> None:
-        """Take over an artifact of an earlier run."""
-        with self._changed:
-            self._add(Cached(found.note, found.last_used, is_replaced=found.is_replaced))
+    async def adopt(self, found: list[Cached]) -> None:
+        """Take over the artifacts of an earlier run; evict those that are beyond the limit."""
+        for cached in sorted(found, key=lambda each: each.last_used):
+            self._index(cached)
+        await self.refresh()
+        await self._grow_by_evicting(Reservation(self, ""), 0, 0)
 
-    def trim(self) -> None:
-        """Evict what an earlier run stored beyond the limit."""
-        self.take(Reservation("", self), 0)
-
-    def hold(self, store: str, path: str, etag: str | None) -> Cached | None:
-        """Pin an artifact, and record that it is used now. Without `etag` it is the one that the
-        store had when it was last asked. Return None if that one is not on disk, or lost.
-        """
-        with self._changed:
-            versions = [each for each in self._versions(store, path) if not each.is_lost]
-            if etag is None:
-                versions = [each for each in versions if not each.is_replaced]
-            else:
-                versions = [each for each in versions if each.note.etag == etag]
-            cached = versions[-1] if versions else None
-            if cached is not None:
-                cached.pins += 1
-                cached.last_used = clock.wall()
-            return cached
-
-    def has_current(self, store: str, path: str) -> bool:
-        """Return whether the version that the store had when it was last asked is on disk."""
-        versions = self._versions(store, path)
-        return any(not (each.is_lost or each.is_replaced) for each in versions)
-
-    def versions(self, store: str, path: str) -> list[Cached]:
+    def find(self, store: str, path: str) -> list[Cached]:
         """Return the versions of an artifact that are on disk, the newest last."""
-        with self._changed:
-            return list(self._versions(store, path))
+        return list(self._by_key.get((store, path), ()))
 
-    def mark(self, cached: Cached, *, is_replaced: bool) -> None:
-        """Note, on disk first, whether the store has another version, or none. To be called in a
-        thread. Raises OSError and BackendUnavailable.
+    def find_current(self, store: str, path: str) -> Cached | None:
+        """Return the version that the store had when it was last asked, if it is on disk."""
+        versions = self.find(store, path)
+        current = [each for each in versions if not (each.is_lost or each.is_replaced)]
+        return current[-1] if current else None
+
+    def find_version(self, store: str, path: str, etag: str) -> Cached | None:
+        """Return this version, if it is on disk."""
+        versions = self.find(store, path)
+        return next((each for each in versions if each.note.etag == etag), None)
+
+    async def mark(self, cached: Cached, *, is_replaced: bool) -> None:
+        """Note, on disk first, whether the store has another version, or none. Raises OSError and
+        BackendUnavailable.
         """
-        with self._marking:
-            self._folder.mark(cached.note.id, is_replaced=is_replaced)
-            cached.is_replaced = is_replaced
+        async with self._marking:
+            if cached.is_replaced is not is_replaced:
+                await CACHE.run_to_end(self._folder.mark, cached.note.id, is_replaced=is_replaced)
+                cached.is_replaced = is_replaced
 
-    def lose(self, cached: Cached) -> None:
-        """Take one pin off an artifact whose files are not all there; it is to leave first."""
-        with self._changed:
-            cached.is_lost = True
-            cached.pins -= 1
-            self.freed_count += 1
-        self.on_freed()
+    def pin(self, cached: Cached) -> None:
+        """Keep an artifact on disk until `unpin`, and record that it is used now."""
+        cached.pins += 1
+        cached.last_used = clock.wall()
+
+    def unpin(self, cached: Cached) -> None:
+        """Take one pin off, which is a use."""
+        cached.pins -= 1
+        cached.last_used = clock.wall()
+        self._note_freed()
+
+    def get(self, id_: str) -> Cached | None:
+        """Return the artifact of this id, if it is on disk."""
+        return self._cached.get(id_)
 
     def add(self, note: Note, reservation: Reservation) -> Cached:
         """Make the reservation an artifact, pinned once, and by those who have a lost one of the
         same version.
         """
-        with self._changed:
-            lost = self._cached.get(note.id)
-            if lost is not None:
-                self._remove(lost)
-                self._used_bytes -= lost.note.size_bytes
-            self._used_bytes -= reservation.size_bytes
-            reservation.size_bytes = 0
-            reservation.is_cached = True
-            cached = Cached(note, clock.wall(), pins=lost.pins + 1 if lost else 1)
-            self._add(cached)
-            return cached
-
-    def release(self, id_: str) -> Cached | None:
-        """Take one pin off, which is a use. Returns None if it is not there."""
-        with self._changed:
-            cached = self._cached.get(id_)
-            if cached is not None and cached.pins:
-                cached.pins -= 1
-                cached.last_used = clock.wall()
-            self.freed_count += 1
-        self.on_freed()
+        cached = Cached(note, clock.wall(), pins=1)
+        lost = self._cached.get(note.id)
+        if lost is not None:
+            self._drop_from_index(lost)
+            self._counted_bytes -= lost.note.size_bytes
+            cached.pins += lost.pins
+        self.shrink(reservation, 0)
+        self._index(cached)
         return cached
 
-    def _note_freed(self) -> None:
-        """Wake those that wait for room."""
-        with self._changed:
-            self.freed_count += 1
-            self._changed.notify_all()
-        self.on_freed()
-
-    def _versions(self, store: str, path: str) -> list[Cached]:
-        return self._by_key.get((store, path), [])
-
-    def _add(self, cached: Cached) -> None:
+    def _index(self, cached: Cached) -> None:
         self._cached[cached.note.id] = cached
         self._by_key.setdefault((cached.note.store, cached.note.path), []).append(cached)
-        self._used_bytes += cached.note.size_bytes
+        self._counted_bytes += cached.note.size_bytes
 
-    # -- room -------------------------------------------------------------------------------
-
-    def take(
-        self, reservation: Reservation, count: int, inodes: int = 0, *, is_ahead: bool = False
-    ) -> None:
-        """Reserve `count` bytes for the reservation, or raise NoRoom at once; see there.
-        `is_ahead`: for what is written later, by `draw`. `inodes` must be free, and are not
-        reserved.
-        """
-        reservation.refuse_more_than_all(count)
-        reservation.need.inodes = max(reservation.need.inodes, reservation.inodes + inodes)
-        if reservation.size_bytes + count + reservation.staying_bytes > self.limit_bytes:
-            raise NoRoom(
-                f"{reservation.shortage()} in all, and of cache_limit,"
-                f" {format_size(self.limit_bytes)},"
-                f" {format_size(reservation.staying_bytes)} never leave"
-            )
-        while (leaving := self._reserve(reservation, count, inodes, is_ahead=is_ahead)) is not None:
-            begun = clock.monotonic()
-            try:
-                self._folder.remove(leaving.cached.note.id)
-            finally:
-                with self._changed:
-                    self._leaving -= 1
-                    self._used_bytes -= leaving.cached.note.size_bytes
-                    self.freed_count += 1
-                    self._changed.notify_all()
-                self.on_freed()
-            leaving.seconds = clock.monotonic() - begun
-            self._on_evicted(leaving)
-
-    def draw(self, reservation: Reservation, count: int) -> int:
-        """Let that much of what was reserved ahead be written; return how much there was."""
-        with self._changed:
-            drawn = min(count, reservation.ahead_bytes)
-            reservation.ahead_bytes -= drawn
-            self._ahead_bytes -= drawn
-        return drawn
-
-    def give_back(self, reservation: Reservation, count: int) -> None:
-        """Release so many bytes of a reservation."""
-        with self._changed:
-            reservation.size_bytes -= count
-            self._used_bytes -= count
-        self._note_freed()
-
-    def _reserve(
-        self, reservation: Reservation, count: int, inodes: int, *, is_ahead: bool
-    ) -> Evicted | None:
-        """Reserve and return None, or return what has to leave first, which nobody finds now."""
-        with self._changed:
-            while True:
-                exceeds_limit = self.used_bytes + count > self.limit_bytes
-                if not exceeds_limit and self._has_disk(count, inodes):
-                    self._give(reservation, count, is_ahead=is_ahead)
-                    return None
-                if cached := self._pop(count):
-                    self._leaving += 1
-                    return Evicted(cached, "limit" if exceeds_limit else "disk")
-                if not self._leaving:
-                    reservation.short_at = self.freed_count
-                    raise NoRoom(self.explain_shortage(reservation, count, inodes))
-                self._changed.wait()
-
-    def _give(self, reservation: Reservation, count: int, *, is_ahead: bool) -> None:
-        self._used_bytes += count
-        reservation.size_bytes += count
-        if is_ahead:
-            reservation.ahead_bytes += count
-            self._ahead_bytes += count
-
-    def _has_disk(self, count: int, inodes: int) -> bool:
-        if not (count or inodes):
-            return True
-        free = self._free()
-        has_bytes = not count or free.bytes - RESERVE_BYTES - self._ahead_bytes >= count
-        return has_bytes and not _lacks_inodes(free, inodes)
-
-    def _pop(self, count: int) -> Cached | None:
-        """Remove from the index and return what has to leave first for `count` more bytes; None
-        where all that nobody uses is too little.
-        """
-        idle, missing = (
-            [cached for cached in self._cached.values() if not cached.pins],
-            self.missing(count),
-        )
-        if sum(cached.note.size_bytes for cached in idle) < missing:
-            return None
-        idle.sort(key=lambda cached: (not cached.is_lost, not cached.is_replaced, cached.last_used))
-        # replaced and lost artifacts are not spared: nobody fetches them any more
-        candidates = [
-            (
-                cached,
-                {} if cached.is_lost or cached.is_replaced else {_DISK: cached.note.size_bytes},
-            )
-            for cached in idle
-        ]
-        leaving = choose_fewest(candidates, {_DISK: missing})
-        if not leaving:
-            return None
-        self._remove(leaving[0])
-        return leaving[0]
-
-    def missing(self, count: int) -> int:
-        """Return how many bytes must leave before `count` more have room; below 1 for none."""
-        of_limit = self.used_bytes + count - self.limit_bytes
-        return max(of_limit, count - self._spare_bytes() if count else 0)
-
-    def most_for(self, reservation: Reservation) -> int:
-        """Return how many bytes can still be written, once all has left that ever may."""
-        may_leave = self._used_bytes - reservation.size_bytes - reservation.staying_bytes
-        spare = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
-        return may_leave + spare + reservation.ahead_bytes
-
-    def _spare_bytes(self) -> int:
-        return self._free().bytes - RESERVE_BYTES - self._ahead_bytes
-
-    def _remove(self, cached: Cached) -> None:
+    def _drop_from_index(self, cached: Cached) -> None:
+        """Forget an artifact; its bytes count until it is off the disk."""
         del self._cached[cached.note.id]
         versions = self._by_key[cached.note.store, cached.note.path]
         versions.remove(cached)
         if not versions:
             del self._by_key[cached.note.store, cached.note.path]
 
-    def explain_shortage(self, reservation: Reservation, count: int, inodes: int = 0) -> str:
-        """Return why the reservation gets `count` more bytes or so many files neither now nor by
-        evicting what is unused: the limit that binds, what it is used for, and what may leave.
-        """
-        remaining = reservation.all_bytes - reservation.written_bytes
-        still = (
-            f", {format_size(remaining)} of that still" if remaining < reservation.all_bytes else ""
-        )
-        needed = f"{reservation.shortage()} in all{still}"
-        if self.used_bytes + count > self.limit_bytes:
-            return f"{needed}, and of {self._limit_name()}, {self._describe_use(reservation)}"
-        free = self._free()
-        if _lacks_inodes(free, inodes):
-            files = f"{reservation.need.inodes} files, {inodes} of them still"
-            needed = f"{reservation.shortage()} in {files}"
-        use = self._describe_use(reservation)
-        return f"{needed}, and {_about(free, inodes)}; of the cache {use}: {_ADVICE}"
+    # -- room -------------------------------------------------------------------------------
 
-    def _limit_name(self) -> str:
+    @contextmanager
+    def reservation(self, what: str, models: DiskEvictor | None = None) -> Iterator[Reservation]:
+        """Yield the reservation of a fetch, which keeps its place in the order until the end."""
+        reservation = Reservation(self, what, models)
+        self._reservations.append(reservation)
+        try:
+            yield reservation
+        finally:
+            self._reservations.remove(reservation)
+
+    async def grow(self, reservation: Reservation, size_bytes: int, inodes: int = 0) -> None:
+        """Grow a reservation as Reservation.reserve says."""
+        need = reservation.need
+        need.size_bytes = max(need.size_bytes, size_bytes)
+        need.inodes = max(need.inodes, reservation.inodes + inodes)
+        if size_bytes + reservation.staying_bytes > self.limit_bytes:
+            raise self.make_shortage(reservation, size_bytes)
+        while not await self._grow_by_evicting(reservation, size_bytes, inodes):
+            count = size_bytes - reservation.size_bytes
+            shortage = self.make_shortage(reservation, size_bytes, inodes)
+            if count > self.measure_most_growth(reservation):
+                raise shortage
+            freed_count = self._freed_count
+            if await self._unload_one(reservation.models, count):
+                continue
+            # the loop tries again at once if an artifact has left meanwhile
+            if freed_count == self._freed_count:
+                await self._wait_for_others(reservation, shortage)
+
+    def shrink(self, reservation: Reservation, size_bytes: int) -> None:
+        """Release what a reservation has beyond so many bytes."""
+        self._counted_bytes -= reservation.size_bytes - size_bytes
+        reservation.size_bytes = size_bytes
+        self._note_freed()
+
+    async def wait_for_earlier(self, reservation: Reservation, shortage: NoRoom) -> None:
+        """Wait until no fetch that began before this one has room. Raises the shortage."""
+        while self._is_after_another(reservation):
+            await self._pause(reservation, shortage)
+
+    def measure_most_growth(self, reservation: Reservation) -> int:
+        """Return how many bytes it could get more, once all has left that ever may."""
+        others_bytes = self._counted_bytes - reservation.size_bytes
+        spare_bytes = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
+        return others_bytes - reservation.staying_bytes + spare_bytes
+
+    async def _grow_by_evicting(
+        self, reservation: Reservation, size_bytes: int, inodes: int
+    ) -> bool:
+        """Grow, and evict unused artifacts for that. Return False where those are too few."""
+        while True:
+            await self._poll_free()
+            count = max(0, size_bytes - reservation.size_bytes)
+            exceeds_limit = self.used_bytes + count > self.limit_bytes
+            if not exceeds_limit and self._has_disk(count, inodes):
+                self._counted_bytes += count
+                reservation.size_bytes += count
+                return True
+            if (victim := self._choose_victim(count)) is not None:
+                self._drop_from_index(victim)
+                eviction = self._evict(victim, "limit" if exceeds_limit else "disk")
+                self._evictions.add(asyncio.create_task(eviction))
+            if not self._evictions:
+                return False
+            done, _ = await asyncio.wait(self._evictions, return_when=asyncio.FIRST_COMPLETED)
+            self._evictions -= done
+            for task in done:
+                task.result()
+
+    async def _evict(self, cached: Cached, reason: str) -> None:
+        """Delete an artifact that is not in the index any more. `reason` is `limit` where it leaves
+        for room below cache_limit, `disk` where the disk itself is full.
+        """
+        note = cached.note
+        started_at = clock.monotonic()
+        try:
+            await CACHE.run(self._folder.remove, note.id)
+        finally:
+            self._counted_bytes -= note.size_bytes
+            self._note_freed()
+        fields = {
+            "key": note.path,
+            "store": note.store,
+            "bytes": note.size_bytes,
+            "reason": reason,
+            "idle_seconds": round(clock.wall() - cached.last_used, 3),
+            "seconds": round(clock.monotonic() - started_at, 3),
+        }
+        log.info("artifact.evicted", extra=fields)
+        self._on_evicted(note, reason)
+
+    def _choose_victim(self, count: int) -> Cached | None:
+        """Return what has to leave first for `count` more bytes; None where all that nobody uses is
+        too little.
+        """
+        missing_bytes = self._count_missing(count)
+        idle = [cached for cached in self._cached.values() if not cached.pins]
+        if sum(cached.note.size_bytes for cached in idle) < missing_bytes:
+            return None
+        idle.sort(key=lambda each: (not each.is_lost, not each.is_replaced, each.last_used))
+        candidates = []
+        for cached in idle:
+            # replaced and lost artifacts are not spared: nobody fetches them any more
+            is_spared = not (cached.is_lost or cached.is_replaced)
+            candidates.append((cached, {_DISK: cached.note.size_bytes} if is_spared else {}))
+        return next(iter(choose_fewest(candidates, {_DISK: missing_bytes})), None)
+
+    async def _unload_one(self, models: DiskEvictor | None, count: int) -> bool:
+        """Unload one model for `count` more bytes, or wait for that of another fetch."""
+        if models is None:
+            return False
+        is_first = not self._unloading.locked()
+        async with self._unloading:
+            return not is_first or await models.unload_one(self._count_missing(count))
+
+    async def _wait_for_others(self, reservation: Reservation, shortage: NoRoom) -> None:
+        """Wait for other fetches, or for models to be idle. Raise the shortage where that would be
+        in vain, and BeginsAgain where it must not.
+        """
+        if reservation.size_bytes and self._is_after_another(reservation):
+            raise BeginsAgain(shortage)
+        others = (each for each in self._reservations if each is not reservation)
+        models = reservation.models
+        if not any(each.size_bytes for each in others) and not (models and models.can_unload):
+            raise shortage
+        await self._pause(reservation, shortage)
+
+    def _is_after_another(self, reservation: Reservation) -> bool:
+        """Return whether a fetch that began before this one has room."""
+        earlier = self._reservations[: self._reservations.index(reservation)]
+        return any(each.size_bytes for each in earlier)
+
+    async def _pause(self, reservation: Reservation, shortage: NoRoom) -> None:
+        """Wait until something has left the disk, or for a moment. Raise the shortage where the
+        fetch has waited long enough.
+        """
+        remaining_seconds = self._room_seconds - reservation.waited_seconds
+        if remaining_seconds <= 0:
+            raise shortage
+        started_at = clock.monotonic()
+        self._freed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(remaining_seconds, _POLL_SECONDS)):
+                await self._freed.wait()
+        reservation.waited_seconds += clock.monotonic() - started_at
+
+    def _note_freed(self) -> None:
+        """Wake those that wait for room."""
+        self._freed_count += 1
+        self._freed.set()
+
+    # -- figures and words ------------------------------------------------------------------
+
+    async def _poll_free(self) -> None:
+        self._free = await CACHE.run(self._folder.free)
+
+    def _spare_bytes(self) -> int:
+        """Return what the disk has beside what is reserved on it and kept for others."""
+        unwritten_bytes = sum(each.unwritten_bytes for each in self._reservations)
+        return self._free.bytes - RESERVE_BYTES - unwritten_bytes
+
+    def _has_disk(self, count: int, inodes: int) -> bool:
+        return (not count or count <= self._spare_bytes()) and not self._lacks_inodes(inodes)
+
+    def _lacks_inodes(self, count: int) -> bool:
+        inodes = self._free.inodes
+        return bool(count) and inodes is not None and inodes - RESERVE_INODES < count
+
+    def _count_missing(self, count: int) -> int:
+        """Return how many bytes must leave before `count` more have room; below 1 for none."""
+        by_limit = self.used_bytes + count - self.limit_bytes
+        return max(by_limit, count - self._spare_bytes()) if count else by_limit
+
+    def make_shortage(self, reservation: Reservation, size_bytes: int, inodes: int = 0) -> NoRoom:
+        """Return the error of a reservation that cannot have so many bytes in all, or so many more
+        files: the limit that binds, what it is used for, and what may leave.
+        """
+        needed = f"it needs {format_size(reservation.needed_bytes)} or more"
+        still = ""
+        if reservation.written_bytes:
+            remaining_bytes = reservation.needed_bytes - reservation.written_bytes
+            still = f", {format_size(remaining_bytes)} of that still"
+        staying_bytes = reservation.staying_bytes
+        use = self._describe_use(reservation)
+        if size_bytes > self.limit_bytes:
+            reason = f"{needed} in all, and {self._describe_limit()}"
+        elif size_bytes + staying_bytes > self.limit_bytes:
+            staying = format_size(staying_bytes)
+            reason = f"{needed} in all, and of {self._name_limit()}, {staying} never leave"
+        elif self.used_bytes + size_bytes - reservation.size_bytes > self.limit_bytes:
+            reason = f"{needed} in all{still}, and of {self._name_limit()}, {use}"
+        else:
+            count = f"in all{still}"
+            if self._lacks_inodes(inodes):
+                count = f"in {reservation.need.inodes} files, {inodes} of them still"
+            free = self._describe_free(inodes)
+            reason = f"{needed} {count}, and {free}; of the cache {use}: {_ADVICE}"
+        return NoRoom(f"{reservation.what}: no room on disk: {reason}")
+
+    def _describe_limit(self) -> str:
+        """Return what the limit is, and where it is from."""
+        if self._is_limit_given:
+            return f"cache_limit is {format_size(self.limit_bytes)}"
+        share = f"the cache has {_DEFAULT_SHARE:.0%} of the rest unless cache_limit is set"
+        return f"{self._describe_free()}; {share}; {_ADVICE}"
+
+    def _name_limit(self) -> str:
         limit = format_size(self.limit_bytes)
         if self._is_limit_given:
             return f"cache_limit, {limit}"
@@ -467,40 +490,31 @@ class Disk:
 
     def _describe_use(self, reservation: Reservation) -> str:
         """Return what takes the cache's bytes, and how many of them may leave at once."""
-        in_use_bytes = sum(each.note.size_bytes for each in self._cached.values() if each.pins)
-        unused_bytes = sum(each.note.size_bytes for each in self._cached.values() if not each.pins)
-        others_bytes = self._used_bytes - in_use_bytes - unused_bytes - reservation.size_bytes
+        _, unused_bytes = self.unused()
+        all_bytes = sum(each.note.size_bytes for each in self._cached.values())
         uses = {
-            "are of models in use": in_use_bytes,
-            "of other fetches": others_bytes,
+            "are of models in use": all_bytes - unused_bytes,
+            "of other fetches": self._counted_bytes - all_bytes - reservation.size_bytes,
             "cannot be deleted (artifact.not_deleted in the log)": self._folder.undeleted_bytes,
             "may leave": unused_bytes,
         }
         words = [f"{format_size(size)} {what}" for what, size in uses.items() if size > 0]
-        return ", ".join(words) if words else "nothing is taken by others"
+        return ", ".join(words) or "nothing is taken by others"
+
+    def _describe_free(self, inodes: int = 0) -> str:
+        """Return what the disk has free: inodes, where it lacks so many, else bytes."""
+        if self._lacks_inodes(inodes):
+            free = f"{self._free.inodes} inodes free, and {RESERVE_INODES} are kept for others"
+        else:
+            kept = f"{format_size(RESERVE_BYTES)} are kept for others"
+            free = f"{format_size(self._free.bytes)} free, and {kept}"
+            spare_bytes = self._free.bytes - RESERVE_BYTES
+            if spare_bytes > 0:
+                free += f", which leaves {format_size(spare_bytes)}"
+        return f"the disk of cache_dir has {free}"
 
 
-def _about(free: Free, inodes: int = 0) -> str:
-    """Return what a disk has free: inodes, where it lacks so many, else bytes."""
-    if _lacks_inodes(free, inodes):
-        has, reserve, left = f"{free.inodes} inodes", str(RESERVE_INODES), ""
-    else:
-        has, reserve = format_size(free.bytes), format_size(RESERVE_BYTES)
-        spare = free.bytes - RESERVE_BYTES
-        left = f", which leaves {format_size(spare)}" if spare > 0 else ""
-    return f"the disk of cache_dir has {has} free, and {reserve} are kept for others{left}"
-
-
-def _lacks_inodes(free: Free, count: int) -> bool:
-    return bool(count) and free.inodes is not None and free.inodes - RESERVE_INODES < count
-
-
-def artifact_of(key: ArtifactKey, cached: Cached, folder: CacheFolder) -> Artifact:
-    """Return what control gets of an artifact on disk."""
-    return Artifact(key, folder.place(cached.note), cached.note.etag, cached.note.size_bytes)
-
-
-def disk_error(error: OSError, what: str, size_bytes: int) -> AdapterError:
+def make_disk_error(error: OSError, what: str, size_bytes: int) -> AdapterError:
     """Return the error of a fetch, which `what` names, that the disk has ended."""
     reason = f"the disk of cache_dir: {error.strerror or error}"
     if error.errno not in _FULL:

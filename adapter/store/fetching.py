@@ -5,10 +5,9 @@ that reads it from a pipe; a zip, whose directory is at its end, is downloaded f
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from hashlib import md5, sha256
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from adapter.errors import AdapterError, BackendError, InvalidArtifact, InvalidM
 from adapter.packages.archive_kinds import HEAD_BYTES, can_stream, is_packed
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
 from adapter.packages.roots import Inside, Opened
-from adapter.packages.unpacking import Limits, disk_bytes
+from adapter.packages.unpacking import Limits
 from adapter.packages.unpacking_process import Pipe, UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED, PIPES
 from adapter.store.checksums import Checksums
 from adapter.store.disk import Reservation
 from adapter.store.downloading import Connections, Download
 from adapter.store.ports import Changed, Store, StoredFile, failed
-from adapter.store.waiting import RoomForFetches
+from adapter.store.versions import Version
 
 _FILES_AT_ONCE = 8
 _LARGE_BYTES = 2**23  # beside so many bytes a further request takes little
@@ -33,39 +32,39 @@ _KILL_SECONDS = 5.0  # a process that waits for a disk may not end
 _PIPE_BYTES = 2**20  # the most that Linux allows everybody
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
-    """The version that a store has of a key: one object, or all those below a folder."""
+class RoomOfProcess:
+    """The room on disk that a process unpacks into, for the thread that talks to that process."""
 
-    path: str
-    etag: str  # the object's, or the hash of a folder's listing
-    files: tuple[StoredFile, ...]
-    is_folder: bool
+    def __init__(self, reservation: Reservation) -> None:
+        self._reservation = reservation
+        self._loop = asyncio.get_running_loop()
+        self._asking: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.most_bytes = reservation.most_bytes
 
-    @property
-    def size_bytes(self) -> int:
-        """Return how many bytes the objects have."""
-        return sum(file.size_bytes for file in self.files)
+    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
+        """Note what an archive unpacks to, as Reservation.foresee says."""
+        self._run(self._reservation.foresee(stated_bytes, least_bytes))
 
-    @property
-    def disk_bytes(self) -> int:
-        """Return what the objects take on disk as they are stored, without folders."""
-        return sum(disk_bytes(file.size_bytes) for file in self.files)
+    def take(self, count: int, inodes: int = 0) -> None:
+        """Reserve what is about to be written, as Reservation.write says."""
+        self._run(self._reservation.write(count, inodes))
 
+    def close(self) -> None:
+        """Grant nothing more. To be called in the event loop."""
+        self._is_closed = True
+        if self._asking is not None:
+            self._asking.cancel()
 
-def version_of_folder(path: str, files: Sequence[StoredFile]) -> Version:
-    """Return the version that a listing means. Objects that only stand for a folder are left out:
-    those of the folder's own name, and those that others are below.
-    """
-    parents = {path}
-    for file in files:
-        parts = file.path.split("/")
-        parents.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    kept = sorted((file for file in files if file.path not in parents), key=lambda f: f.path)
-    digest = sha256()
-    for file in kept:
-        digest.update(f"{file.path}\0{file.etag}\0{file.size_bytes}\0".encode())
-    return Version(path, digest.hexdigest(), tuple(kept), is_folder=True)
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(self._run_unless_closed(work), self._loop).result()
+
+    async def _run_unless_closed(self, work: Coroutine[Any, Any, None]) -> None:
+        self._asking = asyncio.current_task()
+        if self._is_closed:
+            work.close()
+            raise asyncio.CancelledError
+        await work
 
 
 class Fetch:
@@ -78,7 +77,6 @@ class Fetch:
         *,
         work: Path,
         reservation: Reservation,
-        room: RoomForFetches,
         progress: FetchProgress,
         limits: Limits,
         connections: Connections,
@@ -90,17 +88,16 @@ class Fetch:
         self._checksums = checksums
         self._wrong_sums: dict[str, str] = {}  # MD5 of what came otherwise, by key
         self._store = store
-        self._room = room
         self._version = version
         self._reservation = reservation
         self._progress = progress
         self._limits = limits
-        self._name = version.path.rpartition("/")[2]
+        self._name = version.name
         self._part = work / "part" / self._name
         self._files = work / "files"
 
-    async def run(self) -> str:
-        """Fetch and unpack; return the name of the package below `work`/files.
+    async def run(self) -> None:
+        """Fetch and unpack into `work`/files.
 
         Raises Changed if the store has another version meanwhile, BeginsAgain, Unfinished,
         StoreDenied, StoreUnavailable, InvalidArtifact, NoRoom, or OSError of the disk.
@@ -111,16 +108,16 @@ class Fetch:
         self._progress.total_bytes = version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        need, files = self._reservation.need, len(version.files)
-        size, inodes = max(version.disk_bytes, need.size_bytes), max(files, need.inodes)
-        await self._room.reserve(self._reservation, size, inodes)
+        need = self._reservation.need
+        files = len(version.files)
+        size_bytes = max(version.disk_bytes, need.size_bytes)
+        await self._reservation.reserve(size_bytes, max(files, need.inodes))
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
         else:
             await self._fetch_object(version.files[0])
         self._checksums.check(self._wrong_sums)
-        return self._name
 
     # -- one object -------------------------------------------------------------------------
 
@@ -134,7 +131,7 @@ class Fetch:
                     break
             if can_stream(self._name, head):
                 if len(head) == file.size_bytes:
-                    self._refuse_excess(head)
+                    await self._refuse_excess(head)
                 async with self._unpackings:
                     await self._unpack_chunks(file, head, chunks)
             elif is_packed(self._name):
@@ -145,7 +142,7 @@ class Fetch:
             else:
                 await self._write_chunks(file, self._files / self._name, head, chunks)
 
-    def _refuse_excess(self, packed: bytes) -> None:
+    async def _refuse_excess(self, packed: bytes) -> None:
         """Raise NoRoom, before anything leaves the disk, for a small gzip that never fits.
 
         Its last four bytes say what comes out of it; half of that may be headers of a tar.
@@ -154,7 +151,7 @@ class Fetch:
             stated_bytes = int.from_bytes(packed[-4:], "little")
             least_bytes = stated_bytes // 2
             is_excess = least_bytes > self._reservation.most_bytes
-            self._reservation.foresee(stated_bytes, least_bytes if is_excess else 0)
+            await self._reservation.foresee(stated_bytes, least_bytes if is_excess else 0)
 
     async def _download(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """Yield the content of an object; at its end compare its MD5 sum, where that is known."""
@@ -175,16 +172,16 @@ class Fetch:
         """Write one object to `target`, whose first bytes have come already."""
         descriptor = await CACHE.run_to_end(os.open, target, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
         try:
-            await CACHE.run_to_end(self._write, descriptor, head)
+            await self._write(descriptor, head)
             async for chunk in chunks:
-                await CACHE.run_to_end(self._write, descriptor, chunk)
+                await self._write(descriptor, chunk)
             os.utime(descriptor, (file.modified, file.modified))
         finally:
             os.close(descriptor)
 
-    def _write(self, descriptor: int, chunk: bytes) -> None:
-        self._reservation.take(len(chunk))
-        _write_all(descriptor, chunk)
+    async def _write(self, descriptor: int, chunk: bytes) -> None:
+        await self._reservation.write(len(chunk))
+        await CACHE.run_to_end(_write_all, descriptor, chunk)
 
     # -- a folder ---------------------------------------------------------------------------
 
@@ -208,7 +205,8 @@ class Fetch:
         """Fetch an object. An empty one that is not there stands for an empty folder, with a slash
         at the end of its key.
         """
-        await CACHE.run_to_end(self._begin_file, target)
+        await self._reservation.write(0, inodes=1)
+        await CACHE.run_to_end(_make_folder, target.parent)
         try:
             exact = await self._exact(file)
             async with aclosing(self._download(exact)) as chunks:
@@ -218,10 +216,6 @@ class Fetch:
                 raise
             await CACHE.run_to_end(target.unlink)
             await CACHE.run_to_end(target.mkdir)
-
-    def _begin_file(self, target: Path) -> None:
-        self._reservation.take(0, inodes=1)
-        target.parent.mkdir(parents=True, exist_ok=True)
 
     async def _exact(self, file: StoredFile) -> StoredFile:
         """Return a large file with the ETag by which its download can go on."""
@@ -295,9 +289,9 @@ class Fetch:
         is written.
         """
         unpacking = UnpackingProcess()
-        self._reservation.refresh()
+        room = RoomOfProcess(self._reservation)
         work = asyncio.ensure_future(
-            FETCHED.run_to_end(self._unpack_by, unpacking, archive, content)
+            FETCHED.run_to_end(self._unpack_by, unpacking, archive, content, room)
         )
         try:
             waited: list[asyncio.Future[Any]] = [work] if feeding is None else [work, feeding]
@@ -306,18 +300,22 @@ class Fetch:
                 feeding.result()  # raise what has ended the download
         finally:
             if not work.done():
-                self._reservation.is_given_up = True
+                room.close()
                 unpacking.kill()
                 work.cancel()
                 await asyncio.wait({work}, timeout=_KILL_SECONDS)
         work.result()
 
     def _unpack_by(
-        self, unpacking: UnpackingProcess, archive: Path, content: Opened | Pipe
+        self,
+        unpacking: UnpackingProcess,
+        archive: Path,
+        content: Opened | Pipe,
+        room: RoomOfProcess,
     ) -> None:
         target = self._files / self._name
         try:
-            unpacking.run(archive, target, self._limits, content, self._reservation)
+            unpacking.run(archive, target, self._limits, content, room)
         except (InvalidArtifact, NoRoom):  # the reservation has said what, and where
             raise
         except AdapterError as error:  # callers see no path of this machine
@@ -341,6 +339,10 @@ async def _feed(writer: int, head: bytes, chunks: AsyncGenerator[bytes, None]) -
     finally:
         os.close(writer)
     return True
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -1,5 +1,4 @@
-"""Remembers briefly what a store lacks or refuses; and for good which versions cannot be unpacked,
-and how much room a version needs.
+"""Remembers briefly what a store lacks or refuses; and for good which versions cannot be unpacked.
 
 A store may err once about anything that it says. So what it says of a key is forgotten in seconds,
 and a version is known by its size as well as by its ETag: what was learned of an object under a
@@ -9,7 +8,6 @@ false length is never applied to the same object under the right one.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
 from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, NoRoom, StoreDenied
 from adapter.runtime import clock
@@ -59,32 +57,3 @@ class Refusals:
         if self.knows(question):
             _, kind, text = self._found[question]
             raise kind(text)
-
-
-@dataclass(slots=True)
-class Need:
-    """The room on disk that a version needs, as far as that was seen."""
-
-    size_bytes: int = 0  # the most that was ever requested in all
-    inodes: int = 0
-    stated_bytes: int = 0  # in all by the archive's own word, for messages alone
-
-
-class Needs:
-    """The needs of versions: a fetch that ran short while it unpacked says what the next one has to
-    reserve first.
-    """
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[Question, Need] = OrderedDict()
-
-    def recall(self, version: Question) -> Need:
-        """Return what is known of a version's need."""
-        return replace(self._seen.get(version, Need()))
-
-    def learn(self, version: Question, need: Need) -> None:
-        """Keep what a fetch has learned of a version's need."""
-        self._seen[version] = need
-        self._seen.move_to_end(version)
-        if len(self._seen) > MAX_REMEMBERED:
-            self._seen.popitem(last=False)

@@ -24,6 +24,7 @@ from tests.running import COMPLETE, Client, Reply, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 _ROUNDS = 3
+_CALL_SECONDS = 600  # where others take the CPU, 2 GiB take minutes
 _PIECE_BYTES = 16 * MIB
 _READS = """
 import os
@@ -68,9 +69,10 @@ def _run_endpoint(address: str, folder: Path, roots: Path) -> Iterator[Client]:
         f"--model-store=http://{address}/",
         f"--cache-dir={folder / 'fetched'}",
         f"--model-roots={roots}",
+        f"--model-wait-seconds={_CALL_SECONDS}",
         COMPLETE,
     )
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags) as adapter, closing(adapter.client(_CALL_SECONDS)) as client:
         yield client
     shutil.rmtree(folder / "fetched")
 

@@ -405,8 +405,9 @@ class Residents:
         folders = sorted(endpoint.artifacts.iterdir())
         if left := [*endpoint.work.iterdir()]:
             raise Violated("5 cache", f"{len(left)} folders of fetches are left over")
-        if len(folders) != cache.artifacts:
-            said = f"{len(folders)} artifacts are on disk, and the cache knows {cache.artifacts}"
+        if len(folders) != cache.disk().artifacts:
+            known = cache.disk().artifacts
+            said = f"{len(folders)} artifacts are on disk, and the cache knows {known}"
             raise Violated("5 cache", said)
         real = 0
         for folder in folders:
@@ -423,7 +424,7 @@ class Residents:
             raise Violated("5 cache", f"it counts {use.size_bytes} bytes, and has {real}")
         if cache.used_bytes > cache.limit_bytes:
             raise Violated("5 cache", f"{cache.used_bytes} bytes, of {cache.limit_bytes}")
-        if (held := cache.artifacts - cache.unused()[0]) != pinned:
+        if (held := cache.disk().artifacts - cache.unused()[0]) != pinned:
             raise Violated("5 cache", f"{held} artifacts count as in use, and {pinned} are")
 
 

@@ -18,6 +18,7 @@ from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.opening import open_store
+from adapter.store.refusals import OF_KEYS, Refusals
 from tests.buckets import Bucket, s3_server
 from tests.store.web import WebServer, web_server
 
@@ -61,6 +62,12 @@ class TryCache:
         artifact, use = await self.fetch(path)
         self.cache.release(artifact)
         return use
+
+
+def forget_refusals(cache: ArtifactCache) -> None:
+    """Let the cache ask its stores again at once for what they have just refused."""
+    for versions in cache._versions.values():
+        versions._refusals = Refusals(OF_KEYS)
 
 
 def names(folder: Path) -> list[str]:
@@ -113,7 +120,7 @@ async def open_cache(tmp_path: Path) -> AsyncIterator[Callable]:
                 on_evicted=evicted.append,
             )
             await cache.open()
-            while cache._unasked:  # noqa: ASYNC110 - nobody else waits for it
+            while not all(each.is_checked for each in cache._versions.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             stack.push_async_callback(cache.close)
             tried = TryCache(cache)

@@ -93,10 +93,10 @@ async def test_what_is_on_disk_does_not_wait_long_for_a_store_that_is_known_to_b
     a.why, a.hangs = None, True
     async with asyncio.timeout(10):
         assert await fetched(cache, "a", "first") is CacheUse.DISK
-    assert cache.why_unreachable() == "store s3://a: it did not answer in time"
+    assert cache.unreachable_reason == "store s3://a: it did not answer in time"
     a.hangs = False
     assert await fetched(cache, "a", "first") is CacheUse.DISK
-    assert cache.why_unreachable() is None
+    assert cache.unreachable_reason is None
 
 
 async def test_a_store_that_does_not_send_what_it_says_it_has_is_not_said_to_have_changed(shared):

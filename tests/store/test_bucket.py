@@ -132,7 +132,7 @@ async def test_a_missing_bucket_is_the_stores_fault_not_the_keys(bucket, open_ca
     cache = await open_cache("s3://nosuchbucket")
     with pytest.raises(StoreUnavailable, match="404 Not Found, NoSuchBucket"):
         await cache.fetch("a.tar.gz")
-    assert "NoSuchBucket" in cache.cache.why_unreachable()
+    assert "NoSuchBucket" in cache.cache.unreachable_reason
 
 
 async def test_a_cut_download_goes_on_by_range_and_if_match(bucket, open_cache, monkeypatch):

@@ -88,7 +88,7 @@ async def test_odd_key_elsewhere_leaves_the_store_reachable(open_cache, bucket: 
     bucket.put({"p/a.tar.gz": archive(_FILES)})
     bucket.put_marker("p/old//x")
     cache = await open_cache(f"s3://{bucket.name}/p")
-    assert cache.cache.why_unreachable() is None
+    assert cache.cache.unreachable_reason is None
     assert "artifact.store_unreachable" not in caplog.text
     artifact, _ = await cache.fetch("a.tar.gz")
     assert files_of(artifact) == _FILES
@@ -99,7 +99,7 @@ async def test_odd_key_elsewhere_leaves_the_store_reachable(open_cache, bucket: 
 async def test_check_of_a_store_mentions_no_download(open_cache, refusing: Refusing):
     refusing.code = "AccessDenied"
     cache = await open_cache("s3://models/p", timeout_seconds=1)
-    assert cache.cache.why_unreachable() == (
+    assert cache.cache.unreachable_reason == (
         "store s3://models/p: Failed to look into the store (bucket: models, key: p):"
         " the store refuses access: 403 Forbidden, AccessDenied"
     )

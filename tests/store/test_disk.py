@@ -14,9 +14,9 @@ import pytest
 from adapter.core.artifacts import CacheUse, DiskUse, FetchProgress
 from adapter.errors import NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.store import fetching
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Disk, Reservation
-from adapter.store.fetching import Fetch
 from tests.store.conftest import archive, files_of, names, zipped
 
 _MIB = 2**20
@@ -236,98 +236,108 @@ def cache_folder(tmp_path: Path):
     folder.close()
 
 
-def kept(folder: CacheFolder, disk: Disk, path: str, size_bytes: int) -> None:
+async def reserve(disk: Disk, what: str, size_bytes: int, inodes: int = 0) -> Reservation:
+    """Reserve room for a fetch that goes on for as long as the test does."""
+    reservation = Reservation(disk, what)
+    disk._reservations.append(reservation)
+    await reservation.write(size_bytes, inodes)
+    return reservation
+
+
+async def keep(folder: CacheFolder, disk: Disk, path: str, size_bytes: int) -> None:
     """Put an artifact there that says that it is so large, and that nobody uses."""
     work = folder.new_work()
     (work / "files").mkdir(parents=True)
     (work / "files" / path).write_bytes(b"x")
     note = Note("/store", path, "1", path, size_bytes, {path: 1})
     folder.publish(work, note)
-    reservation = Reservation(path, disk)
-    reservation.take(size_bytes)
-    disk.release(disk.add(note, reservation).note.id)
+    disk.unpin(disk.add(note, await reserve(disk, path, size_bytes)))
 
 
-def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
+async def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
     free = RESERVE_BYTES + 10
     evicted = []
 
-    def on_evicted(each):
+    def on_evicted(note, reason):
         nonlocal free
-        free += each.cached.note.size_bytes
-        evicted.append((each.cached.note.path, each.reason))
+        free += note.size_bytes
+        evicted.append((note.path, reason))
 
-    disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(free, None))
-    kept(cache_folder, disk, "a", 5)
-    kept(cache_folder, disk, "b", 5)
-    Reservation("new", disk).take(12)
+    cache_folder.free = lambda: Free(free, None)
+    disk = Disk(cache_folder, 2**40, on_evicted)
+    await keep(cache_folder, disk, "a", 5)
+    await keep(cache_folder, disk, "b", 5)
+    await reserve(disk, "new", 12)
     assert evicted == [("a", "disk")]
     with pytest.raises(NoRoom, match=r"has 1\.0 GiB free, and 1\.0 GiB are kept for others"):
-        Reservation("more", disk).take(100)
+        await reserve(disk, "more", 100)
     assert evicted == [("a", "disk")], "nothing leaves in vain"
-    Reservation("some", disk).take(18)
+    await reserve(disk, "some", 18)
     assert evicted == [("a", "disk"), ("b", "disk")]
 
 
 @pytest.mark.parametrize(("needed", "who"), [(80, "c"), (82, "ac"), (84, "abc"), (99, "cd")])
 @pytest.mark.parametrize("reason", ["limit", "disk"])
-def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
+async def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
     cache_folder, reason, needed, who
 ):
     free, evicted = 2**40, []
 
-    def on_evicted(each):
+    def on_evicted(note, why):
         nonlocal free
-        free += each.cached.note.size_bytes
-        evicted.append(each.cached.note.path)
-        assert each.reason == reason
+        free += note.size_bytes
+        evicted.append(note.path)
+        assert why == reason
 
     limit = 104 if reason == "limit" else 2**40
-    disk = Disk(cache_folder, limit, on_evicted, free=lambda: Free(free, None))
+    cache_folder.free = lambda: Free(free, None)
+    disk = Disk(cache_folder, limit, on_evicted)
     for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
-        kept(cache_folder, disk, path, size)
+        await keep(cache_folder, disk, path, size)
     if reason == "disk":
         free = RESERVE_BYTES
-    Reservation("new", disk).take(needed)
+    await reserve(disk, "new", needed)
     assert "".join(evicted) == who
 
 
-def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
+async def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
     evicted = []
-    disk = Disk(cache_folder, 104, lambda each: evicted.append(each.cached.note.path))
+    disk = Disk(cache_folder, 104, lambda note, _: evicted.append(note.path))
     for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
-        kept(cache_folder, disk, path, size)
-    disk.lose(disk.hold("/store", "b", None))
-    Reservation("new", disk).take(80)
+        await keep(cache_folder, disk, path, size)
+    disk.find_current("/store", "b").is_lost = True
+    await reserve(disk, "new", 80)
     assert evicted == ["b", "c"]
 
 
-def test_a_limit_that_was_not_given_rises_with_the_disk_and_never_falls(cache_folder):
+async def test_a_limit_that_was_not_given_rises_with_the_disk_and_never_falls(cache_folder):
     left = iter([100, 200, 50])  # as others write to the disk, and delete
-    free = lambda: Free(RESERVE_BYTES + next(left), None)  # noqa: E731
-    disk, limits = Disk(cache_folder, None, lambda _: None, free=free), []
+    cache_folder.free = lambda: Free(RESERVE_BYTES + next(left), None)
+    disk = Disk(cache_folder, None)
+    limits = []
     for _ in range(3):
-        disk.refresh()
+        await disk.refresh()
         limits.append(disk.limit_bytes)
     assert limits == [90, 180, 180]
 
 
-def test_few_inodes_are_as_a_full_disk(cache_folder):
+async def test_few_inodes_are_as_a_full_disk(cache_folder):
     free = RESERVE_INODES + 2
     evicted = []
 
-    def on_evicted(each):
+    def on_evicted(note, reason):
         nonlocal free
         free += 5
-        evicted.append((each.cached.note.path, each.reason))
+        evicted.append((note.path, reason))
 
-    disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(2**50, free))
-    kept(cache_folder, disk, "a", 5)
-    Reservation("new", disk).take(10, inodes=7)
+    cache_folder.free = lambda: Free(2**50, free)
+    disk = Disk(cache_folder, 2**40, on_evicted)
+    await keep(cache_folder, disk, "a", 5)
+    await reserve(disk, "new", 10, inodes=7)
     assert evicted == [("a", "disk")]
     lack = r"in 8 files, 8 of them still, and .* 4103 inodes free, and 4096 are kept"
     with pytest.raises(NoRoom, match=lack):
-        Reservation("more", disk).take(10, inodes=8)
+        await reserve(disk, "more", 10, inodes=8)
 
 
 @pytest.mark.parametrize("pack", [archive, zipped, None])
@@ -343,7 +353,6 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
         for name in files:
             (folder / "m" / name).touch()
     cache = await open_cache(folder)
-    disk = cache.cache._disk
     most = 0
 
     def free() -> Free:
@@ -352,14 +361,14 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
         most = max(most, made)
         return Free(2**40, RESERVE_INODES + 300 - made)
 
-    disk._free = free
+    cache.cache._folder.free = free
     for progress in FetchProgress(), FetchProgress():
         with pytest.raises(NoRoom, match=r"cache_dir has .* inodes free, and 4096 are kept"):
             await cache.fetch(key, progress)
     assert most <= 300
     assert progress.done_bytes == 0, "what it needs is known by then"
-    assert (names(cache.cache.root / "work"), disk.used_bytes) == ([], 0)
-    disk._free = lambda: Free(2**40, None)
+    assert (names(cache.cache.root / "work"), cache.cache.used_bytes) == ([], 0)
+    cache.cache._folder.free = lambda: Free(2**40, None)
     artifact, _ = await cache.fetch(key)
     assert artifact.size_bytes == cache.cache.used_bytes > 400 * 4096
 
@@ -385,9 +394,9 @@ async def test_a_disk_without_room_is_told_until_it_has_some(
     free[:], told = [lack[0]], lack[1]
     cache = await open_cache(models, limit_bytes=None)
     await cache.cache.check()
-    assert cache.cache.why_full == f"the disk of cache_dir has {told}"
+    assert cache.cache.full_reason == f"the disk of cache_dir has {told}"
     [warned] = [each for each in caplog.records if each.message == "artifact.disk_full"]
-    assert warned.reason == cache.cache.why_full
+    assert warned.reason == cache.cache.full_reason
     for key in "1", "2":
         progress = FetchProgress()
         with pytest.raises(NoRoom) as refused:
@@ -397,7 +406,7 @@ async def test_a_disk_without_room_is_told_until_it_has_some(
         assert progress.done_bytes == 0
     free[:] = [Free(2**40, None)]
     await cache.cache.check()
-    assert cache.cache.why_full is None
+    assert cache.cache.full_reason is None
     await cache.fetch("1")
 
 
@@ -406,7 +415,7 @@ async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_c
     artifact, _ = await cache.fetch("0")
     size = artifact.size_bytes
     assert cache.cache.disk() == DiskUse(1, size, 0, 4 * _MIB - size, 4 * _MIB)
-    Reservation("another", cache.cache._disk).take(_MIB)
+    await reserve(cache.cache._disk, "another", _MIB)
     assert cache.cache.disk() == DiskUse(1, size, _MIB, 3 * _MIB - size, 4 * _MIB)
     free[:] = [Free(RESERVE_BYTES + 10, None)]
     await cache.cache.check()
@@ -461,14 +470,13 @@ async def test_archive_that_outgrows_the_disk_is_refused_next_time(folder, open_
     cache.models = idle
     await cache.fetch("a")
     await cache.fetch_and_release("b")
-    disk = cache.cache._disk
 
     def left() -> Free:
         files = [path for path in cache.cache.root.rglob("*") if path.is_file()]
         blocks = sum(path.stat().st_size // 4096 + 1 for path in files)
         return Free(RESERVE_BYTES + 13 * _MIB - blocks * 4096, None)
 
-    disk._free = left
+    cache.cache._folder.free = left
     for progress in FetchProgress(), FetchProgress():
         with pytest.raises(
             NoRoom, match=r"are kept for others.*; of the cache 5\.0 MiB are of models in use"
@@ -476,7 +484,7 @@ async def test_archive_that_outgrows_the_disk_is_refused_next_time(folder, open_
             await cache.fetch("large.tar.gz", progress)
     assert on_disk(cache) == {"a", "b"}
     assert progress.done_bytes == 0, "what it needs is known by then"
-    assert disk.used_bytes == sum(note["size_bytes"] for note in notes_of(cache))
+    assert cache.cache.used_bytes == sum(note["size_bytes"] for note in notes_of(cache))
 
 
 async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
@@ -502,13 +510,13 @@ async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, o
         written = sum(path.stat().st_size for path in cache.cache.root.rglob("*.*"))
         return Free(RESERVE_BYTES + 40 * _MIB - written, None)
 
-    cache.cache._disk._free = left
+    cache.cache._folder.free = left
     first, second = FetchProgress(), FetchProgress()
     for progress in first, second:
         with pytest.raises(NoRoom, match=r"needs 60\.\d MiB or more in all, .* 1\.0 GiB are kept"):
             await cache.fetch("large.tar.gz", progress)
     assert (first.done_bytes > 0, second.done_bytes) == (True, 0)
-    cache.cache._disk._free = lambda: Free(2**40, None)
+    cache.cache._folder.free = lambda: Free(2**40, None)
     artifact, _ = await cache.fetch("large.tar.gz")
     assert cache.cache.used_bytes == artifact.size_bytes < 61 * _MIB
 
@@ -520,7 +528,7 @@ async def test_a_disk_that_takes_no_more_though_it_says_so_is_not_tried_again_at
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     cache = await open_cache(models)
-    monkeypatch.setattr(Fetch, "_write", full)
+    monkeypatch.setattr(fetching, "_write_all", full)
     with pytest.raises(NoRoom, match=r"1\.0 MiB or more in all.* cache_dir: Disk quota exceeded"):
         await cache.fetch("2")
     monkeypatch.undo()
@@ -529,25 +537,22 @@ async def test_a_disk_that_takes_no_more_though_it_says_so_is_not_tried_again_at
     await cache.fetch("4")
 
 
-def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):
-    disk = Disk(cache_folder, 10, lambda _: None)
-    kept(cache_folder, disk, "a", 10)
-    begun, go_on = threading.Event(), threading.Event()
+async def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):
+    disk = Disk(cache_folder, 10)
+    await keep(cache_folder, disk, "a", 10)
+    has_begun, may_end = threading.Event(), threading.Event()
     remove = cache_folder.remove
 
-    def slow(id_):
-        begun.set()
-        assert go_on.wait(60)
+    def remove_slowly(id_):
+        has_begun.set()
+        assert may_end.wait(60)
         remove(id_)
 
-    cache_folder.remove = slow
-    first, second = Reservation("first", disk), Reservation("second", disk)
-    threads = [threading.Thread(target=first.take, args=(5,))]
-    threads[0].start()
-    assert begun.wait(60)
-    threads.append(threading.Thread(target=second.take, args=(5,)))
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
+    cache_folder.remove = remove_slowly
+    tasks = [asyncio.create_task(reserve(disk, "first", 5))]
+    assert await asyncio.to_thread(has_begun.wait, 60)
+    tasks.append(asyncio.create_task(reserve(disk, "second", 5)))
+    await asyncio.sleep(0)
+    may_end.set()
+    first, second = await asyncio.gather(*tasks)
     assert (first.size_bytes, second.size_bytes, disk.used_bytes) == (5, 5, 10)

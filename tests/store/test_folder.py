@@ -141,11 +141,11 @@ async def test_a_store_whose_folder_is_not_mounted_is_unavailable_not_empty(tmp_
     cache = await open_cache(tmp_path / "not-mounted")
     with pytest.raises(StoreUnavailable, match="the folder is not there"):
         await cache.fetch("a")
-    assert "the folder is not there" in cache.cache.why_unreachable()
+    assert "the folder is not there" in cache.cache.unreachable_reason
     (tmp_path / "not-mounted").mkdir()
     (tmp_path / "not-mounted/a").write_bytes(b"x")
     await cache.fetch("a")
-    assert cache.cache.why_unreachable() is None
+    assert cache.cache.unreachable_reason is None
 
 
 async def test_an_archive_that_escapes_is_refused_by_the_words_of_unpacking(folder, open_cache):

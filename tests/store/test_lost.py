@@ -73,11 +73,11 @@ def test_a_folder_that_another_took_once_it_was_emptied_is_left_to_that_one(tmp_
         with pytest.raises(BackendUnavailable, match="in use by another") as raised:
             first.make(first.new_work())
         assert str(tmp_path) not in str(raised.value)  # which callers read
-    assert f"{tmp_path}/cache is in use" in first.why_lost
+    assert f"{tmp_path}/cache is in use" in first.lost_reason
     second.make(second.new_work())
     second.close()
     first.make(first.new_work())
-    assert first.why_lost is None
+    assert first.lost_reason is None
 
 
 async def test_a_folder_that_another_took_is_told_without_a_fetch_and_so_is_its_return(
@@ -86,18 +86,18 @@ async def test_a_folder_that_another_took_is_told_without_a_fetch_and_so_is_its_
     cache = await open_cache(store)
     delete("", cache.cache.root, "what is in cache_dir")
     await cache.cache.check()
-    assert cache.cache.why_lost is None  # nobody has it
+    assert cache.cache.lost_reason is None  # nobody has it
     other = CacheFolder(cache.cache.root, lock_seconds=0)
     other.open()
     for _ in range(2):
         await cache.cache.check()
-        assert "is in use by another triton-adapter" in cache.cache.why_lost
+        assert "is in use by another triton-adapter" in cache.cache.lost_reason
     assert [each.message for each in caplog.records].count("artifact.cache_lost") == 1
     with pytest.raises(BackendUnavailable):
         await cache.fetch("a.tar.gz")
     other.close()
     await cache.cache.check()
-    assert cache.cache.why_lost is None
+    assert cache.cache.lost_reason is None
     assert await cache.fetch_and_release("a.tar.gz") is CacheUse.MISS
 
 

@@ -14,7 +14,7 @@ from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.ports import StoredFile
-from tests.store.conftest import archive, files_of
+from tests.store.conftest import archive, files_of, forget_refusals
 
 _MIB = 2**20
 Start = Callable[..., Awaitable[ArtifactCache]]
@@ -103,7 +103,8 @@ def key_of(path: str, store: str = "") -> ArtifactKey:
 
 async def hold(cache: ArtifactCache, path: str, store: str = "") -> tuple[Artifact, CacheUse]:
     key = key_of(path, store)
-    return await cache.fetch(key, FetchProgress(), is_asked_anew=True)
+    forget_refusals(cache)
+    return await cache.fetch(key, FetchProgress())
 
 
 async def use(cache: ArtifactCache, path: str, store: str = "") -> tuple[str, CacheUse]:

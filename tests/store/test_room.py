@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import NoRoom
-from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Disk, Reservation
-from adapter.store.waiting import BeginsAgain, RoomForFetches
+from adapter.store.cache_folder import Cached, CacheFolder, Note
+from adapter.store.disk import BeginsAgain, Disk
 from tests.store.conftest import TryCache, archive, names
 
 _KIB = 2**10
@@ -132,60 +131,54 @@ async def test_a_fetch_that_may_unload_nothing_is_refused_at_once_and_no_model_i
 _NOTE = Note("", "first", "1", "", _LIMIT, {})
 
 
-class ReleasingDisk(Disk):
-    """An artifact on it is released while a lack of room is told."""
-
-    def take(
-        self, reservation: Reservation, count: int, inodes: int = 0, *, is_ahead: bool = False
-    ) -> None:
-        try:
-            super().take(reservation, count, inodes, is_ahead=is_ahead)
-        except NoRoom:
-            self.release(_NOTE.id)
-            raise
+def open_disk(folder: Path) -> Disk:
+    cache_folder = CacheFolder(folder)
+    cache_folder.open()
+    return Disk(cache_folder, _LIMIT, room_seconds=3600)
 
 
-def opened(made: type[Disk], folder: Path) -> Disk:
-    at = CacheFolder(folder)
-    at.open()
-    return made(at, _LIMIT, lambda _: None)
+async def test_room_that_came_free_while_models_were_asked_is_taken(tmp_path):
+    """The models unload nothing; meanwhile another caller has released an artifact."""
+    disk = open_disk(tmp_path)
+    with disk.reservation("the first") as first:
+        await first.reserve(_LIMIT)
+        artifact = disk.add(_NOTE, first)
 
+    class Releasing(Callers):
+        can_unload = False
 
-async def test_room_that_came_free_while_its_lack_was_told_is_taken(tmp_path):
-    disk = opened(ReleasingDisk, tmp_path)
-    room = RoomForFetches(disk, 3600)
-    with room.reservation("the first") as first:
-        await room.reserve(first, _LIMIT)
-        disk.add(_NOTE, first)
-    with room.reservation("the second") as second:
-        await room.reserve(second, _LIMIT)
+        async def unload_one(self, missing_bytes: int) -> bool:
+            disk.unpin(artifact)
+            return False
+
+    with disk.reservation("the second", Releasing()) as second:
+        await second.reserve(_LIMIT)
     assert not len(disk)
 
 
 @pytest.fixture
-async def waiting(tmp_path: Path) -> AsyncIterator[tuple[Disk, asyncio.Future[None]]]:
-    """A fetch that has waited for one whose artifact was on disk, which has just handed it over."""
-    disk = opened(Disk, tmp_path)
-    room = RoomForFetches(disk, 3600)
-    with room.reservation("the second") as second:
-        with room.reservation("the first") as first:
-            await room.reserve(first, _LIMIT)
-            disk.add(_NOTE, first)
-            reserved = asyncio.ensure_future(room.reserve(second, _LIMIT))
+async def waiting(tmp_path: Path) -> AsyncIterator[tuple[Disk, Cached, asyncio.Future[None]]]:
+    """A fetch that waits for one, which ends by making its artifact."""
+    disk = open_disk(tmp_path)
+    with disk.reservation("the second") as second:
+        with disk.reservation("the first") as first:
+            await first.reserve(_LIMIT)
+            reserved = asyncio.ensure_future(second.reserve(_LIMIT))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(reserved), 0.1)
-        yield disk, reserved
+            artifact = disk.add(_NOTE, first)
+        yield disk, artifact, reserved
 
 
 async def test_what_is_released_once_it_is_handed_over_makes_room_for_who_waits(waiting):
-    disk, reserved = waiting
-    disk.release(_NOTE.id)
+    disk, artifact, reserved = waiting
+    disk.unpin(artifact)
     await reserved
     assert not len(disk)
 
 
 async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waiting):
-    disk, reserved = waiting
+    disk, _, reserved = waiting
     with pytest.raises(NoRoom):
         await reserved
     assert disk.used_bytes == _LIMIT
@@ -194,16 +187,16 @@ async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waitin
 async def test_of_two_fetches_that_lack_room_the_later_one_begins_again_and_the_first_goes_on(
     tmp_path,
 ):
-    room = RoomForFetches(opened(Disk, tmp_path), 3600)
-    with room.reservation("the first") as first, room.reservation("the second") as second:
+    disk = open_disk(tmp_path)
+    with disk.reservation("the first") as first, disk.reservation("the second") as second:
         for each in (first, second):
-            await room.reserve(each, _LIMIT // 2)
-        reserved = asyncio.ensure_future(room.reserve(first, _KIB))
+            await each.reserve(_LIMIT // 2)
+        reserved = asyncio.ensure_future(first.reserve(_LIMIT // 2 + _KIB))
         for _ in range(500):  # until it has fallen short
             if first.waited_seconds or reserved.done():
                 break
             await asyncio.sleep(0.01)
         with pytest.raises(BeginsAgain):
-            await room.reserve(second, _KIB)
-        second.settle(0)
+            await second.reserve(_LIMIT // 2 + _KIB)
+        second.release()
         await reserved

@@ -99,5 +99,5 @@ async def test_what_comes_from_a_bad_store_is_always_a_version_that_it_had(websi
 
     await asyncio.gather(*(use() for _ in range(6)))
     assert outcomes.count(True) > len(outcomes) / 2
-    assert len(names(cache.cache.root / "artifacts")) == len(cache.cache._disk)
+    assert len(names(cache.cache.root / "artifacts")) == cache.cache.disk().artifacts
     assert not names(cache.cache.root / "work")

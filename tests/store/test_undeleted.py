@@ -85,3 +85,19 @@ async def test_undeleted_files_of_an_earlier_run_count(
     await again.cache.check()
     assert measure(again) == again.cache.used_bytes == 0
     assert names(again.cache.root / "work") == []
+
+
+async def test_cache_opens_beside_more_undeleted_files_than_its_limit(
+    store, open_cache, block_deletion
+):
+    cache = await open_cache(store, limit_bytes=_LIMIT, room_seconds=0.1)
+    for name in ("a.tar.gz", "b.tar.gz"):
+        await cache.fetch_and_release(name)
+    block_deletion()
+    with pytest.raises(NoRoom):
+        await cache.fetch("c.tar.gz")
+    await cache.cache.close()
+    again = await open_cache(store, limit_bytes=_MIB)
+    check_counts(again)
+    with pytest.raises(NoRoom, match="cannot be deleted"):
+        await again.fetch("a.tar.gz")

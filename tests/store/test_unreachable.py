@@ -61,11 +61,11 @@ async def test_a_store_that_cannot_be_used_is_asked_again_and_its_reason_clears_
     async with asyncio.timeout(30):
         for _ in range(3):
             await store.looks.get()
-        assert cache.why_unreachable() == "store /models: the folder is not there"
+        assert cache.unreachable_reason == "store /models: the folder is not there"
         store.is_there = True
         while not await store.looks.get():
             pass
-    assert cache.why_unreachable() is None
+    assert cache.unreachable_reason is None
     told = [each.message for when in ("setup", "call") for each in caplog.get_records(when)]
     assert told.count("artifact.store_unreachable") == 1
     await cache.check()

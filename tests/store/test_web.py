@@ -8,7 +8,7 @@ import pytest
 
 from adapter.core.artifacts import CacheUse, FetchProgress
 from adapter.errors import ArtifactNotFound, NoRoom, StoreDenied, StoreUnavailable
-from tests.store.conftest import archive, files_of
+from tests.store.conftest import archive, files_of, forget_refusals
 from tests.store.web import (
     Page,
     cut_after,
@@ -187,9 +187,8 @@ async def test_a_missing_key_is_asked_for_once_in_five_seconds(website, cache):
     assert len(website.asked) == 1
     website.pages["/models/b.tar.gz"] = Page(_ARCHIVE)
     key = (await cache.fetch("a.tar.gz"))[0].key
-    asked = await cache.cache.fetch(
-        replace(key, path="b.tar.gz"), FetchProgress(), is_asked_anew=True
-    )
+    forget_refusals(cache.cache)
+    asked = await cache.cache.fetch(replace(key, path="b.tar.gz"), FetchProgress())
     assert files_of(asked[0]) == _MODEL
 
 
@@ -208,12 +207,12 @@ async def test_what_is_on_disk_is_served_while_the_store_is_away(website, open_c
     website.is_away = True
     assert await cache.fetch_and_release("a.tar.gz") is CacheUse.DISK
     assert "artifact.not_checked" in [record.message for record in caplog.records]
-    assert website.url in cache.cache.why_unreachable()
+    assert website.url in cache.cache.unreachable_reason
 
 
 async def test_a_store_that_nobody_listens_for_is_unreachable_with_a_reason(open_cache, caplog):
     cache = await open_cache("http://127.0.0.1:1/models", timeout_seconds=1)
-    assert "Connection refused".lower() in cache.cache.why_unreachable()
+    assert "Connection refused".lower() in cache.cache.unreachable_reason
     assert "artifact.store_unreachable" in [record.message for record in caplog.records]
 
 

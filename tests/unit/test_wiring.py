@@ -258,7 +258,7 @@ def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
         "fetch_concurrency": "7",
     }
     cache = part(Adapter(load_settings(flags, {}, None)), ArtifactCache)
-    assert {name: str(store.location) for name, store in cache._stores.items()} == {
+    assert {name: str(each.store.location) for name, each in cache._versions.items()} == {
         "": "/models",
         "team": "/team",
     }
