@@ -25,8 +25,7 @@ from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin import Admin, Pages, Probes, Resident, application
 from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
-from adapter.frontends.grpc.middleware import MessageLimits, TracedCalls
-from adapter.frontends.grpc.policy import FRONTEND
+from adapter.frontends.grpc.calls import MessageLimits
 from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import Repository
@@ -180,10 +179,9 @@ class Adapter:
     def _build_listeners(self) -> Listeners:
         settings = self._settings
         grace_seconds = settings.drain_timeout_seconds - settings.drain_min_seconds
-        interceptors = [TracedCalls(self._tracing)] if self._tracing else []
         grace_seconds += _TRITON_SECONDS if settings.triton == "embedded" else 0.0
         grace_seconds += _ANSWER_SECONDS
-        return Listeners(grace_seconds, self._limits.stream, interceptors)
+        return Listeners(grace_seconds, self._limits.stream)
 
     def _find_reasons(self) -> list[str]:
         """Return why a started adapter is not ready."""
@@ -244,7 +242,7 @@ class Adapter:
         await self._open_pages()
         for rest in self._rest:
             await listeners.open_http(rest.name, rest.address, rest.listener)
-        for name, address in (("grpc", settings.grpc), (FRONTEND, settings.grpc_data)):
+        for name, address in (("grpc", settings.grpc), ("grpc_data", settings.grpc_data)):
             # one address may be given to both; then `grpc` serves them
             if name == "grpc" or address != settings.grpc or address.is_any_port:
                 make = partial(self._grpc.proxy, name, lambda: self._triton_grpc)

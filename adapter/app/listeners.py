@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aiohttp import web
+from grpc import GenericRpcHandler
 
 from adapter.backend.triton import TritonControl
 from adapter.control.door import ControlState, MeshBooks, Models, StoreModels, WaitForLease
@@ -20,10 +21,10 @@ from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.frontends.access import Access, Extensions, SitePolicy
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc import modelmesh
-from adapter.frontends.grpc.health import health_services
-from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
-from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
+from adapter.frontends.grpc.health import Health, reflection_services
+from adapter.frontends.grpc.mesh_sizes import MeshSizes
+from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.endpoint.authenticator import Key, SigV4Authenticator
@@ -39,7 +40,6 @@ from adapter.frontends.http.middleware import Calls, ErrorFormat, HttpMiddleware
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.unready import UnreadyConnections
 from adapter.http2.listener import RelayListener, connect_to
@@ -157,40 +157,52 @@ class Rpc:
         self._shared = shared
         self._triton = triton
         self._limits = limits
+        self._calls = {name: self._build_calls(name) for name in ("grpc", "grpc_data")}
 
-    def services(self, repository: Repository) -> dict[str, Sequence[GrpcService]]:
+    def _build_calls(self, listener: str, frontend: str | None = None) -> GrpcCalls:
+        shared = self._shared
+        return GrpcCalls(
+            shared.metrics,
+            self._access(listener),
+            self._limits,
+            frontend=frontend,
+            tracing=shared.tracing,
+        )
+
+    def services(self, repository: Repository) -> dict[str, Sequence[GenericRpcHandler]]:
         """Build the services of each listener, for the server behind its proxy."""
-        names, is_ready = [SERVICE, modelmesh.SERVICE], self._shared.is_ready
-        everything, inference = self._v2("grpc", repository), self._v2(FRONTEND)
-        runtime = self._runtime().add_to
+        runtime = self._runtime().service(self._build_calls("grpc", "modelmesh"))
+        everything = [self._v2("grpc", repository), runtime]
         return {
-            "grpc": (everything.add_to, runtime, *health_services(names, is_ready)),
-            FRONTEND: (inference.add_to, *health_services([SERVICE], is_ready)),
+            "grpc": [*everything, *self._about_services(SERVICE, modelmesh.SERVICE)],
+            "grpc_data": [self._v2("grpc_data"), *self._about_services(SERVICE)],
         }
 
-    def _v2(self, frontend: str, repository: Repository | None = None) -> V2Service:
+    def _about_services(self, *names: str) -> list[GenericRpcHandler]:
+        """Build the health and the reflection of these services."""
+        return [Health(names, self._shared.is_ready).service(), *reflection_services(names)]
+
+    def _v2(self, listener: str, repository: Repository | None = None) -> GenericRpcHandler:
         shared = self._shared
-        return V2Service(
+        service = V2Service(
             shared.models,
             shared.state.triton,
             shared.traced_rpc,
             shared.faults,
-            shared.metrics,
-            access=self._access(frontend),
             repository=repository,
             is_live=lambda: self._triton.live,
             is_ready=shared.is_ready,
             load_wait_seconds=shared.settings.load_wait_seconds,
-            passthrough=passthrough_at(shared.settings, self._access(frontend)),
-            limits=self._limits,
+            passthrough=passthrough_at(shared.settings, self._access(listener)),
             budget=shared.budget,
             on_demand=shared.on_demand,
         )
+        return service.service(self._calls[listener])
 
     def _access(self, listener: str) -> Access:
         settings = self._shared.settings
-        address, infers_only = getattr(settings, listener), listener == FRONTEND
-        return access_at(settings, listener, address, infers_only=infers_only)
+        infers_only = listener == "grpc_data"
+        return access_at(settings, listener, getattr(settings, listener), infers_only=infers_only)
 
     def _runtime(self) -> modelmesh.ModelRuntime:
         shared, settings = self._shared, self._shared.settings
@@ -218,7 +230,6 @@ class Rpc:
             sizes,
             options=options,
             metrics=shared.metrics,
-            access=self._access("grpc"),
             is_ready=shared.is_ready,
         )
 
@@ -233,9 +244,7 @@ class Rpc:
             shared.models,
             shared.state.triton,
             shared.faults,
-            metrics,
-            self._limits,
-            frontend=name,
+            self._calls[name],
             metadata=headers_to_triton(shared.settings, "grpc"),
             shares_memory="shared_memory" in passthrough_at(shared.settings, self._access(name)),
             is_direct=shared.tracing is None and not self._access(name).is_keyed,

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import grpc
 from aiohttp import web
@@ -21,9 +21,6 @@ from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Address, flag_of, variable_of
 
 log = logging.getLogger(__name__)
-
-# adds a service to a server that has not been started
-GrpcService: TypeAlias = Callable[[grpc.aio.Server], None]
 
 _GRPC_OPTIONS = (
     # ModelMesh forwards the headers of its own clients
@@ -64,9 +61,6 @@ class _Beginnings(grpc.GenericRpcHandler):
 
     listener: Listener | None = None
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        server.add_generic_rpc_handlers((self,))
-
     def service(self, _: grpc.HandlerCallDetails) -> None:
         if self.listener is not None:
             self.listener.fallback_began()
@@ -77,16 +71,10 @@ class Listeners:
     that other machines may reach. When they close, requests in flight have `grace_seconds` to end.
     """
 
-    def __init__(
-        self,
-        grace_seconds: float,
-        max_message_bytes: int,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    ) -> None:
+    def __init__(self, grace_seconds: float, max_message_bytes: int) -> None:
         self.addresses: dict[str, str] = {}
         self.open_to_others: list[str] = []
         self._max_message_bytes = max_message_bytes
-        self._interceptors = interceptors
         self._grace_seconds = grace_seconds
         self._probes: list[web.AppRunner] = []
         self._http: list[HttpListener] = []
@@ -123,10 +111,10 @@ class Listeners:
         self,
         name: str,
         address: Address,
-        services: Iterable[GrpcService],
-        make: Callable[[str], Listener],
+        services: Iterable[grpc.GenericRpcHandler],
+        make: Callable[[str], Listener],  # gets the address of the fallback server
     ) -> None:
-        """`make` gets the address of the server for what does not go to Triton directly."""
+        """Start the fallback server, which has the services, and the listener before it."""
         if address.kind == "off":
             return
         address = _available(address)
@@ -134,7 +122,7 @@ class Listeners:
         folder = _own_folder()
         self._folders.append(folder)
         beginnings = _Beginnings()
-        fallback = self._make_server([beginnings.add_to, *services])
+        fallback = self._make_server([beginnings, *services])
         fallback_address = f"unix:{folder.name}/{_SOCKET}"
         fallback.add_insecure_port(fallback_address)
         await fallback.start()
@@ -146,12 +134,11 @@ class Listeners:
         self._grpc.append(listener)
         self._opened(name, address, port)
 
-    def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
+    def _make_server(self, services: Sequence[grpc.GenericRpcHandler]) -> grpc.aio.Server:
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        server = grpc.aio.server(options=options, interceptors=self._interceptors)
-        for add_to in services:
-            add_to(server)
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers(services)
         return server
 
     async def close(self) -> None:

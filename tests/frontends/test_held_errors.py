@@ -21,8 +21,8 @@ from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
 from adapter.frontends.admin import application
 from adapter.frontends.bodies import Limits
-from adapter.frontends.grpc import stream
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
+from adapter.frontends.grpc import streams
+from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits
 from adapter.frontends.http.instrumentation import Instrumentation
 from adapter.frontends.routes import Scope
 from adapter.telemetry.metrics import Metrics
@@ -36,7 +36,7 @@ from tests.frontends.grpc.proxy_listener import (
     proxy_before,
     request_of,
 )
-from tests.frontends.grpc.test_middleware import METHOD, serving
+from tests.frontends.grpc.test_calls import METHOD, serving
 from tests.frontends.http.listener import ANYWHERE, APP, FAST, head, opened, request, until
 from tests.grpc_calls import SERVICE
 
@@ -208,13 +208,13 @@ async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, cod
 async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypatch, message, code):
     """By a message of the stream, or, if it is malformed, by the end of the stream."""
     messages: list[bytes] = []
-    read = stream.read_field
+    read = streams.read_field
 
     def seen(message: bytes, field: int) -> bytes | None:
         messages.append(message)
         return read(message, field)
 
-    monkeypatch.setattr(stream, "read_field", seen)
+    monkeypatch.setattr(streams, "read_field", seen)
     async with proxy_before(answers) as proxy, channel_to(proxy.address) as channel:
         call = channel.stream_stream(STREAM)(iter([message]))
         with suppress(grpc.aio.AioRpcError):
@@ -227,7 +227,7 @@ async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypat
 
 
 async def test_an_error_that_ends_a_stream_is_not_kept(kept):
-    async def act(requests: AsyncIterator[bytes], _: Context) -> None:
+    async def act(requests: AsyncIterator[bytes], _: GrpcCall) -> None:
         async for _ in requests:
             raise AdapterError("refused")
 
@@ -240,7 +240,8 @@ async def test_an_error_that_ends_a_stream_is_not_kept(kept):
 async def test_an_error_of_modelmesh_is_not_kept(kept, tmp_path):
     house = await House(limit=10**9).open()
     server = grpc.aio.server()
-    Front(house, tmp_path).runtime.add_to(server)
+    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits(), frontend="modelmesh")
+    server.add_generic_rpc_handlers([Front(house, tmp_path).runtime.service(calls)])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with channel_to(address) as channel:
@@ -281,6 +282,6 @@ def test_a_bug_has_no_frames_once_it_is_logged(caplog, note):
     if note == "rest":
         Instrumentation(Metrics()).bug(error, ("POST", "/"))
     else:
-        GrpcMiddleware(Metrics(), "grpc").status_of("ModelInfer", error)
+        GrpcCalls(Metrics(), Access("grpc"), MessageLimits()).status_of("ModelInfer", error)
     assert error.__traceback__ is None
     assert "in bug" in caplog.text

@@ -12,8 +12,8 @@ from typing import Any
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendUnavailable, ModelNotFound
+from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.mesh_cache import Churn, MeshCache
 from tests.simulation.callers import Callers
@@ -76,7 +76,6 @@ class MeshCallers(Callers):
             sizes,
             options=options,
             metrics=Metrics(),
-            access=None,
             is_ready=lambda: state.triton.is_open and state.triton.is_up,
         )
         self._words = words

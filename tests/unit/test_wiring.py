@@ -6,8 +6,9 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -51,7 +52,7 @@ HELD = {
     "max_body_bytes": ("1234567", {"_max_body", "max_body", "max_unpacked"}),
     "grpc_max_message_bytes": (
         "345678",
-        {"direct", "max_bytes", "stream", "unary", "_max_message_bytes"},
+        {"direct", "stream", "unary", "_max_message_bytes"},
     ),
     "load_concurrency": ("87", {"load_concurrency", "count", "_count"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
@@ -64,18 +65,27 @@ HELD = {
 }
 
 
+# of the adapter, and of grpc what keeps the functions that answer the methods of a service
+_FOLLOWED = ("adapter.", "grpc._utilities")
+
+
+def items_of(held: Any) -> list[object]:
+    """Return what a container, or a function with some of its arguments, holds."""
+    if isinstance(held, partial):
+        return [held.func, *held.args]
+    return list(held.values() if isinstance(held, dict) else held)
+
+
 def parts_of(held: object) -> Iterator[tuple[str, object]]:
     """What an object of the adapter holds, by its name; also in closures, lists and dicts."""
-    if isinstance(held, dict):
-        yield from (("", value) for value in list(held.values()))
-    elif isinstance(held, list | tuple | set | frozenset):
-        yield from (("", value) for value in list(held))
+    if isinstance(held, dict | list | tuple | set | frozenset | partial):
+        yield from (("", value) for value in items_of(held))
     elif isinstance(held, types.MethodType):
         yield "", held.__self__
     elif isinstance(held, types.FunctionType):
         cells = zip(held.__code__.co_freevars, held.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents) for name, cell in cells)
-    elif type(held).__module__.startswith("adapter."):
+    elif type(held).__module__.startswith(_FOLLOWED):
         slots = [name for kind in type(held).__mro__ for name in getattr(kind, "__slots__", ())]
         for name in (*getattr(held, "__dict__", ()), *slots):
             if hasattr(held, name):

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import grpc
@@ -11,24 +10,25 @@ from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1 import health_pb2 as pb  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
-from adapter.frontends.grpc.middleware import Context
-from adapter.frontends.listeners import GrpcService
+from adapter.frontends.grpc.calls import Context
 
 _SERVICE = "grpc.health.v1.Health"
-_V1, _V1ALPHA = "grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME
+_V1 = "grpc.reflection.v1.ServerReflection"
+_V1ALPHA = reflection.SERVICE_NAME
 _V1_FILE = "grpc/reflection/v1/reflection.proto"
 _OWN = (_SERVICE, _V1ALPHA, _V1)
 _POLL_SECONDS = 0.5
 
 
 class Health:
-    """Each service of the listener, and the empty name, has the readiness of the adapter."""
+    """Answers that each service of the listener, and the empty name, is as ready as the adapter."""
 
     def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
         self._services = frozenset(("", *services, *_OWN))
         self._is_ready = is_ready
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def service(self) -> grpc.GenericRpcHandler:
+        """Return what answers the methods."""
         kinds = {
             "request_deserializer": pb.HealthCheckRequest.FromString,
             "response_serializer": pb.HealthCheckResponse.SerializeToString,
@@ -37,8 +37,7 @@ class Health:
             "Check": grpc.unary_unary_rpc_method_handler(self._check, **kinds),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch, **kinds),
         }
-        service = grpc.method_handlers_generic_handler(_SERVICE, handlers)
-        server.add_generic_rpc_handlers((service,))
+        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
     async def _check(
         self, request: pb.HealthCheckRequest, context: Context
@@ -70,13 +69,6 @@ class Health:
         return pb.HealthCheckResponse(status=pb.HealthCheckResponse.NOT_SERVING)
 
 
-def health_services(
-    names: Collection[str], is_ready: Callable[[], bool]
-) -> tuple[GrpcService, GrpcService]:
-    """Return the health and the reflection of a listener with the services `names`."""
-    return Health(names, is_ready).add_to, partial(_add_reflection, services=names)
-
-
 class _Pool:
     """Finds the file of a method, for which ghz asks, too. protobuf's default pool does not."""
 
@@ -90,21 +82,20 @@ class _Pool:
         return pool.FindFileContainingSymbol(symbol)
 
 
-def _add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
-    """Add both versions of server reflection, whose messages are the same on the wire.
-
-    `services` besides health and reflection itself; their descriptors are protobuf's own.
+def reflection_services(
+    names: Collection[str],  # of the services beside health and reflection
+) -> list[grpc.GenericRpcHandler]:
+    """Return both versions of server reflection, whose messages are the same on the wire. The
+    descriptors of all services are in protobuf's default pool.
     """
-    names = [*services, *_OWN]
     _describe_v1()
-    reflection.enable_server_reflection(names, server, _Pool())
     answer = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer(names, _Pool()).ServerReflectionInfo,
+        reflection.aio.ReflectionServicer([*names, *_OWN], _Pool()).ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    v1 = grpc.method_handlers_generic_handler(_V1, {"ServerReflectionInfo": answer})
-    server.add_generic_rpc_handlers((v1,))
+    handlers = {"ServerReflectionInfo": answer}
+    return [grpc.method_handlers_generic_handler(name, handlers) for name in (_V1ALPHA, _V1)]
 
 
 def _describe_v1() -> None:

@@ -35,9 +35,8 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from adapter.frontends.access import Access
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Unary, ids_of
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, ModelKey, parse_key
+from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls
+from adapter.frontends.grpc.mesh_sizes import MeshSizes, ModelKey, parse_key
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
@@ -94,10 +93,8 @@ class ModelRuntime:
         *,
         options: Options,
         metrics: Metrics,
-        access: Access,
         is_ready: Callable[[], bool],
     ) -> None:
-        self._access = access
         self._models = models
         self._registry = models.registry
         self._triton = triton
@@ -316,7 +313,8 @@ class ModelRuntime:
 
     # -- the service ------------------------------------------------------------------------
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def service(self, calls: GrpcCalls) -> grpc.GenericRpcHandler:
+        """Return what answers the methods."""
         acts: dict[str, tuple[_Act, Any]] = {
             "loadModel": (self.load, pb.LoadModelRequest),
             "unloadModel": (self.unload, pb.UnloadModelRequest),
@@ -324,24 +322,17 @@ class ModelRuntime:
             "modelSize": (self.size, pb.ModelSizeRequest),
             "runtimeStatus": (self.status, pb.RuntimeStatusRequest),
         }
-        middleware = GrpcMiddleware(
-            self._metrics, "modelmesh", listener="grpc", access=self._access
-        )
-        handlers = {name: middleware.unary(name, _of_bytes(*act)) for name, act in acts.items()}
-        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        server.add_generic_rpc_handlers((service,))
+        unary = {method: partial(_parse_and_answer, *act) for method, act in acts.items()}
+        return calls.service(SERVICE, unary)
 
 
-def _of_bytes(act: _Act, message: Any) -> Unary:
-    async def answer(raw: bytes, context: Context) -> bytes:
-        try:
-            request = message.FromString(raw)
-        except DecodeError as error:
-            raise InvalidRequest(f"this is no {message.DESCRIPTOR.name}: {error}") from error
-        log_fields = ids_of(context) if message in _OPERATIONS else {}
-        return bytes((await act(request, **log_fields)).SerializeToString())
-
-    return answer
+async def _parse_and_answer(act: _Act, kind: Any, call: GrpcCall) -> bytes:
+    try:
+        request = kind.FromString(call.message)
+    except DecodeError as error:
+        raise InvalidRequest(f"this is no {kind.DESCRIPTOR.name}: {error}") from error
+    log_fields = call.read_ids() if kind in _OPERATIONS else {}
+    return bytes((await act(request, **log_fields)).SerializeToString())
 
 
 def _source(request: pb.LoadModelRequest, key: ModelKey) -> ModelSource:

@@ -14,8 +14,8 @@ from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
-from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
+from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.http2 import frames
 from adapter.http2.headers import encoded
@@ -52,7 +52,7 @@ class ProxySetup:
         return self.house.control.registry.serving(name).usage.abandoned
 
     def counted(self, code: str, method: str = "ModelInfer") -> float | None:
-        labels = {"frontend": FRONTEND, "method": method, "code": code}
+        labels = {"frontend": "grpc_data", "method": method, "code": code}
         return self.house.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
     async def until_counted(self, code: str) -> None:
@@ -131,21 +131,20 @@ async def proxy_before(
     dataplane.connect(f"127.0.0.1:{port}")
     limits = limits or MessageLimits(max_message_bytes, max_message_bytes)
     inner = grpc.aio.server(options=[(name, max_message_bytes) for name, _ in NO_LIMITS])
-    V2Service(
+    service = V2Service(
         house.control,
         house.control_state.triton,
         dataplane,
         faults,
-        house.metrics,
-        access=Access("grpc"),
         repository=None,
         is_live=lambda: True,
         is_ready=lambda: True,
         load_wait_seconds=5,
         passthrough=(),
-        limits=limits,
         budget=ByteBudget(2**30),
-    ).add_to(inner)
+    )
+    calls = GrpcCalls(house.metrics, Access("grpc"), limits)
+    inner.add_generic_rpc_handlers([service.service(calls)])
     folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
@@ -155,8 +154,7 @@ async def proxy_before(
             house.control,
             house.control_state.triton,
             faults,
-            house.metrics,
-            limits,
+            GrpcCalls(house.metrics, Access("grpc_data"), limits),
             takes_cancels=lambda: takes_cancels,
         ),
         connect_to(lambda: proxy.triton),

@@ -13,8 +13,8 @@ from adapter.core.calls import RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.frontends.access import Access
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.health import Health
-from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import Act, dataplane_to
@@ -53,18 +53,16 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
             house.control_state.triton,
             dataplane,
             Faults(Classifier(())),
-            house.metrics,
-            access=Access("grpc"),
             repository=None,
             is_live=lambda: True,
             is_ready=lambda: listener.is_ready,
             load_wait_seconds=1,
             passthrough=(),
-            limits=MessageLimits(),
             budget=ByteBudget(2**30),
         )
-        service.add_to(server)
-        Health([SERVICE], lambda: listener.is_ready).add_to(server)
+        calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
+        health = Health([SERVICE], lambda: listener.is_ready)
+        server.add_generic_rpc_handlers([service.service(calls), health.service()])
         await server.start()
         yield listener
         await server.stop(None)

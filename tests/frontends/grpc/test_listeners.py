@@ -15,8 +15,9 @@ from aiohttp import web
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.frontends.grpc.policy import RelayPolicy
+from adapter.frontends.access import Access
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
+from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.listeners import Listeners
 from adapter.http2.listener import RelayListener, connect_to
 from adapter.http2.policy import RelayContext
@@ -35,11 +36,8 @@ class Waiting:
     def __init__(self) -> None:
         self.reached = asyncio.Event()
         self.let_go = asyncio.Event()
-
-    def add_to(self, server: grpc.aio.Server) -> None:
         handler = grpc.unary_unary_rpc_method_handler(self._wait)
-        service = grpc.method_handlers_generic_handler("test.Service", {"Wait": handler})
-        server.add_generic_rpc_handlers((service,))
+        self.handler = grpc.method_handlers_generic_handler("test.Service", {"Wait": handler})
 
     async def _wait(self, request: bytes, _: object) -> bytes:
         self.reached.set()
@@ -69,8 +67,7 @@ async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
         house.control,
         house.control_state.triton,
         Faults(Classifier()),
-        house.metrics,
-        MessageLimits(unary=500, stream=1000),
+        GrpcCalls(house.metrics, Access("grpc"), MessageLimits(unary=500, stream=1000)),
     )
 
     def make(server: str) -> RelayListener:
@@ -120,7 +117,7 @@ async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, f
     service = Waiting()
     service.let_go.set()
     await listeners.open_grpc(
-        "grpc", parse_address(f"unix:{folder}/a.sock"), [service.add_to], proxy
+        "grpc", parse_address(f"unix:{folder}/a.sock"), [service.handler], proxy
     )
     assert await asked(listeners.addresses["grpc"]) == b"x"
     await listeners.close()
@@ -129,7 +126,7 @@ async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, f
 
 async def test_calls_in_flight_end_and_new_ones_find_the_listener_closed(listeners, proxy):
     service = Waiting()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
     address = listeners.addresses["grpc"]
     call = asyncio.create_task(asked(address, b"in flight"))
     await service.reached.wait()
@@ -151,7 +148,7 @@ async def test_calls_in_flight_end_and_new_ones_find_the_listener_closed(listene
 async def test_a_message_over_the_limit_is_refused(listeners, proxy):
     service = Waiting()
     service.let_go.set()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
     assert len(await asked(listeners.addresses["grpc"], b"x" * 1000)) == 1000
     with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
         await asked(listeners.addresses["grpc"], b"x" * 1001)
@@ -160,7 +157,7 @@ async def test_a_message_over_the_limit_is_refused(listeners, proxy):
 async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(listeners, proxy):
     service = Waiting()
     service.let_go.set()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
     packed = grpc.Compression.Gzip
     async with grpc.aio.insecure_channel(
         listeners.addresses["grpc"], compression=packed
@@ -197,7 +194,7 @@ async def test_no_call_is_cancelled_because_thousands_have_not_begun(listeners, 
     """As gRPC does by default, at random, from 1,000 on."""
     service = Waiting()
     service.let_go.set()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
     address = listeners.addresses["grpc"]
     own = [("grpc.use_local_subchannel_pool", 1)]
     async with AsyncExitStack() as stack:

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.core.states import ModelState
-from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.calls import MessageLimits
 from adapter.http2 import frames
 from adapter.http2.frames import Code
 from adapter.http2.protobuf import encoded_field

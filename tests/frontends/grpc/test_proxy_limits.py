@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from adapter.frontends.bodies import HeldBody
-from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.calls import MessageLimits
 from adapter.http2 import frames
 from adapter.http2.flow_control import STREAM_WINDOW
 from adapter.http2.frames import Code

@@ -6,7 +6,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import SourceMissing
+from adapter.frontends.access import Access
 from adapter.frontends.bodies import HeldBody
+from adapter.frontends.grpc.calls import LOAD, GrpcCall, GrpcCalls, MessageLimits
 from adapter.frontends.grpc.v2 import GrpcRepository
 from adapter.frontends.model_repository import Repository
 from adapter.runtime.byte_budget import ByteBudget
@@ -15,11 +17,12 @@ from tests.fakes.house import House
 
 async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
     house, budget = await House().open(), ByteBudget(100)
-    calls = GrpcRepository(Repository(house.control, no_versions, []), budget)
+    repository = GrpcRepository(Repository(house.control, no_versions, []), budget)
+    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
     message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
     with HeldBody(budget, 200) as other:
         await other.take(100)
-        loading = asyncio.create_task(calls.load(message, Context()))
+        loading = asyncio.create_task(repository.load(GrpcCall(calls, LOAD, Context(), message)))
         await asyncio.sleep(0)
         assert (budget.held, budget.waiting) == (100 + len(message), 1)
     with pytest.raises(SourceMissing):

@@ -4,8 +4,9 @@ import pytest
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.frontends.grpc.policy import RelayPolicy
+from adapter.frontends.access import Access
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
+from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.http2.policy import Reason, RelayError
 from tests.fakes.house import House
 
@@ -28,10 +29,8 @@ NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
 @pytest.mark.parametrize("reason", Reason)
 def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
     house = House()
-    limits = MessageLimits()
-    policy = RelayPolicy(
-        house.control, house.control_state.triton, Faults(Classifier(())), house.metrics, limits
-    )
+    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
+    policy = RelayPolicy(house.control, house.control_state.triton, Faults(Classifier(())), calls)
     status, text, trailers = policy.worded(RelayError(reason, "why"))
     assert (status, text) == (STATUSES[reason][0], f"{STATUSES[reason][1]}: why")
     assert ((b"x-triton-adapter-not-started", b"1") in trailers) is (reason in NOTHING_BEGUN)

@@ -9,9 +9,8 @@ from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, Tri
 from adapter.errors import (
     BackendUnavailable,
 )
-from adapter.frontends.access import Access
+from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.settings import load_settings
 from tests.fakes.house import House
 
@@ -55,7 +54,6 @@ class Front:
                 version=given.modelmesh_runtime_version,
             ),
             metrics=house.metrics,
-            access=Access("grpc"),
             is_ready=lambda: self.is_ready,
         )
 

@@ -9,14 +9,15 @@ import grpc
 import pytest
 
 from adapter.errors import BackendUnavailable
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
+from adapter.frontends.access import Access
+from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits
 from adapter.telemetry.metrics import Metrics
 from tests.frontends.grpc.h2_client import h2_to
 from tests.frontends.grpc.proxy_listener import INFER
 from tests.frontends.http.listener import until
 
 METHOD = "ModelStreamInfer"
-KINDS = {"unary": GrpcMiddleware.unary, "stream": GrpcMiddleware.stream}
+KINDS = ("unary", "stream")
 
 
 @asynccontextmanager
@@ -24,9 +25,11 @@ async def serving(
     metrics: Metrics, act, kind: str = "stream", method: str = f"/a.Service/{METHOD}"
 ) -> AsyncIterator[str]:
     service, name = method[1:].split("/")
-    handlers = {name: KINDS[kind](GrpcMiddleware(metrics, "grpc"), name, act)}
+    calls = GrpcCalls(metrics, Access("grpc"), MessageLimits())
+    acts = {kind: {name: act}}
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    handler = calls.service(service, acts.get("unary", {}), acts.get("stream"))
+    server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -46,9 +49,9 @@ async def test_a_caller_who_leaves_before_a_write_is_counted_as_cancelled_and_is
     """A write that waits for the caller to read fails before the task is cancelled."""
     metrics, callers = Metrics(), 20
 
-    async def act(requests: AsyncIterator[bytes], context: Context) -> None:
+    async def act(requests: AsyncIterator[bytes], call: GrpcCall) -> None:
         while True:
-            await context.write(bytes(2**20))
+            await call.context.write(bytes(2**20))
 
     def counted(code: str) -> float:
         labels = {"frontend": "grpc", "method": METHOD, "code": code}

@@ -6,7 +6,6 @@ error of the stream ends it with a status.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -21,6 +20,7 @@ from adapter.errors import (
     InvalidRequest,
     NotTaken,
 )
+from adapter.frontends.grpc.calls import GrpcCall
 from adapter.frontends.grpc.messages import (
     forwarded,
     id_in,
@@ -31,46 +31,48 @@ from adapter.frontends.grpc.messages import (
     read_repeated,
     with_field,
 )
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.status import grpc_text
-from adapter.telemetry.log import ids_of_metadata
 
-_METHOD = "ModelStreamInfer"
-
-# A client must read a response within _TAKE_SECONDS, and within _HURRY_SECONDS when its model is
-# unloaded or the adapter stops.
-_TAKE_SECONDS, _HURRY_SECONDS, _TICK_SECONDS = 60.0, 1.0, 0.25
-_NONE_TAKEN = f"none was taken within {_TAKE_SECONDS:g} s"
+_TAKE_SECONDS = 60.0  # in which a client must read a response
+_HURRY_SECONDS = 1.0  # the same once its model is unloaded or the adapter stops
+_TICK_SECONDS = 0.25
+_NOT_READ = f"none was taken within {_TAKE_SECONDS:g} s"
 
 # fields of ModelStreamInferResponse
-_ERROR, _ANSWER = 1, 2
+_ERROR = 1
+_ANSWER = 2
 # fields of ModelInferRequest and ModelInferResponse
-_NAME, _ID, _PARAMETERS = 1, 3, 4
-# an entry of a map: key and value; and an InferParameter that is true
-_KEY, _VALUE, _TRUE = 1, 2, b"\x08\x01"
+_NAME = 1
+_ID = 3
+_PARAMETERS = 4
+# fields of an entry of a map
+_KEY = 1
+_VALUE = 2
+_TRUE = b"\x08\x01"  # an InferParameter
 
 
-class StreamInfer:
+class Streams:
+    """Answers ModelStreamInfer."""
+
     def __init__(
         self,
         triton: TritonState,
         dataplane: RpcDataPlane,
         faults: Faults,
-        middleware: GrpcMiddleware,
         lease: Callable[[ModelId], Awaitable[Lease]],
         *,
         shares_memory: bool,
     ) -> None:
-        self.shares_memory = shares_memory
         self.triton = triton
-        self.lease = lease
-        self.faults = faults
-        self.middleware = middleware
         self.dataplane = dataplane
+        self.faults = faults
+        self.lease = lease
+        self.shares_memory = shares_memory
 
-    async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        await _StreamProxy(self, context).run(requests)
+    async def serve(self, requests: AsyncIterator[bytes], call: GrpcCall) -> None:
+        """Answer the requests of one stream."""
+        await _ClientStream(self, call).run(requests)
 
 
 class _ModelStream:
@@ -80,14 +82,15 @@ class _ModelStream:
     for that; without the mark the lease ends with the stream.
     """
 
-    upstream: RpcStream
+    upstream: RpcStream  # set when it is opened
 
     def __init__(self, lease: Lease) -> None:
+        self.lease = lease
         self.record = lease.record
         self.unanswered = 0
         self.opened = asyncio.Event()
-        self.is_ending = self._is_abandoned = False
-        self.lease = lease
+        self.is_ending = False
+        self._is_abandoned = False
 
     def abandon(self) -> None:
         self._is_abandoned = True
@@ -116,19 +119,19 @@ class _ModelStream:
             self.lease.end()
 
 
-class _StreamProxy:
-    def __init__(self, service: StreamInfer, context: Context) -> None:
+class _ClientStream:
+    """The stream of one client, and those to Triton behind it."""
+
+    def __init__(self, service: Streams, call: GrpcCall) -> None:
         self._service = service
-        self._context = context
-        self._metadata = metadata_of(context)
+        self._call = call
         self._streams: dict[TritonName, _ModelStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
-        self._ids = partial(ids_of_metadata, self._metadata)
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
         self._is_cut = False
-        # of the write that waits for the client: when it is too late, and which limit that is
-        self._due, self._why = inf, ""
+        self._deadline = inf  # of the write that waits for the client
+        self._limit_text = _NOT_READ  # names the limit that the deadline keeps
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -167,55 +170,53 @@ class _StreamProxy:
     async def _forward_request(self, message: bytes) -> None:
         request_id = read_field(message, _ID)
         try:
-            model_id = id_in(message, self._metadata)
+            model_id = id_in(message, self._call.metadata)
             lease = await self._service.lease(model_id)
             check_parameters(message, lease.record, shares_memory=self._service.shares_memory)
         except AdapterError as error:
-            self._service.middleware.note(_METHOD, error, self._ids)
+            self._call.note(error)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
             refusal = with_field(b"", _ERROR, self._text(error).encode())
             await self._write(with_field(refusal, _ANSWER, answer))
         else:
             stream = self._streams.get(lease.record.name)
-            if (
-                stream is None or stream.record is not lease.record
-            ):  # its first request, or reloaded
-                stream = await self._opened(lease)
+            if stream is None or stream.record is not lease.record:  # the model was loaded again
+                stream = await self._open(lease)
             else:
                 stream.take(lease)
             named = named_for_triton(message, stream.record)
             await stream.upstream.write(named, request_id or b"")
 
-    async def _opened(self, lease: Lease) -> _ModelStream:
+    async def _open(self, lease: Lease) -> _ModelStream:
         """Open a stream to Triton, and end the idle ones: at most one owes no answers."""
         stream = _ModelStream(lease)
         stream.take(lease)
         self._begin(self._forward_answers(stream)).add_done_callback(stream.has_ended)
         name = stream.record.name
         idle = [n for n, other in self._streams.items() if n == name or not other.unanswered]
-        ended = [self._streams.pop(each) for each in idle]
+        others = [self._streams.pop(n) for n in idle]
         self._streams[name] = stream
-        for other in ended:
+        for other in others:
             await other.done_writing()
         await stream.opened.wait()
         return stream
 
     async def _forward_answers(self, stream: _ModelStream) -> None:
-        seconds = self._context.time_remaining()
-        call = RpcCall(_METHOD, forwarded(self._metadata), seconds, self._cut)
+        seconds = self._call.context.time_remaining()
+        call = RpcCall(self._call.method, forwarded(self._call.metadata), seconds, self._cut)
         async with self._service.dataplane.stream(call, stream) as stream.upstream:
             stream.opened.set()
             async for message in stream.upstream.messages():
                 await self._forward_answer(message, stream)
         if not stream.is_ending:
-            why = "the connection to Triton broke: it ended a stream"
-            raise BackendUnavailable(why, model_id=stream.record.id, delivered=True)
+            text = "the connection to Triton broke: it ended a stream"
+            raise BackendUnavailable(text, model_id=stream.record.id, delivered=True)
 
     def _cut(self) -> None:
         """Note that the responses behind the one in hand are dropped."""
         self._is_cut = True
 
-    def reason_to_hurry(self) -> str | None:
+    def _find_reason_to_hurry(self) -> str | None:
         """Return what waits for these responses to be read; None where nothing does."""
         if self._is_cut:
             return "too many of them wait"
@@ -228,18 +229,20 @@ class _StreamProxy:
 
     async def _forward_answer(self, message: bytes, stream: _ModelStream) -> None:
         """Triton names no model in the response to a request that it did not accept."""
-        answer, record = read_field(message, _ANSWER) or b"", stream.record
-        name, text = read_field(answer, _NAME), read_field(message, _ERROR)
+        answer = read_field(message, _ANSWER) or b""
+        name = read_field(answer, _NAME)
+        text = read_field(message, _ERROR)
         if text:
-            message = with_field(message, _ERROR, (await self._failed(text, name, stream)).encode())
+            error_text = await self._read_failure(text, name, stream)
+            message = with_field(message, _ERROR, error_text.encode())
         if name is not None:
-            message = named_for_caller(message, record, (_ANSWER, _NAME))
+            message = named_for_caller(message, stream.record, (_ANSWER, _NAME))
         await self._write(message)
         if _is_last(answer) or name is None:
             stream.answered()
 
-    async def _failed(self, text: bytes, name: bytes | None, stream: _ModelStream) -> str:
-        """Return the text for the client; responses of a stream have no code."""
+    async def _read_failure(self, text: bytes, name: bytes | None, stream: _ModelStream) -> str:
+        """Return the client's text for Triton's error; responses of a stream have no code."""
         record = stream.record
         failure: AdapterError = self._service.faults.of_grpc_inference(
             "NOT_FOUND" if name is None else "INTERNAL",
@@ -251,39 +254,41 @@ class _StreamProxy:
             failure = InvalidRequest(str(failure), model_id=record.id)
         error = await stream.lease.judge(failure)
         stream.lease.note_failure(failure)  # the lease ends with the last response
-        self._service.middleware.note(_METHOD, error, self._ids)
+        self._call.note(error)
         return self._text(error)
 
     def _text(self, error: AdapterError) -> str:
-        return grpc_text(error, is_of_mesh=names_model(self._metadata))
+        return grpc_text(error, is_of_mesh=names_model(self._call.metadata))
 
     async def _write(self, message: bytes) -> None:
         """Write one message; NotTaken when the client does not read it in time."""
         async with self._writing:
-            self._due, self._why = self._loop.time() + _TAKE_SECONDS, _NONE_TAKEN
+            self._deadline = self._loop.time() + _TAKE_SECONDS
+            self._limit_text = _NOT_READ
             if self._timer is None:
                 self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
-            await self._context.write(message)
-            self._due = inf
+            await self._call.context.write(message)
+            self._deadline = inf
 
     def _tick(self) -> None:
         """End the stream if a write takes too long. The timer goes on from write to write: to set
         one for each would cost more than to look.
         """
-        self._timer, now = None, self._loop.time()
-        if self._due == inf:
+        self._timer = None
+        now = self._loop.time()
+        if self._deadline == inf:
             return
-        if (why := self.reason_to_hurry()) is not None:
-            self._why = f"none was taken within {_HURRY_SECONDS:g} s, and {why}"
-            self._due = min(self._due, now + _HURRY_SECONDS)
-        if now < self._due:
+        if (reason := self._find_reason_to_hurry()) is not None:
+            self._limit_text = f"none was taken within {_HURRY_SECONDS:g} s, and {reason}"
+            self._deadline = min(self._deadline, now + _HURRY_SECONDS)
+        if now < self._deadline:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         else:
-            self._begin(_not_taken(self._why))
+            self._begin(_fail(NotTaken(f"the answers are not read: {self._limit_text}")))
 
 
-async def _not_taken(why: str) -> None:
-    raise NotTaken(f"the answers are not read: {why}")
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def _is_last(answer: bytes) -> bool:

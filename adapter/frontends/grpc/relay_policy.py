@@ -32,12 +32,7 @@ from adapter.errors import (
     SlowBody,
     UnknownEncoding,
 )
-from adapter.frontends.grpc.middleware import (
-    CountedRequest,
-    GrpcMiddleware,
-    MessageLimits,
-    trailers_of,
-)
+from adapter.frontends.grpc.calls import LOAD, CountedRequest, GrpcCalls, trailers_of
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
@@ -46,11 +41,10 @@ from adapter.http2.policy import ENCODINGS, Reason, RelayError, Status
 from adapter.http2.protobuf import Malformed
 from adapter.runtime import clock
 from adapter.telemetry.log import ids_of_headers
-from adapter.telemetry.metrics import Metrics
 
-FRONTEND, _METHOD = "grpc_data", "ModelInfer"
-
-_PATH, _LOAD = (f"/{SERVICE}/{name}".encode() for name in (_METHOD, "RepositoryModelLoad"))
+_METHOD = "ModelInfer"
+_PATH = f"/{SERVICE}/{_METHOD}".encode()
+_LOAD_PATH = f"/{SERVICE}/{LOAD}".encode()
 # methods with one request and one answer
 _UNARY = frozenset(
     f"/{service.full_name}/{method.name}".encode()
@@ -59,7 +53,8 @@ _UNARY = frozenset(
     for method in service.methods
     if not (method.client_streaming or method.server_streaming)
 )
-_MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
+_MESH = b"mm-model-id"
+_MESH_BINARY = b"mm-model-id-bin"
 _EXTERNAL = HeaderTable("--grpc-header-forward-pattern", None)
 # what makes a request one of gRPC; the deadline and ModelMesh's metadata are kept here
 _FOR_TRITON = frozenset(
@@ -86,8 +81,6 @@ _ERRORS: Mapping[Reason, Callable[[str], AdapterError]] = {
 }
 _ACCEPTED: Headers = ((b"grpc-accept-encoding", b",".join(ENCODINGS)),)
 
-__all__ = ["FRONTEND", "RelayPolicy"]
-
 
 class RelayPolicy:
     """Decides for one listener which calls go to Triton directly.
@@ -101,10 +94,8 @@ class RelayPolicy:
         models: Models,
         triton: TritonState,
         faults: Faults,
-        metrics: Metrics,
-        limits: MessageLimits,
+        calls: GrpcCalls,
         *,
-        frontend: str = FRONTEND,
         # whether calls may go to Triton directly: they need neither a span nor a look at who sends
         # them, which they get in the fallback server
         is_direct: bool = True,
@@ -115,18 +106,17 @@ class RelayPolicy:
         shares_memory: bool = False,  # as in V2Call
     ) -> None:
         self._models = models
-        self.shares_memory = shares_memory
-        self._metadata = metadata
-        self.takes_cancels = takes_cancels
+        self.triton = triton
         self.faults = faults
-        self.middleware = GrpcMiddleware(metrics, frontend)
-        self.served = self.middleware.served(_METHOD)
-        self._limits = limits
+        self.calls = calls
+        self.served = calls.served(_METHOD)
         self._is_direct = is_direct
+        self._load_wait_seconds = load_wait_seconds
         self._loads_on_demand = on_demand is not None
         self._wait_for_lease = on_demand or models.wait_for_lease
-        self._load_wait_seconds = load_wait_seconds
-        self.triton = triton
+        self.takes_cancels = takes_cancels
+        self._metadata = metadata
+        self.shares_memory = shares_memory
 
     def is_forwarded(self, header: bytes) -> bool:
         if header.startswith(_OF_GRPC):
@@ -148,9 +138,10 @@ class RelayPolicy:
 
     def max_bytes(self, path: bytes) -> int | None:
         """Return None for a stream, and for unknown methods."""
-        if path == _LOAD:
-            return self._limits.stream
-        return self._limits.unary if path in _UNARY else None
+        limits = self.calls.limits
+        if path == _LOAD_PATH:
+            return limits.stream
+        return limits.unary if path in _UNARY else None
 
     def worded(self, error: RelayError) -> Status:
         ours = _ERRORS[error.reason](str(error))
@@ -162,8 +153,9 @@ class RelayPolicy:
     ) -> Status:
         error = _ours(error)
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
-        ids, is_of_mesh = partial(_ids, headers), mesh_id is not None
-        code, text = self.middleware.status_of(method, error, ids, is_of_mesh=is_of_mesh)
+        code, text = self.calls.status_of(
+            method, error, partial(_read_ids, headers), is_of_mesh=mesh_id is not None
+        )
         if path == _PATH:
             self.served.count(code.name, 0.0)
         return int(code.value[0]), text, _trailers(error)
@@ -216,7 +208,7 @@ class RelayPolicy:
         except AdapterError as error:
             return error
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
-            return InferenceFailed(self.middleware.status_of(_METHOD, bug)[1])
+            return InferenceFailed(self.calls.status_of(_METHOD, bug)[1])
         return None
 
     def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
@@ -244,7 +236,7 @@ def _trailers(error: Exception) -> Headers:
     return tuple((key.encode(), value.encode()) for key, value in trailers_of(error))
 
 
-def _ids(headers: Headers) -> dict[str, str]:
+def _read_ids(headers: Headers) -> dict[str, str]:
     """Return the request's ids, as fields of the log."""
     text = {key: value for key, value in headers if not key.endswith(b"-bin")}
     return ids_of_headers(
@@ -309,23 +301,24 @@ class _DirectCall(CountedRequest):
         self._lease.end()
 
     def fault(self, status: int, text: str) -> AdapterError:
-        code, record = _CODES.get(status, grpc.StatusCode.UNKNOWN).name, self._lease.record
+        code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
+        record = self._lease.record
         return self._policy.faults.of_grpc_inference(
-            code, text, name=record.name, model_id=record.asked_for, is_tritons=True
+            code.name, text, name=record.name, model_id=record.asked_for, is_tritons=True
         )
 
     async def failed(self, error: Exception, *, is_over: bool) -> Status:
         """A bug on the way is answered INTERNAL, and releases the model too."""
-        middleware = self._policy.middleware
+        calls = self._policy.calls
         try:
             error = await self._judged(_ours(error))
             if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
                 error = replaced
             is_of_mesh = self._mesh_id is not None
-            code, text = middleware.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
+            code, text = calls.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
             more = _trailers(error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
-            code, text = middleware.status_of(_METHOD, bug)
+            code, text = calls.status_of(_METHOD, bug)
             more = ()
         finally:
             if is_over:
