@@ -1,466 +1,480 @@
-"""Two hundred models in a store, room for ten, sixteen callers with boto3, and an oracle.
+"""The soak of the endpoint: everything that may happen to it, for minutes, and an oracle.
 
-Some models are asked for much more often than others (Zipf). Each answers with a number of its own,
-and with the version of the archive that it came from, so that an answer of another model, or of a
-version that the store never had, is seen. In one play all is well; in the second the store cuts,
-stalls, lies and changes archives amid downloads, and adapter and Triton are killed. In the third
-the adapter is restarted while the store is away, after renewals, rollbacks and deletions: it must
-serve the version that the store named last, or none.
+Callers with boto3 ask an adapter with a Triton of its own for more models than there is room for,
+in memory and on disk. Meanwhile, drawn by the seed: models get new contents, earlier ones again, or
+are deleted; the bucket meets faults or is away; Triton and the adapter are killed or restarted,
+also while the bucket is away; hostile archives are uploaded. Some models die of each call.
+
+Every answer is judged (endpoint_oracle.py, endpoint_callers.py): it is of one version, of no older
+one than an answer before, and in an outage of the one that the store had named last; each error is
+a documented one that something explains. At the end each model must come to its latest contents,
+and once all are unloaded nothing is left.
 """
 
-import asyncio
-import io
-import json
 import os
 import random
+import shutil
 import signal
-import tarfile
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
-import tritonclient.grpc as grpcclient
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.asking import quoted
-from tests.ports import free_ports
-from tests.processes import tritonserver
-from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
-from tests.store.web import (
-    Answer,
-    Page,
-    Serve,
-    WebServer,
-    cut_after,
-    says_more,
-    status,
-    web_server,
-    well,
-    whole_instead_of_a_part,
+from tests.nightly.bad_bucket import BadBucket, Mood, bad_bucket
+from tests.nightly.endpoint_callers import (
+    ACCESS_KEY,
+    MODEL_WAIT_SECONDS,
+    SECRET,
+    Caller,
+    Tally,
 )
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.nightly.endpoint_oracle import Oracle
+from tests.nightly.endpoint_packages import (
+    DYING,
+    HOSTILE,
+    MARK,
+    MODEL_BYTES,
+    dying_model,
+    good_model,
+    key_of,
+)
+from tests.ports import free_ports
+from tests.processes import arguments, descendants, is_alive, tritonserver
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
 
-_MODELS, _ROOM, _CALLERS = 200, 10, 16
+_MODELS, _ROOM, _CALLERS = 20, 7, 8
 _MIB = 2**20
-_EACH = 40 * _MIB
-_CACHE_LIMIT = 3 * _MIB  # of some 200 folders of 25 KiB on disk: not all of them
-_VERSION = 1000.0  # the answer is x + the model's number + 1000 x the archive's version
-_DECLARED = f'parameters {{ key: "memory_bytes" value {{ string_value: "{_EACH}" }} }}\n'
-_ABSENT, _BROKEN = "no-such-model.tar.gz", "broken.tar.gz"
-# What a caller may be told where the endpoint has too much to do, and where parts of it are killed.
-_BUSY = {"ServiceUnavailable", "ModelNotReadyException"}
-_KILLED = {*_BUSY, "ModelError", "InternalFailure"}
+_CACHE_LIMIT = 60 * _MIB
+_TOKEN = "canary-2b9d41c07f"  # noqa: S105 - it opens nothing else
+_GROWTH_BYTES = 24 * _MIB
 
 
-def key_of(number: int) -> str:
-    return f"team-{number % 7}/model-{number}.tar.gz"
+class Soak:
+    """A bucket, an adapter that may be replaced by another at the same port, and callers."""
 
-
-def archive(number: int, version: int, scratch: Path) -> bytes:
-    folder = scratch / f"{number}-{version}"
-    padding = random.Random(number).randbytes(20_000)  # so that a download can be cut amid it
-    write_python_model(
-        folder,
-        answer=f"values = values + {number} + {_VERSION * version}",
-        config=CONFIG + _DECLARED,
-    )
-    (folder / "1" / "weights.bin").write_bytes(padding)
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
-        tar.add(folder, ".")
-    return packed.getvalue()
-
-
-@dataclass
-class Store:
-    """The web server with all archives; `versions` is how many each has had."""
-
-    server: WebServer
-    loop: asyncio.AbstractEventLoop
-    versions: dict[int, int] = field(default_factory=dict)
-
-
-class Trouble(list[Serve]):
-    """What is done with the next GETs: mostly nothing odd, or any kind of trouble."""
-
-    def __init__(self, dice: random.Random) -> None:
-        super().__init__()
-        self._dice = dice
-
-    def __bool__(self) -> bool:
-        return True
-
-    def pop(self, _: object = 0) -> Serve:  # type: ignore[override]
-        if self._dice.random() > 0.3:
-            return well
-        odd = (cut_after(3000), cut_after(0), says_more(10), status(500), status(503, "SlowDown"))
-        return self._dice.choice((*odd, whole_instead_of_a_part, slow))
-
-
-async def slow(answer: Answer) -> Any:
-    response = await answer.begin()
-    for begun in range(0, len(answer.rest), 8000):
-        await response.write(answer.rest[begun : begun + 8000])
-        await asyncio.sleep(0.2)
-    return response
-
-
-@contextmanager
-def store(scratch: Path) -> Iterator[Store]:
-    """Run the server on an event loop of its own."""
-    started: list[Store] = []
-    is_up, is_over = threading.Event(), asyncio.Event()
-
-    async def run() -> None:
-        async with web_server() as server:
-            for number in range(_MODELS):
-                server.pages[f"/models/{key_of(number)}"] = Page(archive(number, 0, scratch))
-            server.pages[f"/models/{_BROKEN}"] = Page(b"this is no archive")
-            versions = dict.fromkeys(range(_MODELS), 0)
-            started.append(Store(server, asyncio.get_running_loop(), versions))
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    assert is_up.wait(60)
-    try:
-        yield started[0]
-    finally:
-        started[0].loop.call_soon_threadsafe(is_over.set)
-        thread.join(30)
-
-
-@dataclass
-class Tally:
-    """What callers were told, by kind; `faults` is what must never be."""
-
-    told: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
-
-
-class Play:
-    """Callers, an adapter that may be replaced by another at the same port, and its end."""
-
-    def __init__(
-        self, store: Store, place: Path, seed: int, allowed: set[str], *flags: str
-    ) -> None:
-        self.store = store
-        self._flags = flags
+    def __init__(self, bucket: BadBucket, place: Path, seed: int) -> None:
+        self.bucket = bucket
+        self.dice = random.Random(seed)
+        self.oracle = Oracle()
         self.tally = Tally()
-        self.is_over = threading.Event()
-        self._seed = seed
-        self._allowed = allowed
-        self._turn = threading.Lock()
-        [self._port] = free_ports(1)
+        self.count: Counter[str] = Counter()
         self.cache = place / "cache"
-        self.adapter = self.start()
+        self.regions: list[str] = []  # what the files in /dev/shm of each Triton begin with
+        self.pids: set[int] = set()
+        self.is_over = threading.Event()
+        self._scratch = place / "scratch"
+        self._outside = place / MARK
+        self._seed = seed
+        self._mood_ends_at = 0.0
+        [self._port] = free_ports(1)
+        bucket.on_named = self.oracle.record_name
+        self._fill()
+        self.adapter = self._start()
+        self._caller = self.new_caller(99)
 
-    def start(self) -> RunningAdapter:
+    def _fill(self) -> None:
+        for number in range(_MODELS):
+            self._put(number, 0)
+        for key in DYING:
+            self.bucket.put(key, dying_model(key, self._scratch))
+        for name, make in HOSTILE.items():
+            self.bucket.put(f"hostile/{name}", {f"hostile/{name}": make(self._outside)})
+
+    def new_caller(self, number: int) -> Caller:
+        """Return one more caller, with dice of its own."""
+        return Caller(
+            f"127.0.0.1:{self._port}",
+            self._seed * 100 + number,
+            models=_MODELS,
+            oracle=self.oracle,
+            bucket=self.bucket,
+            tally=self.tally,
+        )
+
+    # -- the adapter ------------------------------------------------------------------------
+
+    def _start(self) -> RunningAdapter:
+        self.oracle.record_start()
         adapter = RunningAdapter(
             *EMBEDDED,
             COMPLETE,
             f"--http=127.0.0.1:{self._port}",
-            f"--model-store={self.store.server.url}/models/",
+            f"--model-store={self.bucket.url}",
             f"--cache-dir={self.cache}",
             f"--cache-limit={_CACHE_LIMIT}",
+            f"--endpoint-keys={ACCESS_KEY} env:SOAK_SECRET *",
+            f"--memory-limit={_ROOM * MODEL_BYTES}",
+            f"--model-wait-seconds={MODEL_WAIT_SECONDS}",
             "--memory-source=off",
-            f"--memory-limit={_ROOM * _EACH}",
             "--memory-reserve=0",
+            "--store-timeout-seconds=2",
+            "--revalidate-seconds=1",
             "--unload-timeout-seconds=30",
             "--unload-stall-seconds=3",
-            *self._flags,
+            environ={
+                **self.bucket.environ,
+                "SOAK_SECRET": SECRET,
+                "ADAPTER_CONTROL_TOKEN": _TOKEN,
+            },
         )
         adapter.wait_for("adapter.started")
+        self.regions.append(adapter.repository.parent.name)
         return adapter
 
-    def call(self, number: int) -> None:
-        """Be one caller until the play is over."""
-        dice = random.Random(self._seed * 100 + number)
+    def _restart(self, number: int) -> None:
+        """Stop the adapter with a signal, and start another one."""
+        adapter = self.adapter
+        repository = adapter.repository
+        self.pids.update(descendants(adapter.process.pid))
+        self.oracle.record_break()
+        self.oracle.adapter_down.begin()
+        code = adapter.stop(number)
+        self.check_log(adapter)
+        if number == signal.SIGTERM and code != 0:
+            self.tally.object(f"the adapter exited with {code}: {adapter.errors}")
+        self.adapter = self._start()
+        self.oracle.adapter_down.end()
+        wait_until(lambda: not repository.exists(), 30, "what the last run has left is removed")
+
+    def check_log(self, adapter: RunningAdapter) -> None:
+        """Object to tracebacks."""
+        for line in list(adapter.lines):
+            if "exception" in line or line.get("level") == "critical":
+                self.tally.object(f"log: {line}")
+        if "Traceback" in getattr(adapter, "errors", ""):
+            self.tally.object(f"stderr: {adapter.errors}")
+
+    # -- what is done to it -----------------------------------------------------------------
+
+    def disturb(self) -> None:
+        """Do one thing, drawn by its weight."""
+        acts: list[tuple[int, Callable[[], None]]] = [
+            (30, self.renew_any),
+            (20, self.roll_back_any),
+            (4, self.delete_any),
+            (8, self.begin_storm),
+            (7, self.have_outage),
+            (2, self.kill_triton),
+            (1, self.kill_adapter),
+            (1, self.restart_adapter),
+            (12, self.upload_hostile),
+        ]
+        [act] = self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])
+        act()
+        if self.bucket.mood is Mood.STORMY and time.monotonic() > self._mood_ends_at:
+            self._end_storm()
+
+    def _put(self, number: int, contents: int | None) -> None:
+        key = key_of(number)
+        objects = {} if contents is None else good_model(number, contents, self._scratch)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self.oracle.expect_put(key, contents)
+        self.bucket.put(key, objects)
+
+    def _draw_model(self) -> int:
+        """Return one that is called often, mostly."""
         weights = [1 / (rank + 1) for rank in range(_MODELS)]
-        settings = Config(retries={"total_max_attempts": 1}, read_timeout=90)
-        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
-        url = f"http://127.0.0.1:{self._port}"
-        with self._turn:  # making clients is not safe for threads
-            client = boto3.client("sagemaker-runtime", endpoint_url=url, config=settings, **keys)
-        while not self.is_over.is_set():
-            odd = dice.random()
-            [model] = dice.choices(range(_MODELS), weights)
-            target = _ABSENT if odd < 0.01 else _BROKEN if odd < 0.02 else key_of(model)
-            begun = time.monotonic()
-            kind = self._asked(client, target, model, float(dice.randrange(1000)))
-            with self._turn:
-                self.tally.told[kind] += 1
-                self.tally.waits.append(time.monotonic() - begun)
+        [number] = self.dice.choices(range(_MODELS), weights)
+        return number
 
-    def _asked(self, client: Any, target: str, model: int, value: float) -> str:
-        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}
-        body, is_good = json.dumps({"inputs": [tensor]}), target not in {_ABSENT, _BROKEN}
-        highest = self.store.versions[model]
-        try:
-            answer = client.invoke_endpoint(
-                EndpointName="any", TargetModel=target, ContentType="application/json", Body=body
-            )
-            [found] = json.loads(answer["Body"].read())["outputs"][0]["data"]
-        except ClientError as error:
-            return self._refused(error, target, is_good=is_good)
-        except BotoCoreError as error:  # the adapter is gone, or was killed amid the answer
-            if "InternalFailure" not in self._allowed:
-                self._blame(f"{target}: {error!r}")
-            time.sleep(0.2)
-            return type(error).__name__
-        highest = max(highest, self.store.versions[model])
-        right = {value + model + _VERSION * version for version in range(highest + 1)}
-        if not is_good or found not in right:
-            self._blame(f"{target} of {value} was answered {found}; right are {sorted(right)}")
-        return answer["ResponseMetadata"]["HTTPHeaders"].get("x-triton-adapter-cache", "?")
+    def renew_any(self) -> None:
+        """Give a model contents that it never had."""
+        self._renew(self._draw_model())
 
-    def _refused(self, error: ClientError, target: str, *, is_good: bool) -> str:
-        code = error.response["Error"]["Code"]
-        expected = self._allowed if is_good else {*self._allowed, "ValidationError"}
-        if code not in expected:
-            self._blame(f"{target}: {error}")
-        return code
+    def _renew(self, number: int) -> None:
+        self._put(number, max(self.oracle.had(key_of(number))) + 1)
+        self.count["updates"] += 1
 
-    def _blame(self, text: str) -> None:
-        with self._turn:
-            self.tally.faults.append(text)
+    def roll_back_any(self) -> None:
+        """Give a model contents that it had before."""
+        self._roll_back(self._draw_model())
 
-    def run(self, seconds: float, disturb: "Disturbance | None" = None) -> None:
-        callers = [threading.Thread(target=self.call, args=(each,)) for each in range(_CALLERS)]
-        for each in callers:
-            each.start()
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if disturb is not None:
-                disturb(self)
-            self.is_over.wait(min(left, 1))
-        self.is_over.set()
-        for each in callers:
-            each.join(120)
-        assert not any(each.is_alive() for each in callers), "a call is never answered"
+    def _roll_back(self, number: int) -> None:
+        key = key_of(number)
+        earlier = sorted(set(self.oracle.had(key)) - {self.oracle.latest(key)})
+        if earlier:
+            self._put(number, self.dice.choice(earlier[-3:]))
+            self.count["rollbacks"] += 1
 
+    def delete_any(self) -> None:
+        """Delete a model, for a second or some."""
+        number = self._draw_model()
+        self._put(number, None)
+        self.count["deletions"] += 1
+        self.is_over.wait(self.dice.uniform(0.5, 4))
+        self._renew(number)
 
-class Disturbance:
-    """Changes archives, kills Triton, kills the adapter: one of them now and then."""
+    def begin_storm(self) -> None:
+        """Let requests to the bucket meet faults for a while."""
+        if self.bucket.mood is Mood.WELL:
+            self.bucket.set_mood(Mood.STORMY)
+            self.oracle.storms.begin()
+            self.count["storms"] += 1
+        self._mood_ends_at = time.monotonic() + self.dice.uniform(5, 20)
 
-    def __init__(self, dice: random.Random, scratch: Path, seconds: float) -> None:
-        self._dice = dice
-        self._scratch = scratch
-        third = seconds / 3
-        self._kills = [(third, self._kill_triton), (2 * third, self._kill_adapter)]
-        self._begun = time.monotonic()
+    def _end_storm(self) -> None:
+        if self.bucket.mood is Mood.STORMY:
+            self.bucket.set_mood(Mood.WELL)
+            self.oracle.storms.end()
 
-    def __call__(self, play: Play) -> None:
-        self._change_one(play.store)
-        if self._kills and time.monotonic() - self._begun > self._kills[0][0]:
-            self._kills.pop(0)[1](play)
-
-    def _change_one(self, store: Store) -> None:
-        model = self._dice.randrange(_MODELS)
-        version = store.versions[model] + 1
-        page = Page(archive(model, version, self._scratch), f'"{version + 1}"')
-        store.versions[model] = version  # first: no answer may come before it is known
-        store.loop.call_soon_threadsafe(
-            store.server.pages.__setitem__, f"/models/{key_of(model)}", page
-        )
-
-    def _kill_triton(self, play: Play) -> None:
-        os.kill(tritonserver(play.adapter), signal.SIGKILL)
-        play.adapter.wait_for("triton.restarted", 60)
-
-    def _kill_adapter(self, play: Play) -> None:
-        repository = play.adapter.repository
-        play.adapter.stop(signal.SIGKILL)
-        play.adapter = play.start()
-        wait_until(lambda: not repository.exists(), 30, "the next run removes what the last left")
-
-
-def check_rest(play: Play) -> None:
-    """Ledger, Triton's index and the disk agree, and all is within its limit."""
-
-    def is_at_rest() -> bool:
-        models = play.adapter.state()["models"]
-        return all(each["state"] == "READY" and not each["in_flight"] for each in models)
-
-    wait_until(is_at_rest, 60, "no load and no request is under way")
-    state = play.adapter.state()
-    ready = {each["model_id"] for each in state["models"]}
-    assert 0 < len(ready) <= _ROOM
-    assert all(sum(each["bytes"].values()) == _EACH for each in state["models"])
-    with closing(grpcclient.InferenceServerClient(play.adapter.grpc_address)) as triton:
-        index = triton.get_model_repository_index(as_json=True).get("models", [])
-    in_triton = [each["name"] for each in index if each.get("state") == "READY"]
-    assert len(in_triton) == len(ready)
-    files = [path for path in play.cache.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_blocks * 512 for path in files) <= _CACHE_LIMIT * 1.1
-    assert not [path for path in files if "part" in path.name], "a download was left"
-
-
-def report(play: Play, seconds: float) -> None:
-    told, waits = play.tally.told, sorted(play.tally.waits)
-    total = sum(told.values())
-    print(f"\n{total} calls in {seconds:.0f} s: {dict(told.most_common())}")  # noqa: T201
-    for share in (0.5, 0.9, 0.99):
-        print(f"p{100 * share:g} {waits[int(share * (len(waits) - 1))] * 1000:.1f} ms")  # noqa: T201
-
-
-def finish(play: Play) -> None:
-    """Stop, whatever was found before."""
-    adapter = play.adapter
-    try:
-        assert play.tally.faults == []
-        check_rest(play)
-    finally:
-        code = adapter.stop()
-    assert code == 0, adapter.errors
-    assert not adapter.repository.exists()
-
-
-def test_every_answer_is_right_while_models_come_and_go(
-    seconds: float, seed: int, tmp_path: Path
-) -> None:
-    with store(tmp_path / "archives") as served:
-        play = Play(served, tmp_path, seed, _BUSY)
-        play.run(seconds / 2)
-        report(play, seconds / 2)
-        finish(play)
-    told = play.tally.told
-    assert min(told["hit"], told["miss"]) > 0
-    assert told["disk"] > 0, "evicted models came back without a download"
-
-
-def test_every_answer_is_right_though_the_store_lies_and_parts_are_killed(
-    seconds: float, seed: int, tmp_path: Path
-) -> None:
-    dice = random.Random(seed)
-    with store(tmp_path / "archives") as served:
-        served.server.script = Trouble(dice)
-        play = Play(served, tmp_path, seed, _KILLED)
-        play.run(seconds / 2, Disturbance(dice, tmp_path / "archives", seconds / 2))
-        report(play, seconds / 2)
-        finish(play)
-    assert play.tally.told["hit"] > 0
-
-
-class Outages:
-    """Gives models other versions, and restarts the adapter while the store is away."""
-
-    def __init__(self, play: Play, dice: random.Random, scratch: Path) -> None:
-        self._play = play
-        self._dice = dice
-        self._scratch = scratch
-        self._pages: dict[int, list[Page]] = {}  # all that the store ever had, by model
-        self.last: dict[int, int | None] = {}  # the version that the store named; None: no key
-        self.count: Counter[str] = Counter()
-
-    def change(self) -> None:
-        """Renew, roll back or delete a model, and have the adapter ask the store for it."""
-        known = sorted(self._pages)
-        is_new = len(known) < 3 or self._dice.random() < 0.3
-        model = self._dice.randrange(_MODELS) if is_new else self._dice.choice(known)
-        pages = self._pages.setdefault(model, [])
-        was_deleted = self.last.get(model, 0) is None
-        is_loaded = bool(pages) and not was_deleted and self._dice.random() < 0.5
-        if is_loaded:  # so that the old version is in use until after the new one came
-            assert self.call(model)[0] == 200
-        act = "renewed"
-        if len(pages) > 1:
-            act = self._dice.choice(["renewed", "rolled back", "deleted"])
-        if act == "renewed":
-            version = len(pages)
-            pages.append(Page(archive(model, version, self._scratch), f'"{version + 1}"'))
-            self._put(model, version)
-        elif act == "rolled back":
-            self._put(model, self._dice.randrange(len(pages) - 1))
-        else:
-            self._put(model, None)
-        if is_loaded and act != "deleted":
-            wait_until(lambda: self.call(model)[1] == self.last[model], 60, "the renewal")
-        if was_deleted and act != "deleted":  # a missing key is not asked for again at once
-            wait_until(lambda: self.ask(model)[0] == 200, 30, f"model {model} is back")
-        expected = (400, None) if self.last[model] is None else (200, self.last[model])
-        answer = self.call(model) if is_loaded and act != "deleted" else self.ask(model)
-        assert answer == expected, f"model {model} was {act}"
-        self.count[act] += 1
-
-    def _put(self, model: int, version: int | None) -> None:
-        path, server = f"/models/{key_of(model)}", self._play.store.server
-        if version is None:
-            change = partial(server.pages.pop, path, None)
-        else:
-            change = partial(server.pages.__setitem__, path, self._pages[model][version])
-        self._play.store.loop.call_soon_threadsafe(change)
-        self.last[model] = version
-
-    def ask(self, model: int) -> tuple[int, int | None]:
-        """Load the model anew; return the status, and the version that answers."""
-        with closing(self._play.adapter.client()) as client:
-            assert client.delete(f"/models/{quoted(key_of(model))}").status in {200, 404}
-        return self.call(model)
-
-    def call(self, model: int) -> tuple[int, int | None]:
-        with closing(self._play.adapter.client()) as client:
-            reply = client.post(
-                "/endpoints/any/invocations",
-                infer_body(0.0),
-                {"X-Amzn-SageMaker-Target-Model": key_of(model)},
-            )
-        if reply.status != 200:
-            return reply.status, None
-        [found] = reply.json()["outputs"][0]["data"]
-        return 200, round((found - model) / _VERSION)
-
-    def break_off(self) -> None:
-        """Have the store away for a while, mostly restart the adapter meanwhile, and see what each
-        model answers.
-        """
-        play = self._play
-        play.store.server.is_away = True
-        end = self._dice.choice([signal.SIGKILL, signal.SIGTERM, None])
-        if end is not None:
-            play.adapter.stop(end)
-            play.adapter = play.start()
-        for model, last in self.last.items():
-            answer = self.ask(model)
-            right = {(503, None)} if last is None else {(200, last), (503, None)}
-            assert answer in right, f"model {model}: {answer}, and the store named {last} last"
-            self.count["served in an outage"] += answer[0] == 200
-        play.store.server.is_away = False
-        with closing(Client(play.adapter.admin)) as admin:
-            wait_until(lambda: b"store" not in admin.get("/readyz").body, 60, "the store is back")
+    def have_outage(self) -> None:
+        """Change some models, have the store away, and mostly restart the adapter meanwhile."""
+        self._end_storm()
+        numbers = [self._draw_model() for _ in range(3)]
+        for number in numbers:
+            self.dice.choice([self._renew, self._roll_back])(number)
+        for number in numbers:
+            self._wait_for_latest(number)
+        moods = [mood for mood in Mood if mood.is_away]
+        self.bucket.set_mood(self.dice.choice(moods))
+        self.oracle.record_break()
+        self.oracle.outages.begin()
         self.count["outages"] += 1
+        act = self.dice.choice([self.kill_adapter, self.restart_adapter, self.kill_triton, None])
+        if act is not None:
+            act()
+            self.count[f"outages with {act.__name__}"] += 1
+        if self.dice.random() < 0.5:
+            self.renew_any()  # nobody can know of it
+        served = [self._caller.call_model(number) for number in [*numbers, *range(5)]]
+        self.count["served in an outage"] += sum(each is not None for each in served)
+        self.is_over.wait(self.dice.uniform(1, 8))
+        self.bucket.set_mood(Mood.WELL)
+        self.oracle.outages.end()
 
+    def _wait_for_latest(self, number: int, seconds: float = 10) -> bool:
+        """Call the model until the latest contents answer."""
+        end = time.monotonic() + seconds
+        latest = self.oracle.latest(key_of(number))
+        while self._caller.call_model(number) != latest:
+            if time.monotonic() > end:
+                return False
+            self.is_over.wait(0.2)
+        return True
 
-def test_an_outage_serves_only_the_version_named_last(
-    seconds: float, seed: int, tmp_path: Path
-) -> None:
-    dice = random.Random(seed)
-    with store(tmp_path / "archives") as served:
-        play = Play(
-            served, tmp_path, seed, _BUSY, "--store-timeout-seconds=2", "--revalidate-seconds=0.2"
+    def kill_triton(self) -> None:
+        """Kill it, and wait until it is back."""
+        pid = tritonserver(self.adapter)
+        before = len(self.adapter.events("triton.restarted"))
+        self.oracle.triton_down.begin()
+        os.kill(pid, signal.SIGKILL)
+        self.count["kills of Triton"] += 1
+        wait_until(
+            lambda: len(self.adapter.events("triton.restarted")) > before, 90, "Triton is back"
         )
-        outages = Outages(play, dice, tmp_path / "changed")
-        end = time.monotonic() + seconds / 2
+        self.oracle.triton_down.end()
+
+    def kill_adapter(self) -> None:
+        """Kill it, and start another one."""
+        self.count["kills of the adapter"] += 1
+        self._restart(signal.SIGKILL)
+
+    def restart_adapter(self) -> None:
+        """Stop it as an operator does, and start another one."""
+        self.count["restarts of the adapter"] += 1
+        self._restart(signal.SIGTERM)
+
+    def upload_hostile(self) -> None:
+        """Upload a hostile archive in a form that was not seen yet, and call it."""
+        name = self.dice.choice(list(HOSTILE))
+        content = HOSTILE[name](self._outside)
+        key = f"hostile/{name}"
+        self.bucket.put(key, {key: content + bytes(self.dice.randrange(1, 500))})
+        self._caller.call_hostile(name)
+        self.count["hostile archives"] += 1
+
+    # -- the play ---------------------------------------------------------------------------
+
+    def play(self, seconds: float) -> None:
+        """Disturb what callers do, for so long."""
+        end = time.monotonic() + seconds
+        with self.called():
+            while time.monotonic() < end:
+                self.disturb()
+                self.check_limits()
+                self.is_over.wait(self.dice.uniform(0.2, 1.5))
+            self._end_storm()
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """Have callers in threads of their own meanwhile."""
+        is_over = threading.Event()
+        callers = [self.new_caller(number) for number in range(_CALLERS)]
+        threads = [threading.Thread(target=caller.run, args=(is_over,)) for caller in callers]
+        for thread in threads:
+            thread.start()
         try:
-            while time.monotonic() < end or not outages.count["outages"]:
-                for _ in range(10):
-                    outages.change()
-                outages.break_off()
+            yield
         finally:
-            code = play.adapter.stop()
-        print(f"\n{dict(outages.count)}")  # noqa: T201
-    assert code == 0, play.adapter.errors
-    assert outages.count["served in an outage"] > 0
+            is_over.set()
+            for thread in threads:
+                thread.join(120)
+        assert not any(thread.is_alive() for thread in threads), "a call is never answered"
+
+    def check_limits(self) -> None:
+        """Object to more in memory or on disk than there may be."""
+        with suppress(OSError):
+            state = self.adapter.state()
+            disk = state["on_demand"]["disk"]
+            if disk["bytes"] + disk["fetching_bytes"] > _CACHE_LIMIT:
+                self.tally.object(f"the cache is over its limit: {disk}")
+            for device, book in state["memory"]["devices"].items():
+                if book["held_bytes"] + book["reserved_bytes"] > _ROOM * MODEL_BYTES:
+                    self.tally.object(f"the ledger is over its limit: {device} {book}")
+
+    def check_latest(self) -> None:
+        """Object to models that do not answer with their latest contents soon."""
+        for number in range(_MODELS):
+            if not self._wait_for_latest(number, 60):
+                self.tally.object(f"{key_of(number)} never comes to its latest contents")
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def rest(self) -> "Rest":
+        """Unload all, and return what is left."""
+        adapter = self.adapter
+        token = {"Authorization": f"Bearer {_TOKEN}"}
+        with closing(Client(adapter.http, headers=token)) as client:
+
+            def is_empty() -> bool:
+                models = adapter.state()["models"]
+                for model in models:
+                    client.delete(f"/models/{quoted(model['model_id'])}")
+                return not models
+
+            wait_until(is_empty, 90, "all models are unloaded")
+        self._wait_for_processes()
+        books = adapter.state()["memory"]["devices"].values()
+        assert [book["held_bytes"] + book["reserved_bytes"] for book in books] == [0]
+        assert not [path for path in adapter.repository.iterdir() if path.is_dir()]
+        assert not list((self.cache / "work").iterdir())
+        self._check_cache()
+        pid = adapter.process.pid
+        return Rest(
+            sockets=count_sockets(pid),
+            regions=len(list(Path("/dev/shm").glob(f"{self.regions[-1]}*"))),
+            adapter_bytes=anonymous_bytes(pid),
+            triton_bytes=anonymous_bytes(tritonserver(adapter)),
+        )
+
+    def _wait_for_processes(self) -> None:
+        """Wait until the adapter has no process but Triton and its keeper."""
+        found: list[str] = []
+
+        def are_two() -> bool:
+            # Triton keeps the zombies of models that died
+            pids = list(filter(is_alive, descendants(self.adapter.process.pid)))
+            found[:] = [" ".join(arguments(pid)) for pid in pids]
+            return len(pids) == 2
+
+        try:
+            wait_until(are_two, 30, "no process but Triton and its keeper")
+        except AssertionError as error:
+            raise AssertionError(f"processes are left: {found}") from error
+
+    def _check_cache(self) -> None:
+        files = [path for path in self.cache.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_blocks * 512 for path in files) <= _CACHE_LIMIT * 1.02
+        for path in self.cache.rglob("*"):
+            assert MARK not in path.name, path
+            assert path.resolve().is_relative_to(self.cache.resolve()), path
+
+    def check_outside(self, place: Path) -> None:
+        """Object to anything that a hostile archive has left."""
+        assert {path.name for path in place.iterdir()} <= {"cache", "scratch"}
+        assert not list(place.parent.glob(f"*{MARK}*"))
+        assert not list(Path("/tmp").glob(f"*{MARK}*"))
+
+    def stop(self) -> None:
+        """Stop the adapter; check that nothing of any Triton is left."""
+        self._caller.close()
+        self.pids.update(descendants(self.adapter.process.pid))
+        code = self.adapter.stop()
+        self.check_log(self.adapter)
+        assert code == 0, self.adapter.errors
+        assert not self.adapter.repository.exists()
+        wait_until(lambda: not any(map(is_alive, self.pids)), 30, "no process is left")
+        for region in self.regions:
+            assert not list(Path("/dev/shm").glob(f"{region}*")), region
+
+
+@dataclass
+class Rest:
+    """What there is while nothing is loaded and nobody calls."""
+
+    sockets: int
+    regions: int
+    adapter_bytes: int
+    triton_bytes: int
+
+
+def count_sockets(pid: int) -> int:
+    """Return how many sockets the process has open."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(link.readlink()))
+    return sum(name.startswith("socket:") for name in found)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory of the process that no file backs."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def report(soak: Soak, seconds: float) -> None:
+    """Print what was done, and what callers were answered."""
+    tally = soak.tally
+    waits = sorted(tally.waits)
+    shares = {share: waits[int(share * (len(waits) - 1))] for share in (0.5, 0.9, 0.99, 1)}
+    lines = [
+        f"{tally.answers.total()} calls in {seconds:.0f} s: {dict(tally.answers.most_common())}",
+        f"waits: {', '.join(f'p{100 * share:g} {wait:.2f} s' for share, wait in shares.items())}",
+        f"done: {dict(soak.count)}",
+        f"faults of the bucket: {dict(soak.bucket.faults)}",
+        *(f"{count:6} {reason}" for reason, count in sorted(tally.reasons.items())),
+        f"{len(tally.objections)} objections",
+        *(f"  {text[:800]}" for text in tally.objections[:60]),
+    ]
+    sys.stdout.write("\n".join(["", *lines, ""]))
+
+
+def check_second_rest(soak: Soak) -> None:
+    """Unload all, call for a while without faults, unload all: nothing more is left."""
+    first = soak.rest()
+    with soak.called():
+        soak.is_over.wait(20)
+    second = soak.rest()
+    sys.stdout.write(f"{first}\n{second}\n")
+    assert second.sockets <= first.sockets + _CALLERS  # kept connections to Triton
+    assert second.regions <= first.regions
+    assert second.adapter_bytes <= first.adapter_bytes + _GROWTH_BYTES
+    assert second.triton_bytes <= first.triton_bytes + _GROWTH_BYTES
+
+
+def test_endpoint_answers_right_through_faults(seconds: float, seed: int, tmp_path: Path) -> None:
+    """A tenth of the time is calm: then models come and go, and there is no error but busy."""
+    with bad_bucket(seed) as bucket:
+        soak = Soak(bucket, tmp_path, seed)
+        try:
+            with soak.called():
+                soak.is_over.wait(seconds / 10)
+            soak.play(seconds * 0.9)
+            soak.check_latest()
+            report(soak, seconds)
+            check_second_rest(soak)
+        finally:
+            soak.stop()
+    soak.check_outside(tmp_path)
+    assert soak.tally.objections == []
+    assert all(soak.tally.answers[f"200 {cache}"] for cache in ("hit", "disk", "miss"))
