@@ -347,7 +347,7 @@ async def test_one_load_ends_when_two_pass_limit():
 
 @played
 async def test_slow_guesses_at_once_keep_the_limit():
-    """No guess is waited for after 5 s, so the loads overlap. Those that wait for a thread of
+    """The next guess begins after 5 s, so the loads overlap. Those that wait for a thread of
     Triton have taken nothing, and those that end while a newer one is taken down are not kept.
     """
     slow = Script(200, files=1, is_python=True, load_seconds=6.5)

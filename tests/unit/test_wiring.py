@@ -21,7 +21,7 @@ from adapter.core.record import OnExit
 from adapter.core.sizes import SIZE_FACTOR
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.middleware import Calls
 from adapter.frontends.http.sagemaker import SageMaker
