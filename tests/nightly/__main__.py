@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, but for
 # `stores`; so do envoy_gateway, first_contact, gallery, learned_sizes, load, mutants,
-# modelmesh_full and unknown_models.
+# modelmesh_full, unknown_models and updates_under_load.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -35,6 +35,7 @@ SHARES = {
     "memory_world": ("tests/nightly/test_memory_world.py", 3.0),
     "learned_sizes": ("tests/nightly/test_learned_sizes.py", 2.0),
     "unknown_models": ("tests/nightly/test_unknown_models.py", 2.0),
+    "updates_under_load": ("tests/nightly/test_updates_under_load.py", 5.0),
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "cuts": ("tests/nightly/test_cuts.py", 10.0),
     "blame": ("tests/nightly/test_blame.py", 3.0),
