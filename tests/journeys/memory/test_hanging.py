@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ while True:
     time.sleep(1)
 """
 _ENDED_SECONDS = 5  # a DELETE of a load that hangs
+_FIRST_SECONDS = 10  # a first load beside loads that hang: 5 s of them are its wait for a turn
+_SLOW_SECONDS = 60
 _LONGER_SECONDS = 2  # twice the load as well: it may meet a busy moment
 
 
@@ -132,6 +135,50 @@ def test_a_load_beside_one_that_hangs_is_held_back_once(
         assert beside[1] < longest, (without, beside)
         assert asked.result()[0].status == 409
         check_serving(adapter, client, "before", "beside0", "beside1")
+
+
+def test_first_load_beside_two_hanging_takes_seconds(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    hanging = [write_hanging(package / f"hanging{number}") for number in range(2)]
+    sound = write_eater(package / "sound", 20, imports="# seen for the first time")
+    names = ["m0", "m1"]
+    with background(adapter) as others:
+        asked = [
+            begin_hanging(adapter, others, name, folder)
+            for name, folder in zip(names, hanging, strict=True)
+        ]
+        seconds = timed(lambda: client.load("beside", sound))
+        print(f"a first load beside two that hang: {seconds:.1f} s")  # noqa: T201
+        assert seconds < _FIRST_SECONDS
+        for name in names:
+            assert timed(partial(client.delete, f"/models/{name}")) < _ENDED_SECONDS
+        assert [each.result()[0].status for each in asked] == [409, 409]
+        check_serving(adapter, client, "beside")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_five_slow_first_loads_at_once_are_answered(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    """Triton has four load threads, so the fifth begins when one of the others hangs or ends."""
+    names = [f"slow{number}" for number in range(5)]
+    statements = f"import time\ntime.sleep({_SLOW_SECONDS})\n"
+    for name in names:
+        write_eater(package / name, 20, imports=f"# {name}", initialize=statements)
+    started_at = time.monotonic()
+
+    def load(name: str) -> tuple[int, int]:
+        with closing(adapter.client(timeout=300)) as own:
+            status = own.load(name, package / name).status
+            return status, round(time.monotonic() - started_at)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = list(pool.map(load, names))
+    print(f"five loads of {_SLOW_SECONDS} s at once: {answers}")  # noqa: T201
+    assert [status for status, _ in answers] == [200] * 5
+    check_serving(adapter, client, *names)
 
 
 def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *, end: str) -> None:
