@@ -428,6 +428,8 @@ class Models:
         try:
             await self.loader.load_in_place(new, old, LoadTerms(), log_fields, unload_fields)
         except AdapterError as error:
+            is_of_version = not isinstance(error, BackendUnavailable)  # Triton may have exited
+            again.failed_update = new.files if is_of_version else None
             if old.state is None and self.status.is_open:
                 await self._load_old(old, again, error, log_fields)
             raise

@@ -82,6 +82,9 @@ class Updates:
             self._checked_at[record] = clock.monotonic()
             try:
                 is_current = await self.artifacts.is_current(artifact)
+                if record.failed_update is not None and not is_current:
+                    # another try in place would cost calls their model once more
+                    is_current = await self.artifacts.is_current(record.failed_update)
             except AdapterError as error:  # the model serves as before
                 fields = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.not_revalidated", extra=fields)

@@ -101,6 +101,7 @@ class ModelRecord:
     key: ArtifactKey | None = None  # None unless the files come from a store
     is_source_complete: bool = True  # False if the load request brought files or a config
     files: Artifact | None = None  # of a store, kept on disk until the undo
+    failed_update: Artifact | None = None  # the store's version that failed in this one's place
     progress: FetchProgress | None = None  # of the fetch
     cache_use: CacheUse = CacheUse.HIT  # where its files were, until the call that loaded it knows
     package: Package | None = None  # None until it was inspected

@@ -891,6 +891,28 @@ async def test_call_amid_a_failed_update_is_answered():
 
 
 @played
+async def test_version_that_fails_in_place_is_tried_once():
+    """Each try takes the old version away from its calls. Another version is tried again."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {
+        "a@1": Script(600),
+        "a@2": Script(600, declared=600, failure="bad weights"),
+        "a@3": Script(600, declared=600),
+    }
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(10)
+        record = stage.control.registry.serving(A)
+        await asyncio.sleep(20)
+        assert stage.control.registry.serving(A) is record
+        assert await stage.call(A) == "a@1"
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(10)
+        assert await stage.call(A) == "a@3"
+
+
+@played
 async def test_new_version_of_the_store_is_found():
     settings = StoreSettings(revalidate_seconds=30)
     async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
