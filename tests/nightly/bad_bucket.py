@@ -26,14 +26,15 @@ from aiohttp import web
 
 from tests.buckets import KEYS
 
-BUCKET, PREFIX = "models", "production"
+BUCKET = "models"
+PREFIX = "production"
 _STORM_SHARE = 0.3
 _STALL_SECONDS = 20
 _TIME = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
 class Mood(Enum):
-    """How the bucket behaves."""
+    """Says how a bucket behaves."""
 
     WELL = "well"
     STORMY = "stormy"
@@ -192,8 +193,8 @@ class BadBucket:
 
     async def _head(self, request: web.Request, path: str, fault: str) -> web.StreamResponse:
         response = web.StreamResponse(headers=self._headers(path))
-        more = {"longer": 10, "huge": 10**12}.get(fault, 0)
-        response.content_length = len(self._objects[path]) + more
+        excess_bytes = {"longer": 10, "huge": 10**12}.get(fault, 0)
+        response.content_length = len(self._objects[path]) + excess_bytes
         await response.prepare(request)
         return response
 
@@ -201,7 +202,7 @@ class BadBucket:
         return {"Last-Modified": _TIME, "ETag": self._etags[path]}
 
     async def _get(self, request: web.Request, path: str, fault: str) -> web.StreamResponse:
-        """Answer with the object as it is now, whatever is put meanwhile."""
+        """Answer with the object of this moment, though another one may be put before the end."""
         content = self._objects[path]
         headers = self._headers(path)
         match = request.headers.get("If-Match")

@@ -1,4 +1,4 @@
-"""Who calls the endpoint in its soak: boto3, with an oracle that judges whatever it is answered."""
+"""Calls the endpoint with boto3 in its soak, and has each answer judged by an oracle."""
 
 import json
 import random
@@ -22,10 +22,11 @@ from tests.trees import infer_body
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ACCESS_KEY, SECRET = "AKIDSOAK", "the secret of the soak"
+ACCESS_KEY = "AKIDSOAK"
+SECRET = "the secret of the soak"  # noqa: S105 - of this test alone
 MODEL_WAIT_SECONDS = 20
 _ABSENT = "no-such-model.tar.gz"
-# How long the end of a fault is felt: what failed in it is remembered, or is tried again.
+# For how long callers may get the errors of a fault that has ended: some are remembered.
 _AFTER_SECONDS = 12.0
 
 _PAUSE_SECONDS = 0.1  # after an error that may be another one the next time
@@ -210,7 +211,7 @@ class Caller:
                 answer = self._invoke(client or self._client, call, body)
         except (EventStreamError, ClientError) as error:
             answer = _refused(error)
-        except BotoCoreError as error:  # the adapter is gone, or was killed amid the answer
+        except BotoCoreError as error:  # the connection was refused, or it broke
             answer = error
         call.ended = time.monotonic()
         self._count(call, answer, is_stream=is_stream)
@@ -261,16 +262,16 @@ class Caller:
     def _judge_refusal(self, call: Call, refused: Refused) -> None:
         """Object to an error that nothing explains."""
         is_explained = {
-            "ServiceUnavailable": self._may_be_unavailable,
-            "ModelNotReadyException": self._may_be_late,
-            "ValidationError": self._may_be_invalid,
+            "ServiceUnavailable": self._can_be_unavailable,
+            "ModelNotReadyException": self._can_be_late,
+            "ValidationError": self._can_be_invalid,
             "ModelError": self._is_of_kill,
             "ModelStreamError": self._is_of_kill,
         }.get(refused.code)
         if is_explained is None or not is_explained(call, refused):
             self._object(call, str(refused))
 
-    def _may_be_unavailable(self, call: Call, refused: Refused) -> bool:
+    def _can_be_unavailable(self, call: Call, refused: Refused) -> bool:
         """Return whether the store, Triton, the adapter or too little room explains it."""
         oracle = self._oracle
         if _OF_STORE.search(refused.message):
@@ -281,11 +282,11 @@ class Caller:
             return self._is_of_kill(call, refused)
         return _OF_ROOM.search(refused.message) is not None
 
-    def _may_be_late(self, call: Call, refused: Refused) -> bool:
+    def _can_be_late(self, call: Call, refused: Refused) -> bool:
         has_waited = call.ended - call.began > MODEL_WAIT_SECONDS - 1
         return has_waited and "is not ready yet" in refused.message
 
-    def _may_be_invalid(self, call: Call, refused: Refused) -> bool:
+    def _can_be_invalid(self, call: Call, refused: Refused) -> bool:
         if "there is no such key" in refused.message or _ABSENT_WORDS in refused.message:
             return self._oracle.was_deleted(call, _AFTER_SECONDS)
         return self._bucket.garbled[call.key] > 1

@@ -9,14 +9,15 @@ if there is a put of these contents that
   oldest is believed, so that no right answer is ever objected to.
 
 While the store is away, what is loaded from disk must be the version that it named last. The bucket
-tells when it has answered which version; whether the adapter had the time to read that and to note
-it, nobody knows if the adapter was killed or the store went away within seconds: then the version
-named before is right as well.
+tells when it has answered which version. If the adapter was killed or the store went away within
+seconds of that, nobody knows whether the adapter has read and noted the answer. Then the version
+that was named before is right as well.
 """
 
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _SETTLE_SECONDS = 3.0
@@ -43,7 +44,7 @@ class Call:
 
 @dataclass
 class Window:
-    """A time in which something was amiss; it goes on until it has an end."""
+    """A time in which something was amiss; without an end it is not over."""
 
     began: float
     ended: float = float("inf")
@@ -57,20 +58,21 @@ class Window:
 class _Model:
     puts: list[Put] = field(default_factory=list)
     floor: int = 0  # the put that an answer came from, by its place in `puts`
-    names: list[Put] = field(default_factory=list)  # what the store has named, and when
+    names: list[Put] = field(default_factory=list)  # contents that the store named, and when
 
 
 class Windows:
-    """Times of one kind, of which the last may go on."""
+    """Records the times of one kind of fault, of which the last may not be over."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self.all: list[Window] = []
+        self._now = now
 
     def begin(self) -> None:
-        self.all.append(Window(time.monotonic()))
+        self.all.append(Window(self._now()))
 
     def end(self) -> None:
-        self.all[-1].ended = time.monotonic()
+        self.all[-1].ended = self._now()
 
     def touch(self, call: Call, after_seconds: float = 0) -> bool:
         """Return whether one has a moment in common with the call, or ended a little before."""
@@ -81,37 +83,38 @@ class Windows:
 class Oracle:
     """Judges answers. All methods may be called in any thread."""
 
-    def __init__(self) -> None:
-        self.outages = Windows()
-        self.storms = Windows()
-        self.adapter_down = Windows()
-        self.triton_down = Windows()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.outages = Windows(now)
+        self.storms = Windows(now)
+        self.adapter_down = Windows(now)
+        self.triton_down = Windows(now)
+        self._now = now
         self._models: dict[str, _Model] = defaultdict(_Model)
         self._lock = threading.Lock()
         self._breaks: list[float] = []
-        self._started_at = time.monotonic()
+        self._started_at = now()
 
     # -- what happens -----------------------------------------------------------------------
 
     def expect_put(self, key: str, contents: int | None) -> None:
         """Record a put that is about to be seen."""
         with self._lock:
-            self._models[key].puts.append(Put(contents, time.monotonic()))
+            self._models[key].puts.append(Put(contents, self._now()))
 
     def record_name(self, key: str) -> None:
         """Record that the store is about to name the version that it has."""
         with self._lock:
             model = self._models.get(key)
             if model is not None and model.puts:
-                model.names.append(Put(model.puts[-1].contents, time.monotonic()))
+                model.names.append(Put(model.puts[-1].contents, self._now()))
 
     def record_break(self) -> None:
-        """Record that what was named a moment ago may not have been noted."""
-        self._breaks.append(time.monotonic())
+        """Record that the adapter may not have noted what the store named a moment ago."""
+        self._breaks.append(self._now())
 
     def record_start(self) -> None:
         """Record that an adapter is about to be started, with nothing loaded."""
-        self._started_at = time.monotonic()
+        self._started_at = self._now()
 
     # -- what is known ----------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Oracle:
     def begin_call(self, key: str) -> Call:
         """Return a call that begins now."""
         with self._lock:
-            return Call(key, self._models[key].floor, time.monotonic())
+            return Call(key, self._models[key].floor, self._now())
 
     def named_last(self, key: str, before: float) -> set[int | None]:
         """Return the contents that the adapter may take for those that the store named last."""
@@ -171,7 +174,7 @@ class Oracle:
         if outage is None or not outage.began < call.began <= call.ended < outage.ended:
             return None
         if call.cache == "hit" and self._started_at < outage.began:
-            return None  # loaded before the outage: it goes on serving its version
+            return None  # a model that was loaded before the outage serves its version on
         allowed = self.named_last(call.key, outage.began)
         if contents in allowed:
             return None

@@ -73,9 +73,9 @@ def pack(key: str, folder: Path) -> dict[str, bytes]:
     names = [str(path.relative_to(folder)) for path in files]
     packed = io.BytesIO()
     if key.endswith(".zip"):
-        with zipfile.ZipFile(packed, "w") as made:
+        with zipfile.ZipFile(packed, "w") as archive:
             for path, name in zip(files, names, strict=True):
-                made.write(path, name)
+                archive.write(path, name)
     elif key.endswith((".tar", ".tar.gz")):
         mode = "w:gz" if key.endswith(".gz") else "w:"
         with tarfile.open(fileobj=packed, mode=mode) as tar:
@@ -155,9 +155,9 @@ def _nested_archive() -> bytes:
 
 def _zip(*names: str) -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as made:
+    with zipfile.ZipFile(packed, "w") as archive:
         for name in ("config.pbtxt", *names):
-            made.writestr(name, b"x")
+            archive.writestr(name, b"x")
     return packed.getvalue()
 
 

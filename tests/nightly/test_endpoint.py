@@ -5,10 +5,10 @@ in memory and on disk. Meanwhile, drawn by the seed: models get new contents, ea
 are deleted; the bucket meets faults or is away; Triton and the adapter are killed or restarted,
 also while the bucket is away; hostile archives are uploaded. Some models die of each call.
 
-Every answer is judged (endpoint_oracle.py, endpoint_callers.py): it is of one version, of no older
-one than an answer before, and in an outage of the one that the store had named last; each error is
-a documented one that something explains. At the end each model must come to its latest contents,
-and once all are unloaded nothing is left.
+Every answer is judged (endpoint_oracle.py, endpoint_callers.py). It must be of one version, and of
+no older one than an answer before; in an outage it must be of the version that the store named
+last. Each error must be a documented one that something explains. At the end each model must come
+to its latest contents, and nothing may be left after all are unloaded.
 """
 
 import os
@@ -51,10 +51,12 @@ from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
 
-_MODELS, _ROOM, _CALLERS = 20, 7, 8
+_MODELS = 20
+_ROOM = 7  # models that fit into memory
+_CALLERS = 8
 _MIB = 2**20
 _CACHE_LIMIT = 60 * _MIB
-_TOKEN = "canary-2b9d41c07f"  # noqa: S105 - it opens nothing else
+_TOKEN = "canary-2b9d41c07f"  # noqa: S105 - of this test alone
 _GROWTH_BYTES = 24 * _MIB
 
 
@@ -68,7 +70,7 @@ class Soak:
         self.tally = Tally()
         self.count: Counter[str] = Counter()
         self.cache = place / "cache"
-        self.regions: list[str] = []  # what the files in /dev/shm of each Triton begin with
+        self.regions: list[str] = []  # prefixes of the names in /dev/shm, one for each adapter
         self.pids: set[int] = set()
         self.is_over = threading.Event()
         self._scratch = place / "scratch"
@@ -295,7 +297,7 @@ class Soak:
     # -- the play ---------------------------------------------------------------------------
 
     def play(self, seconds: float) -> None:
-        """Disturb what callers do, for so long."""
+        """Disturb callers for some seconds."""
         end = time.monotonic() + seconds
         with self.called():
             while time.monotonic() < end:
@@ -367,7 +369,7 @@ class Soak:
         )
 
     def _wait_for_processes(self) -> None:
-        """Wait until the adapter has no process but Triton and its keeper."""
+        """Wait until Triton and its keeper are the only processes of the adapter."""
         found: list[str] = []
 
         def are_two() -> bool:
@@ -409,7 +411,7 @@ class Soak:
 
 @dataclass
 class Rest:
-    """What there is while nothing is loaded and nobody calls."""
+    """Counts what there is while nothing is loaded and nobody calls."""
 
     sockets: int
     regions: int
@@ -433,7 +435,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def report(soak: Soak, seconds: float) -> None:
-    """Print what was done, and what callers were answered."""
+    """Print what was done, and the answers to callers."""
     tally = soak.tally
     waits = sorted(tally.waits)
     shares = {share: waits[int(share * (len(waits) - 1))] for share in (0.5, 0.9, 0.99, 1)}
