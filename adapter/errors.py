@@ -37,7 +37,7 @@ frontends/status.py.
     ├─ CapacityError      the platform can fix it: evict something, then try again
     │  ├─ InsufficientMemory  does not fit: refused before trying, or undone at the limit
     │  └─ OutOfMemory         tried and failed
-    ├─ TooManyConnections a listener has max_connections
+    ├─ TooManyConnections a listener has all it can have
     ├─ TooManyWaiting     too many callers wait for models
     │  └─ TooManyStreams      too many streams are open
     ├─ NoRoom             everything evictable, in memory or on disk, is in use

@@ -18,6 +18,7 @@ import yaml
 
 from adapter.settings import Address, Reserve, Settings, as_text
 from adapter.settings.locations import Endpoint, StoreLocation
+from adapter.settings.values import SingleModel
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "triton-adapter"
 BEGIN, END = "<!-- values: written by scripts/gen_chart_readme.py -->", "<!-- end of values -->"
@@ -137,8 +138,8 @@ def _shape(annotation: Any) -> dict[str, Any]:
         return _shape(given[0])
     if origin is Literal:
         return {"enum": [*inner, *(made for text, made in READ_AS.items() if text in inner)]}
-    if origin is tuple:
-        return ENDPOINTS if inner[0] is Endpoint else LINES
+    if origin is tuple or annotation is SingleModel:
+        return ENDPOINTS if Endpoint in inner else LINES
     simple = {
         bool: "boolean",
         float: "number",

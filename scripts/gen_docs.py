@@ -119,7 +119,7 @@ INHERITED = [
     ),
     [
         "`SAGEMAKER_TRITON_ADDITIONAL_ARGS`",
-        "`triton_args`, behind those above; `--load-model`: `single_model_helpers`",
+        "`triton_args`, behind those above; `--load-model`: the names in `single_model`",
     ],
     ["`SAGEMAKER_TRITON_INFERENCE_TYPE`", "`inference_type`"],
     [
@@ -143,13 +143,13 @@ INHERITED = [
     ),
     ["`RUNTIME_PORT`", "the port of `triton_grpc`"],
     ["`ADAPTER_PORT`", "the port of `grpc`, at `listen_host`"],
-    ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_memory`"],
-    ["`MEM_BUFFER_BYTES`", "`modelmesh_memory_buffer`"],
+    ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_capacity`, less `MEM_BUFFER_BYTES`"],
+    ["`MEM_BUFFER_BYTES`", "what Triton itself takes of the memory above; 256 MiB if not set"],
     ["`LOADING_CONCURRENCY`", "`load_concurrency`"],
-    ["`LOADTIME_TIMEOUT`", "`modelmesh_load_timeout_seconds`, in milliseconds"],
+    ["`LOADTIME_TIMEOUT`", "`load_timeout_seconds`, in milliseconds"],
     ["`DEFAULT_MODELSIZE`", "`modelmesh_default_size`"],
     ["`MODELSIZE_MULTIPLIER`", "`size_factor`"],
-    ["`RUNTIME_VERSION`", "`modelmesh_runtime_version`"],
+    ["`RUNTIME_VERSION`", "nothing: ModelMesh gets the version of Triton"],
     ["`LIMIT_PER_MODEL_CONCURRENCY`", "`modelmesh_model_concurrency`"],
     ["`ROOT_MODEL_DIR`", "`repository`, as its folder `_triton_models`, and one more model root"],
     ["`USE_EMBEDDED_PULLER`", "nothing: `true` is refused, this adapter has no puller"],
@@ -280,8 +280,8 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "send it again, to another copy or when the model is loaded: no work had begun",
     ),
     errors.TooManyConnections: (
-        "a listener has `max_connections`; `http` returns this, gRPC closes the connection",
-        "try again in a second (`Retry-After`), over fewer connections; or raise the limit",
+        "a listener has what open files allow; `http` returns this, gRPC closes the connection",
+        "try again in a second (`Retry-After`), over fewer connections; or allow more open files",
     ),
     errors.AlreadyRegistered: (
         "gRPC: Triton has a region of shared memory of this name",

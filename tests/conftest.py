@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from adapter.runtime import background
 from tests.asking import Gate
+from tests.constants import HANG
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
@@ -99,8 +100,8 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_adapter(model_root: Path) -> Iterator[RunningAdapter]:
     """One adapter with an embedded Triton for all tests that do not hurt it."""
-    flags = (f"--model-roots={model_root}", "--unload-stall-seconds=8", "--grpc-data=127.0.0.1:0")
-    with embedded_adapter(*flags, COMPLETE) as adapter:
+    flags = (f"--model-roots={model_root}", "--grpc-data=127.0.0.1:0")
+    with embedded_adapter(*flags, COMPLETE, constants={HANG: 8}) as adapter:
         yield adapter
 
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from tests.constants import set_constants
+
 _REQUEST_BYTES = 1 << 19
 # what `serve` imports in any case
 _IMPORTED = ("adapter.__main__", "adapter.cli.serve", "adapter.app", "uvloop")
@@ -213,6 +215,7 @@ def main() -> int:
     os.environ.update(request["environ"])
     if path := os.environ.get("PYTHONPATH"):
         sys.path[:0] = path.split(os.pathsep)
+    set_constants()
     sys.argv[1:] = request["arguments"]
     return importlib.import_module("adapter.__main__").main()
 

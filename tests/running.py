@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.constants import as_variable
 from tests.forked import Forked
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
@@ -93,12 +94,14 @@ class RunningAdapter:
         *flags: str,
         environ: Mapping[str, str] | None = None,
         descriptors: int | None = None,
+        constants: Mapping[str, float] | None = None,
         module: str = "adapter",
         own_session: bool = False,
         anew: bool = False,
         python: str = sys.executable,
     ) -> None:
-        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started, by
+        """`descriptors`: its limit of open files, as of `ulimit -n`. `constants`: their values by
+        path (`tests.constants`). `module`: what is started, by
         `python` with the packages of its environment.
         `anew`: in a new interpreter, as with what is said of it above; else forked off another.
         """
@@ -108,11 +111,14 @@ class RunningAdapter:
         self._news = threading.Condition()
         self._may_read = threading.Event()
         self._may_read.set()
-        given = {**os.environ, **(environ or {})}
+        given = {**os.environ, **(environ or {}), **as_variable(constants or {})}
         is_special = descriptors is not None or module != "adapter" or own_session
         is_special |= python != sys.executable
         is_read_at_start = any(name.startswith(_READ_AT_START) for name in environ or ())
         if anew or is_special or is_read_at_start:
+            if constants:
+                assert module == "adapter", "another module does not read the constants"
+                module = "tests.constants"
             here = () if python == sys.executable else ("-P",)  # not the checkout
             command = [python, *here, "-m", module, *SERVE, *flags]
             if descriptors is not None:
@@ -266,6 +272,7 @@ def embedded_adapter(
     *flags: str,
     environ: Mapping[str, str] | None = None,
     descriptors: int | None = None,
+    constants: Mapping[str, float] | None = None,
     module: str = "adapter",
     own_session: bool = False,
 ) -> Iterator[RunningAdapter]:
@@ -274,6 +281,7 @@ def embedded_adapter(
         *(*EMBEDDED, *flags),
         environ=environ,
         descriptors=descriptors,
+        constants=constants,
         module=module,
         own_session=own_session,
     )

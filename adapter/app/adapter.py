@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from adapter.app.backend import Stores, build_backend, build_cache
 from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
 from adapter.app.next_http import NEXT, VARIABLE, NextRest, build_next_rest
+from adapter.backend import liveness
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
@@ -103,7 +104,7 @@ class Adapter:
         self._background: list[asyncio.Task[NoReturn]] = []
         self._metrics = Metrics(tracing.trace_id if tracing else None)
         self._metrics.load_timeout.set(settings.load_timeout_seconds)
-        self._limits = MessageLimits.of(settings.grpc_max_message_bytes)
+        self._limits = MessageLimits.within(settings.max_body_bytes)
         self._listeners = self._build_listeners()
         self.addresses = self._listeners.addresses  # of each open listener, port 0 resolved
         cache = build_cache(settings, self._metrics)
@@ -120,7 +121,6 @@ class Adapter:
         self._stores = None if cache is None else Stores(cache, self._registry)
         traffic, min_seconds = self._metrics.traffic, settings.drain_min_seconds
         self._drain = Drain(self._models, self._state, traffic, min_seconds)
-        self._needs_wanted = settings.ready_when == "models"
         self._readiness = Readiness(self._find_reasons)
         self._unready = UnreadyConnections(self._readiness.is_ready)
         self._budget, self._turns = (budget := self._build_budget()), Turns()
@@ -129,7 +129,7 @@ class Adapter:
         )
         self._dataplane = self._build_dataplane(backend.faults)
         self._rpc = self._build_rpc(backend.faults)
-        self._single = ModelId(settings.single_model.name) if settings.single_model else None
+        self._single = ModelId(settings.single_model.folder.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
         models = self._build_models()
         self._rest: Sequence[Rest | NextRest] = build_rest(shared, self._dataplane, models)
@@ -187,7 +187,7 @@ class Adapter:
         """Return why a started adapter is not ready."""
         found = [self._why_triton(), "draining" if self._drain.is_on else None]
         found.append(background.find_ended_task())
-        found += self._state.reasons(needs_wanted=self._needs_wanted)
+        found += self._state.reasons()
         if self._stores is not None:
             found.append(self._stores.why_not_ready())
         return [reason for reason in found if reason is not None]
@@ -198,7 +198,7 @@ class Adapter:
     def _max_connections(self) -> int:
         """Return how many connections of callers each listener may have."""
         settings = self._settings
-        return settings.max_connections or bearable_connections(
+        return bearable_connections(
             http_listeners=1 + settings.has_http_data,
             grpc_listeners=sum(one.kind != "off" for one in (settings.grpc, settings.grpc_data)),
         )
@@ -340,8 +340,8 @@ class Adapter:
         await self._wait_for_triton(http)
         monitoring = self._triton.monitor(self._triton_came_back)
         self._background.append(background.begin("triton-watch", monitoring))
-        if self._embedded is not None and (seconds := self._settings.triton_hang_seconds):
-            hangs = HangDetector(self._embedded, seconds, self._answers)
+        if self._embedded is not None:
+            hangs = HangDetector(self._embedded, liveness.HANG_SECONDS, self._answers)
             self._background.append(
                 background.begin("triton-hang-watch", background.forever(hangs.poll, seconds=0))
             )
@@ -369,10 +369,10 @@ class Adapter:
         await self._control.open()
         if not self._state.devices():
             log.warning("memory.not_measured", extra={"reason": NOT_MEASURED})
-        if self._single is not None:
+        single = self._settings.single_model
+        if self._single is not None and single is not None:
             self._readiness.starting(f"starting: loading {self._single!r}")
-            helpers = self._settings.single_model_helpers
-            source = ModelSource(str(self._settings.single_model), helpers=helpers)
+            source = ModelSource(str(single.folder), helpers=single.helpers)
             await self._models.load(self._single, source)
         await self._begin_wanted()
 

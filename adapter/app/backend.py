@@ -33,6 +33,12 @@ _LOAD_THREADS = 4
 _INPUT_BYTES = 2**26
 # So long a fetch waits for room on disk, or half of the time that its callers wait.
 _MOST_ROOM_SECONDS = 10.0
+# How long a store may be silent, and how long requests to it are tried again. A call waits 55 s for
+# its model by default, and most of that should remain for fetch and load.
+STORE_SECONDS = 20.0
+# Models that are fetched from one store at a time. One alone takes a large object by several
+# connections, so more share the same network, and each call waits longer.
+_FETCHES = 4
 # Answers of a stream that Triton keeps for its caller; without a bound it keeps all of them.
 _RESPONSES = 64
 # What a page in a browser could otherwise send to an embedded Triton's HTTP port.
@@ -121,7 +127,7 @@ def _build_embedded(
         on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
         withheld=secret_variables(settings.endpoint_keys),
         newer_args=_newer_args(settings, http_key),
-        has_gpus=_has_gpus if settings.reported_sizes else None,
+        has_gpus=_has_gpus,
     )
 
 
@@ -181,14 +187,12 @@ def _build_triton(
         on_live=note_live,
         payload=(lambda name: payload(repository / name, real)) if is_upload else None,
         tracing=tracing,
-        takes_reports=settings.reported_sizes,
     )
 
 
 def _build_sizes_file(settings: Settings) -> LearnedFile | None:
-    # a private repository without a sizes_file learns anew
-    path = settings.sizes_file or (settings.repository and settings.repository / FILE_NAME)
-    return LearnedFile(path) if path else None
+    # a private repository is gone after the run, and its sizes are
+    return LearnedFile(settings.repository / FILE_NAME) if settings.repository else None
 
 
 def _build_packages(
@@ -198,7 +202,7 @@ def _build_packages(
         repository,
         settings.all_roots,
         staging="symlink" if settings.staging == "upload" else settings.staging,
-        limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
+        limits=Limits(),
         backends=embedded.backends if embedded else lambda: None,
         cache=cache,
     )
@@ -209,12 +213,12 @@ def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
 
     model_store has the name "". Raises InvalidSettings for a store that cannot be one here.
     """
-    stores, seconds = {}, settings.store_timeout_seconds
+    stores = {}
     if settings.model_store is not None:
-        stores[""] = open_store("model_store", settings.model_store, seconds)
+        stores[""] = open_store("model_store", settings.model_store, STORE_SECONDS)
     for endpoint in settings.endpoints:
         name = f"endpoints, {endpoint.name}"
-        stores[endpoint.name] = open_store(name, endpoint.models, seconds)
+        stores[endpoint.name] = open_store(name, endpoint.models, STORE_SECONDS)
     if not stores:
         return None
     folder = CacheFolder(settings.cache_dir or _default_folder())
@@ -222,8 +226,8 @@ def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
         stores,
         folder,
         limit_bytes=settings.cache_limit,
-        concurrency=settings.fetch_concurrency,
-        limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
+        concurrency=_FETCHES,
+        limits=Limits(),
         room_seconds=min(_MOST_ROOM_SECONDS, settings.model_wait_seconds / 2),
         on_evicted=lambda reason: metrics.endpoint_evictions.labels("disk", reason).inc(),
         on_room=metrics.history.disk_has_room,

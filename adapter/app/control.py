@@ -17,6 +17,7 @@ from adapter.control.ports import (
     World,
 )
 from adapter.control.ports import Settings as ControlSettings
+from adapter.core import times
 from adapter.core.record import OnExit
 from adapter.core.sizes import Sizes
 from adapter.packages.staging import Packages
@@ -24,6 +25,9 @@ from adapter.settings import Settings
 from adapter.store.cache import ArtifactCache
 from adapter.telemetry.metrics import Metrics
 
+# An unload waits for requests in flight for half of this. SageMaker gives up after 360 s; a load
+# may take 10 s more by default, so that an unload that a load waits for is over before it.
+UNLOAD_SECONDS = 340.0
 _LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 
 
@@ -56,7 +60,7 @@ def build_control(settings: Settings, outside: Outside, metrics: Metrics) -> Con
         sizes=outside.sizes,
         artifacts=outside.cache,
     )
-    sizes = Sizes(settings.size_factor, settings.default_size or 0)
+    sizes = Sizes(settings.size_factor)
     if outside.sizes is not None:
         sizes.restore(outside.sizes.load())
     return build(world, metrics, _read_settings(settings, outside), sizes)
@@ -68,8 +72,8 @@ def _read_settings(settings: Settings, outside: Outside) -> ControlSettings:
     return ControlSettings(
         limits=TimeLimits(
             load=settings.load_timeout_seconds,
-            unload=settings.unload_timeout_seconds,
-            stall=settings.unload_stall_seconds,
+            unload=UNLOAD_SECONDS,
+            stall=times.HANG_SECONDS,
             warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
             model_wait=settings.model_wait_seconds,
         ),
@@ -83,8 +87,6 @@ def _read_settings(settings: Settings, outside: Outside) -> ControlSettings:
         stores=StoreSettings(
             names=cache.stores if cache else frozenset(),
             pin=settings.pin,
-            policy=settings.eviction,
-            min_residency_seconds=settings.min_residency_seconds,
             idle_unload_seconds=settings.idle_unload_seconds,
             revalidate_seconds=settings.revalidate_seconds,
             load_concurrency=settings.load_concurrency or _LOADS,

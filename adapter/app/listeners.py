@@ -8,6 +8,7 @@ from typing import Literal
 from aiohttp import web
 from grpc import GenericRpcHandler
 
+from adapter.app import control
 from adapter.backend.triton import TritonControl
 from adapter.control.door import ControlState, MeshBooks, Models, StoreModels, WaitForLease
 from adapter.core import versions
@@ -50,6 +51,9 @@ from adapter.settings import Address, Settings, parse_endpoint_key
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
+# How long a call of V2 waits for a load of its model by somebody else. Most loads end within
+# seconds; after that a client gets 503, and may try another copy.
+LOAD_WAIT_SECONDS = 5.0
 # The default of the adapter that ModelMesh brings along for Triton.
 _MESH_LOADS = 1
 _DIALECTS: Mapping[str, ErrorFormat] = {"endpoint": EndpointErrorFormat()}
@@ -192,7 +196,7 @@ class Rpc:
             repository=repository,
             is_live=lambda: self._triton.live,
             is_ready=shared.is_ready,
-            load_wait_seconds=shared.settings.load_wait_seconds,
+            load_wait_seconds=LOAD_WAIT_SECONDS,
             passthrough=passthrough_at(shared.settings, self._access(listener)),
             budget=shared.budget,
             on_demand=shared.on_demand,
@@ -212,16 +216,13 @@ class Rpc:
             shared.mesh_books,
             default_bytes=settings.modelmesh_default_size,
             size_factor=settings.size_factor,
-            memory_bytes=settings.modelmesh_memory,
-            buffer_bytes=settings.modelmesh_memory_buffer,
+            capacity_bytes=settings.modelmesh_capacity,
         )
         options = modelmesh.Options(
             load_seconds=settings.load_timeout_seconds,
-            unload_seconds=settings.unload_timeout_seconds,
-            promised_seconds=settings.modelmesh_load_timeout_seconds,
+            unload_seconds=control.UNLOAD_SECONDS,
             load_concurrency=settings.load_concurrency or _MESH_LOADS,
             model_concurrency=settings.modelmesh_model_concurrency,
-            version=settings.modelmesh_runtime_version,
         )
         return modelmesh.ModelRuntime(
             shared.models,
@@ -248,7 +249,7 @@ class Rpc:
             metadata=headers_to_triton(shared.settings, "grpc"),
             shares_memory="shared_memory" in passthrough_at(shared.settings, self._access(name)),
             is_direct=shared.tracing is None and not self._access(name).is_keyed,
-            load_wait_seconds=shared.settings.load_wait_seconds,
+            load_wait_seconds=LOAD_WAIT_SECONDS,
             on_demand=shared.on_demand,
             takes_cancels=lambda: versions.takes_cancels(self._triton.version),
         )
@@ -299,7 +300,7 @@ def _build(
         shared.models,
         shared.state.triton,
         on_demand=shared.on_demand,
-        load_wait_seconds=settings.load_wait_seconds,
+        load_wait_seconds=LOAD_WAIT_SECONDS,
     )
     heads = Heads(
         shared.metrics.traffic.served,

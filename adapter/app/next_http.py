@@ -6,6 +6,7 @@ They take the place of those of adapter/app/listeners.py once all that these do 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from adapter.app import listeners
 from adapter.app.listeners import (
     Shared,
     access_at,
@@ -72,7 +73,7 @@ def _build(
         shared.models,
         shared.state.triton,
         on_demand=shared.on_demand,
-        load_wait_seconds=settings.load_wait_seconds,
+        load_wait_seconds=listeners.LOAD_WAIT_SECONDS,
     )
     heads = Heads(
         shared.metrics.traffic.served,

@@ -35,7 +35,7 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import ModelRecord, Step
 from adapter.core.registry import Registry
 from adapter.core.sizes import Sizes
-from adapter.core.victims import POLICIES
+from adapter.core.victims import Cost
 from adapter.core.wanted import Wanted
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.runtime import background, clock
@@ -242,7 +242,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         leases=leases,
         memory=memory,
         unloader=unloader,
-        policy=POLICIES[settings.stores.policy](),
+        policy=Cost(),
         settings=settings.stores,
     )
     loader = Loader(

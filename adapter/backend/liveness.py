@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+# So long a Triton of its own may answer nothing: a GPU that starts, or a machine that swaps, holds
+# it up for seconds, and a restart costs all models.
+HANG_SECONDS = 30.0
 _IN_A_ROW = 6
 # A probe does not count if the event loop was late by more than this share of its time.
 _LATE_SHARE = 0.2

@@ -81,7 +81,6 @@ class TritonControl:
         on_live: Callable[[bool], None] = lambda _: None,  # Triton stops or resumes to answer
         payload: Callable[[TritonName], Payload] | None = None,
         tracing: Tracing | None = None,
-        takes_reports: bool = True,  # of what models take
     ) -> None:
         # the result of the last probe of `monitor`; False as soon as the connection breaks
         self.live = False
@@ -99,7 +98,6 @@ class TritonControl:
         self._on_retry = on_retry
         self._on_live = on_live
         self._tracing = tracing
-        self._takes_reports = takes_reports
         self._client: ControlClient | None = None
         self._listing = SharedIndex(self._ask_index)
         self._address = ""
@@ -153,8 +151,6 @@ class TritonControl:
         number: the `memory_usage` of its statistics extension, where its memory tracker is on.
         """
         found: dict[int, int] = {}
-        if not self._takes_reports:
-            return found
         told = await self._call("get_inference_statistics", name, timeout=_PROBE_TIMEOUT)
         for usage in (each for model in told.model_stats for each in model.memory_usage):
             if usage.type == "GPU":

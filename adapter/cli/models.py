@@ -23,7 +23,7 @@ from adapter.cli.client import (
     show_failure,
     show_progress,
 )
-from adapter.cli.options import add_listeners, add_token, control_headers, parse_seconds
+from adapter.cli.options import add_listeners, control_headers, parse_seconds
 from adapter.cli.parser import PROG
 from adapter.cli.text import (
     BOLD,
@@ -406,7 +406,6 @@ def _add_unload_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the adapter's answer")
-    add_token(parser)
     add_listeners(parser, "http", "admin")
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from adapter.settings import Loaded
 
 
-TOKEN_HINT = "set ADAPTER_CONTROL_TOKEN, or name its file by --control-token-file"  # noqa: S105
+TOKEN_HINT = "set ADAPTER_CONTROL_TOKEN to it, or to file:PATH"  # noqa: S105
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -68,12 +68,6 @@ def add_listeners(parser: argparse.ArgumentParser, *names: str, path: str = "") 
     for name in names:
         text = f"the listener `{name}`, as given to serve (or ADAPTER_{name.upper()})"
         group.add_argument(f"--{name}", metavar="HOST:PORT", help=text)
-
-
-def add_token(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names the file of the control token."""
-    text = "the file with the adapter's control_token (or ADAPTER_CONTROL_TOKEN, the token itself)"
-    parser.add_argument("--control-token-file", metavar="FILE", help=text)
 
 
 def read_settings(args: argparse.Namespace, environ: Mapping[str, str]) -> "Loaded":

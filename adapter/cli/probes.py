@@ -11,7 +11,6 @@ from adapter.cli.client import Target, Unreachable, ask, find_target
 from adapter.cli.options import (
     TOKEN_HINT,
     add_listeners,
-    add_token,
     control_headers,
     parse_seconds,
     read_settings,
@@ -107,7 +106,6 @@ def _check_health(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _add_drain_options(parser: argparse.ArgumentParser) -> None:
     text = "give up after this time (default: drain_timeout_seconds)"
     parser.add_argument("--timeout", type=parse_seconds, metavar="SECONDS", help=text)
-    add_token(parser)
     add_listeners(parser, "admin", path="/drain")
 
 

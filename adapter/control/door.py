@@ -357,10 +357,10 @@ class ControlState(Protocol):
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when the load of the model has made no progress, by time.monotonic."""
 
-    def reasons(self, *, needs_wanted: bool) -> Sequence[str]:
+    def reasons(self) -> Sequence[str]:
         """Return why calls cannot be answered as they should; nothing if they can.
 
-        `needs_wanted` names models that are wanted from the start on and are not loaded.
+        A model that is wanted from the start on and is not loaded is a reason.
         """
 
     def notes(self) -> Sequence[str]:

@@ -249,7 +249,6 @@ class Eviction:
             self.memory.held(record),
             now=now,
             callers=callers,
-            min_residency_seconds=self.settings.min_residency_seconds,
             is_updated=self.operations.load_of(record.id) is not None,
         )
 

@@ -346,8 +346,6 @@ class StoreSettings:
 
     names: frozenset[str] = frozenset({""})  # of the stores; "" is `model_store`
     pin: tuple[str, ...] = ()  # patterns of models that are never evicted
-    policy: str = "gdsf"
-    min_residency_seconds: float = 1.0
     idle_unload_seconds: float = 0.0  # 0 disables it
     revalidate_seconds: float = 0.0  # 0 disables it
     load_concurrency: int = 2  # loads that calls wait for, at a time

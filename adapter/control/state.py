@@ -148,13 +148,16 @@ class State:
             return record.state_since
         return self.slots.hangs_since(record)
 
-    def reasons(self, *, needs_wanted: bool) -> list[str]:
+    def reasons(self) -> list[str]:
         """Return why calls cannot be answered as they should; nothing if they can.
 
-        `needs_wanted` names models that settings want from the start on, until they are loaded.
+        Models that settings want from the start on are a reason until they are loaded.
         """
-        missing = self.desired.explain_missing() if needs_wanted else None
-        reasons = [self.triton.explain_mismatch(), self.watcher.explain_stuck(), missing]
+        reasons = (
+            self.triton.explain_mismatch(),
+            self.watcher.explain_stuck(),
+            self.desired.explain_missing(),
+        )
         return [reason for reason in reasons if reason is not None]
 
     def notes(self) -> list[str]:

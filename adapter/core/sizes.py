@@ -2,7 +2,7 @@
 
     need = max(declared, measured)
            else what the package was last booked with, a guess like the next
-           else max(files x size_factor, the setting default_size, 64 MiB)
+           else max(files x size_factor, 64 MiB)
 
 After an out-of-memory a package needs at least twice what its load had reserved, until a load of it
 succeeds. A known need is raised only after the second one in a row. The most that any load needs is
@@ -93,7 +93,6 @@ class Sizes:
     """Remembers what packages took, and says what their next load needs."""
 
     size_factor: float | None = None  # the operator's; None: by backend and device
-    default_bytes: int = 0  # the setting default_size
     triton_version: str = ""  # empty while it is unknown
     _sizes: dict[_PackageVersion, Size] = field(default_factory=dict)
     _shortages: dict[_PackageVersion, Bytes] = field(default_factory=dict)
@@ -258,8 +257,7 @@ class Sizes:
         return len(self._sizes)
 
     def _guess_from_files(self, package: Package, device: Device) -> int:
-        """Return the bytes that a package of these files may take of the device, at least the
-        setting default_size.
+        """Return the bytes that a package of these files may take of the device.
 
         If its models have several backends, the largest factor counts.
         """
@@ -268,7 +266,7 @@ class Sizes:
             host_factors = HOST_FACTORS if device == HOST else {}
             factors = [host_factors.get(name, SIZE_FACTOR) for name in package.backends]
             factor = max(factors, default=SIZE_FACTOR)
-        return max(int(package.size_bytes * factor), self.default_bytes)
+        return int(package.size_bytes * factor)
 
     def _add_version(self, package_key: str) -> _PackageVersion:
         """Return the key that sizes are kept by: the package's, with the version of Triton."""

@@ -1,7 +1,7 @@
 """Hold all time constants of core and control, each with its reason.
 
-What an operator may want to change is a setting instead: the time limits of a load and an unload,
-the wait of a call for its model, the least stay of a model in memory.
+What an operator may want to change is a setting instead: the time limits of a load and of an
+inference, the wait of a call for its model of a store.
 """
 
 # -- looks and tries ----------------------------------------------------------------------------
@@ -67,7 +67,8 @@ UNDO_SECONDS = 4.0
 # -- which model ended Triton (blame.py) --------------------------------------------------------
 
 # The turn of a suspect ends this long after its load: most models that end Triton do so in their
-# load or at their first requests.
+# load or at their first requests. For as long a new model is evicted only if nothing else helps:
+# it has not served those that it was loaded for, and models must not evict each other in turn.
 TURN_SECONDS = 1.0
 
 # A load that took longer is not charged: what ends Triton from outside often meets long loads.

@@ -11,7 +11,7 @@ order is
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -97,17 +97,16 @@ def make_candidate(
     *,
     now: float,
     callers: Collection[str],  # of the model that needs the room; "" is unknown
-    min_residency_seconds: float,
     is_updated: bool,  # another version is being loaded beside it
 ) -> Candidate:
     """Describe a model that may be evicted, for a policy to judge.
 
-    A model that became READY less than `min_residency_seconds` ago is spared, which means evicted
+    A model that became READY less than `TURN_SECONDS` ago is spared, which means evicted
     later. So is one with an update in progress. A dead model is never spared and counts no
     calls.
     """
     is_ready = record.state is ModelState.READY  # a dead one serves nobody
-    is_new = now - record.state_since < min_residency_seconds
+    is_new = now - record.state_since < times.TURN_SECONDS
     return Candidate(
         record.name,
         record.usage.used_at,
@@ -143,18 +142,6 @@ class Policy(ABC):
 
     def record_eviction(self, worth: float, now: float) -> None:  # noqa: B027 - most learn nothing
         """Record that a model of this worth was evicted at `now`."""
-
-
-class LeastRecentlyUsed(Policy):
-    """Values models by the time of their last call."""
-
-    def worth(self, model: Candidate) -> float:
-        """Return the time of the last call."""
-        return model.used_at
-
-    def explain(self, model: Candidate, now: float) -> str:
-        """Return how long the model was not called."""
-        return f"not called for {max(0.0, now - model.used_at):.1f} s"
 
 
 class Cost(Policy):
@@ -204,14 +191,6 @@ def _return_seconds(model: Candidate) -> float:
 
 def _size_bytes(model: Candidate) -> int:
     return total(model.size) or _UNKNOWN_BYTES
-
-
-# By the setting `eviction`.
-POLICIES: Mapping[str, Callable[[], Policy]] = {
-    "gdsf": Cost,
-    "lru": LeastRecentlyUsed,
-    "cost": Cost,  # an earlier name of gdsf
-}
 
 
 # -- whom to evict ------------------------------------------------------------------------------

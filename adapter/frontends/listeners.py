@@ -153,6 +153,7 @@ class Listeners:
             folder.cleanup()
 
     async def close_probes(self) -> None:
+        """Close the listeners of operators, which answer until the end of a stop."""
         await asyncio.gather(*(runner.cleanup() for runner in self._probes))
 
     def _opened(self, name: str, address: Address, port: int) -> None:

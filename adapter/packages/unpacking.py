@@ -56,6 +56,7 @@ def disk_bytes(size: int = 0) -> int:
 class Limits:
     """The limits of what an archive may unpack to."""
 
+    # larger models come as folders, which nobody has to unpack
     max_unpacked_bytes: int = 64 * 2**30
     max_entries: int = MAX_ENTRIES  # files, links, and folders, also those only named in a path
     max_ratio: int = 1000  # unpacked bytes for each packed one; checked above 1 GiB
@@ -87,7 +88,7 @@ class Unpacking:
         by_ratio = max(_RATIO_FLOOR_BYTES, limits.max_ratio * packed_bytes)
         self._max_bytes = min(limits.max_unpacked_bytes, by_ratio)
         self._limit = (
-            "max_unpacked_bytes"
+            "that of every archive: a folder has none"
             if limits.max_unpacked_bytes <= by_ratio
             else f"1 GiB, or {limits.max_ratio} times its own size where that is more"
         )

@@ -13,7 +13,6 @@ from adapter.settings.values import (
     Address,
     AnyAddress,
     AnySeconds,
-    AnySize,
     Arguments,
     Concurrency,
     Count,
@@ -34,6 +33,7 @@ from adapter.settings.values import (
     Patterns,
     Seconds,
     Share,
+    Single,
     Size,
     Store,
     TcpAddress,
@@ -73,7 +73,7 @@ class Settings(Rules):
         extra="forbid",
         validate_default=True,
         coerce_numbers_to_str=True,
-        hide_input_in_errors=True,  # it may be a token
+        hide_input_in_errors=True,  # an input may be a token
     )
 
     listen_host: ListenHost = Group.LISTENERS.setting(
@@ -116,12 +116,9 @@ class Settings(Rules):
     control_token: Token | None = Group.LISTENERS.setting(
         None,
         "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain "
-        "and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or by "
-        "control_token_file",
+        "and call mmesh.ModelRuntime; unix sockets need none. Set only in the environment: the "
+        "token, or file:PATH of the file that holds it, read at start",
         "no token is required",
-    )
-    control_token_file: File | None = Group.LISTENERS.setting(
-        None, "file that holds control_token, read at start", "no token is required"
     )
     triton: Literal["external", "embedded"] = Group.TRITON.setting(
         "external",
@@ -155,11 +152,6 @@ class Settings(Rules):
         "SageMaker's multi-model endpoints and under ModelMesh (one of their variables is set, or "
         "ModelMesh has called runtimeStatus), else reload",
     )
-    triton_hang_seconds: AnySeconds = Group.TRITON.setting(
-        30.0,
-        "an embedded Triton that answers neither HTTP nor gRPC for this long is killed and started "
-        "again; 0: never",
-    )
     passthrough: Passthrough = Group.TRITON.setting(
         (),
         "V2 calls about the whole server that are forwarded to Triton: shared_memory, trace, log; "
@@ -187,18 +179,11 @@ class Settings(Rules):
         "unless staging is upload",
         f"{EXTERNAL_REPOSITORY}; embedded or upload: a private folder",
     )
-    max_unpacked_bytes: Size = Group.MODELS.setting(
-        "64GiB", "largest unpacked size of a package that is an archive"
-    )
-    single_model: Folder | None = Group.MODELS.setting(
+    single_model: Single | None = Group.MODELS.setting(
         None,
         "the one package that is loaded at start and served at /invocations; models in the folders "
-        "beside it to which its config.pbtxt or its Python code refers are loaded with it",
-    )
-    single_model_helpers: Arguments = Group.MODELS.setting(
-        (),
-        "names of further folders beside single_model whose models are loaded with it; in the "
-        "environment split as a shell does",
+        "beside it to which its config.pbtxt or its Python code refers are loaded with it. Names "
+        "of further ones follow the folder, separated by colons",
     )
     inference_type: Literal["infer", "generate", "generate_stream"] = Group.MODELS.setting(
         "infer",
@@ -210,11 +195,6 @@ class Settings(Rules):
         "packages to load at start, and again after a restart of Triton: PATH, NAME=PATH, or "
         "FOLDER/* for each in that folder; relative to the first of model_roots unless it begins "
         "with a slash; in the environment separated by colons",
-    )
-    ready_when: Literal["started", "models"] = Group.MODELS.setting(
-        "models",
-        "when probes report ready. models: once all of load_at_start are loaded; failed loads are "
-        "retried; started: once the adapter accepts loads",
     )
     warm_up: Literal["none", "zeros"] = Group.MODELS.setting(
         "none",
@@ -244,12 +224,6 @@ class Settings(Rules):
         "how large cache_dir may be; the least recently used models are removed, loaded ones never",
         "nine tenths of what is free, beside 1GiB",
     )
-    fetch_concurrency: Count = Group.ENDPOINT.setting(
-        4, "how many models may be fetched from one store at once; further ones are queued"
-    )
-    store_timeout_seconds: Seconds = Group.ENDPOINT.setting(
-        20.0, "how long a store may be silent, and how long requests to it are retried"
-    )
     endpoint_keys: KeyLines = Group.ENDPOINT.setting(
         (),
         "who may call the endpoint: `ACCESS_KEY env:VARIABLE TEAM/*`, a key, where its secret is "
@@ -265,14 +239,6 @@ class Settings(Rules):
         (),
         "models that are never evicted or unloaded when idle once a call has loaded them: patterns "
         "of their names, such as team-a/*; in the environment one a line",
-    )
-    eviction: Literal["gdsf", "lru", "cost"] = Group.ENDPOINT.setting(
-        "gdsf",
-        "whom to evict. gdsf: whose return costs least per byte and use (cost is another name of "
-        "it); lru: the longest unused",
-    )
-    min_residency_seconds: AnySeconds = Group.ENDPOINT.setting(
-        1.0, "how long after its load a model is only evicted for another if nothing else helps"
     )
     preload: ModelKeys = Group.ENDPOINT.setting(
         (),
@@ -297,11 +263,6 @@ class Settings(Rules):
         "Triton's metrics, which lag by seconds; host: the embedded server's processes; off: "
         "nothing; auto: nvml or triton with a GPU, else host with an embedded Triton",
     )
-    reported_sizes: bool = Group.MEMORY.setting(
-        True,  # noqa: FBT003 - the default of the setting
-        "use the GPU memory in Triton's statistics as a model's size; with a GPU, starts an "
-        "embedded Triton with its memory tracker",
-    )
     memory_limit: Size | None = Group.MEMORY.setting(
         None,
         "memory of each device that models may use, such as 8GiB",
@@ -318,34 +279,15 @@ class Settings(Rules):
         "expected memory of a model divided by its size on disk, until it is measured",
         "4.1 for ONNX models in host memory, 1.25 for all others",
     )
-    default_size: Size | None = Group.MEMORY.setting(
-        None, "expected memory of a model of unknown size, such as 500MiB", "nothing"
-    )
-    sizes_file: File | None = Group.MEMORY.setting(
-        None,
-        "file that keeps the measured sizes of models for later runs",
-        "a file in the repository, if that is not private",
-    )
     oom_patterns: Patterns = Group.MEMORY.setting(
         (), "more regular expressions that mean out of memory; in the environment one a line"
     )
-    load_timeout_seconds: Seconds = Group.TIME.setting(
+    load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = Group.TIME.setting(
         350.0,
-        "how long a load may take, waiting and unpacking included; SageMaker itself gives up after"
-        " 360",
-    )
-    unload_timeout_seconds: Seconds = Group.TIME.setting(
-        340.0, "how long an unload may take; SageMaker itself gives up after 360"
-    )
-    unload_stall_seconds: Seconds = Group.TIME.setting(
-        30.0,
-        "an unload without progress for this long counts as stuck: the model's processes in an "
-        "embedded Triton are killed",
+        "how long a load may take, waiting and unpacking included; ModelMesh gets it, too; "
+        "SageMaker itself gives up after 360",
     )
     infer_timeout_seconds: Seconds = Group.TIME.setting(300.0, "how long an inference may take")
-    load_wait_seconds: Seconds = Group.TIME.setting(
-        5.0, "how long a V2 call waits for a model that is being loaded"
-    )
     start_timeout_seconds: Seconds = Group.TIME.setting(120.0, "how long Triton may take to start")
     drain_timeout_seconds: Seconds = Group.TIME.setting(
         18.0,
@@ -357,14 +299,6 @@ class Settings(Rules):
         "how long the adapter still accepts requests after SIGTERM while probes report not ready, "
         "so that load balancers notice; part of drain_timeout_seconds",
     )
-    max_connections: Count | None = Group.LIMITS.setting(
-        None,
-        "most connections of each of http, http_data, grpc and grpc_data; above it idle ones "
-        "and those whose caller has left are closed, then new ones refused",
-        "as many as the limit of open files allows; that limit less 100, divided by 2 for http, "
-        "2 more with http_data, 4 more with each of grpc and grpc_data; "
-        "at least 16 and at most 10000",
-    )
     load_concurrency: Count | None = Group.LIMITS.setting(
         None,
         "how many models ModelMesh may load at once, and how many calls may; further loads are "
@@ -373,8 +307,9 @@ class Settings(Rules):
     )
     max_body_bytes: Size = Group.LIMITS.setting(
         2**31 - 1,
-        "largest body of an inference over HTTP; a V2 load that carries files, and a compressed "
-        "body once unpacked, may have 64 MiB at most",
+        "largest body over HTTP, and message over gRPC, of an inference. V2 loads with files, "
+        "messages of streams, and compressed bodies once unpacked may have 64 MiB at most, other "
+        "requests over gRPC 4 MiB",
     )
     max_inflight_body_bytes: Size | None = Group.LIMITS.setting(
         None,
@@ -382,38 +317,21 @@ class Settings(Rules):
         "from callers pauses, and after 10 s they are refused",
         "a quarter of the host's memory",
     )
-    grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] | None = Group.LIMITS.setting(
-        None,
-        "largest gRPC message of any kind, in either direction",
-        "2 GiB - 1, Triton's own limit, for a ModelInfer that goes straight to Triton and for its "
-        "answer; 64 MiB for messages of streams, loads that carry files, and other answers; "
-        "4 MiB for other requests",
-    )
-    modelmesh_load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = Group.MODELMESH.setting(
-        30.0,
-        "load timeout that is reported to ModelMesh; at most load_timeout_seconds is reported",
-    )
     modelmesh_default_size: Annotated[Size, Field(lt=MAX_SIZE_BYTES)] = Group.MODELMESH.setting(
         1_000_000,
         "size that is reported to ModelMesh for a model of unknown size, and the most that is "
         "predicted before a load",
     )
-    modelmesh_memory_buffer: AnySize = Group.MODELMESH.setting(
-        "256MiB", "part of modelmesh_memory that is not available to models"
-    )
-    modelmesh_memory: Size | None = Group.MODELMESH.setting(
+    modelmesh_capacity: Size | None = Group.MODELMESH.setting(
         None,
-        "memory of Triton's container; less modelmesh_memory_buffer it is the capacity that is "
-        "reported to ModelMesh without a GPU",
+        "memory for models that is reported to ModelMesh without a GPU, at most: that of Triton's "
+        "container less what Triton itself takes",
         "what the ledger can reserve",
     )
     modelmesh_model_concurrency: Concurrency = Group.MODELMESH.setting(
         0,
         "how many requests of one model ModelMesh may send at once; 0: no limit, instances: as "
         "many as the model has instances",
-    )
-    modelmesh_runtime_version: str = Group.MODELMESH.setting(
-        "v1", "version that is reported to ModelMesh until Triton reports its own"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Group.LOG.setting(
         "info", "lowest level that is logged"
@@ -425,7 +343,8 @@ class Settings(Rules):
     @property
     def all_roots(self) -> list[Path]:
         """Return the model roots, and the folder of single_model."""
-        return [*self.model_roots, *([self.single_model.parent] if self.single_model else [])]
+        beside = [self.single_model.folder.parent] if self.single_model else []
+        return [*self.model_roots, *beside]
 
     @property
     def has_metrics(self) -> bool:

@@ -5,7 +5,7 @@ The names and their defaults are those of kserve/modelmesh-runtime-adapter (docs
 
 from collections.abc import Iterator, Mapping
 
-from adapter.core.byte_sizes import format_size
+from adapter.core.byte_sizes import format_size, parse_size
 
 # A mesh counts in units of 8 KiB, in 32 bits with a sign.
 MAX_SIZE_BYTES = 2**44
@@ -13,14 +13,14 @@ MAX_SIZE_BYTES = 2**44
 _LEAST_BYTES, _LEAST_MODELS, _ENOUGH_MODELS = 512 * 2**20, 2, 10
 
 _AS_THEY_ARE = {
-    "CONTAINER_MEM_REQ_BYTES": "modelmesh_memory",
-    "MEM_BUFFER_BYTES": "modelmesh_memory_buffer",
     "LOADING_CONCURRENCY": "load_concurrency",
     "DEFAULT_MODELSIZE": "modelmesh_default_size",
     "MODELSIZE_MULTIPLIER": "size_factor",
-    "RUNTIME_VERSION": "modelmesh_runtime_version",
     "LIMIT_PER_MODEL_CONCURRENCY": "modelmesh_model_concurrency",
 }
+# of the memory of Triton's container, as in ModelMesh's own adapter
+_MEMORY, _BUFFER = "CONTAINER_MEM_REQ_BYTES", "MEM_BUFFER_BYTES"
+_BUFFER_BYTES = 256 * 2**20
 _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 
 
@@ -42,27 +42,59 @@ def _settings(environ: Mapping[str, str], listen_host: str) -> Iterator[tuple[st
         if value := environ.get(variable):
             yield variable, setting, value
     if value := environ.get("LOADTIME_TIMEOUT"):
-        yield "LOADTIME_TIMEOUT", "modelmesh_load_timeout_seconds", _milliseconds(value)
+        yield "LOADTIME_TIMEOUT", "load_timeout_seconds", _milliseconds(value)
+    capacity = _capacity(environ)
+    if capacity is not None:
+        yield _MEMORY, "modelmesh_capacity", capacity
     if root := environ.get("ROOT_MODEL_DIR"):
         yield "ROOT_MODEL_DIR", "repository", f"{root}/_triton_models"
         yield "ROOT_MODEL_DIR", "model_roots", f"/opt/ml/models:/models:{root}"
 
 
 def problems(environ: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with variables that are no settings."""
+    found = _memory_problems(environ)
     value = environ.get("USE_EMBEDDED_PULLER", "")
-    if value in _FALSE:
-        return []
-    problem = (
-        f"environment USE_EMBEDDED_PULLER: {value!r}: this adapter has no puller; "
-        "use the puller of the controller (no builtInAdapter)"
-    )
-    return [problem]
+    if value not in _FALSE:
+        found.append(
+            f"environment USE_EMBEDDED_PULLER: {value!r}: this adapter has no puller; "
+            "use the puller of the controller (no builtInAdapter)"
+        )
+    return found
 
 
 def warnings(environ: Mapping[str, str]) -> list[str]:
+    """Return which variables are set in vain, and why."""
     if not environ.get("MAX_CONC_KERAS_CONV_PROCS"):
         return []
     return ["environment MAX_CONC_KERAS_CONV_PROCS: ignored: Keras files are not converted here"]
+
+
+def _memory_problems(environ: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with the memory of Triton's container, and with Triton's part of it."""
+    found = []
+    sizes = {_MEMORY: 0, _BUFFER: _BUFFER_BYTES}
+    for name in sizes:
+        if text := environ.get(name):
+            try:
+                sizes[name] = parse_size(text)
+            except ValueError as error:
+                found.append(f"{name}: {text!r}: {error}")
+    if not found and environ.get(_MEMORY) and sizes[_MEMORY] <= sizes[_BUFFER]:
+        found.append(
+            f"{_MEMORY}: {environ[_MEMORY]!r}: is not more than {_BUFFER} "
+            f"({format_size(sizes[_BUFFER])}), which Triton itself takes"
+        )
+    return found
+
+
+def _capacity(environ: Mapping[str, str]) -> int | None:
+    """Return the memory that is left for models; None if it is not set, or has a problem."""
+    text = environ.get(_MEMORY)
+    if not text or _memory_problems(environ):
+        return None
+    buffer = environ.get(_BUFFER)
+    return parse_size(text) - (parse_size(buffer) if buffer else _BUFFER_BYTES)
 
 
 def refuse_capacity(capacity_bytes: int, default_size_bytes: int) -> None:

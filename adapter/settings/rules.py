@@ -95,13 +95,12 @@ class Rules(BaseModel):
         is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
         return EXTERNAL_REPOSITORY if path is None and is_shared else path
 
-    @field_validator("modelmesh_memory", check_fields=False)
+    @field_validator("modelmesh_capacity", check_fields=False)
     @classmethod
     def _enough_for_the_mesh(cls, size: int | None, info: ValidationInfo) -> int | None:
-        needed = ("modelmesh_memory_buffer", "modelmesh_default_size")
-        if size is not None and all(name in info.data for name in needed):
-            buffer, default = (info.data[name] for name in needed)
-            refuse_capacity(size - buffer, default)
+        default = info.data.get("modelmesh_default_size")
+        if size is not None and default is not None:
+            refuse_capacity(size, default)
         return size
 
     @field_validator("memory_source", mode="before", check_fields=False)

@@ -37,7 +37,7 @@ _OPTIONS = {
     f"{_TRITON}SHM_GROWTH_BYTE_SIZE": "--backend-config=python,shm-growth-byte-size=",
     f"{_TRITON}TENSORFLOW_VERSION": "--backend-config=tensorflow,version=",
 }
-# What Triton itself would take for true and false.
+# How Triton itself writes true and false.
 _SWITCH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
 _PING = "/ping waits for the single model and depends on no other"
@@ -72,7 +72,6 @@ def inherited(
 ) -> Iterator[tuple[str, str, object]]:
     """Yield each variable that stands for a setting: its name, the setting, and the value."""
     yield from _addresses(environ, is_embedded=is_embedded)
-    yield from _single_model(environ)
     yield from _triton_arguments(environ)
     if environ.get("SAGEMAKER_MULTI_MODEL") == "true":
         yield "SAGEMAKER_MULTI_MODEL", "on_triton_restart", "forget"
@@ -166,39 +165,39 @@ def _port_problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str
     ]
 
 
-def _single_model(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+def _single_model(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the variable that asks for a single model, and the model's folder."""
     many = environ.get("SAGEMAKER_MULTI_MODEL")
     model = environ.get(_DEFAULT_MODEL)
     if many != "true" and model:
-        yield _DEFAULT_MODEL, "single_model", f"{_ONE_MODEL}/{model}"
-    elif many == "false":
-        yield "SAGEMAKER_MULTI_MODEL", "single_model", _ONE_MODEL
+        return _DEFAULT_MODEL, f"{_ONE_MODEL}/{model}"
+    return ("SAGEMAKER_MULTI_MODEL", _ONE_MODEL) if many == "false" else None
 
 
 def _triton_arguments(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
-    """Yield the arguments of tritonserver, and the models that they name for its start."""
-    is_single = any(True for _ in _single_model(environ))
+    """Yield the arguments of tritonserver, and the single model with those that they name."""
+    single = _single_model(environ)
     variables: list[str] = []
     arguments: list[str] = []
-    helper_variables: list[str] = []
-    helpers: list[str] = []
+    sources = [single[0]] if single else []
+    names = [single[1]] if single else []
     for variable, words in _words(environ):
         models: list[str] = []
         others = words
-        if is_single:
+        if single:
             models, others = _split_off_models(words)
         # without a default model the package is all of /opt/ml/model, which is loaded anyway
-        if default := environ.get(_DEFAULT_MODEL):
-            helpers += [model for model in models if model != default]
-            if models:
-                helper_variables.append(variable)
+        default = environ.get(_DEFAULT_MODEL)
+        if models and default:
+            sources.append(variable)
+            names += [model for model in models if model != default]
         if others:
             variables.append(variable)
             arguments += others
     if arguments:
         yield ", ".join(variables), "triton_args", shlex.join(arguments)
-    if helpers:
-        yield ", ".join(helper_variables), "single_model_helpers", shlex.join(helpers)
+    if single:
+        yield ", ".join(sources), "single_model", names
 
 
 def _words(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
+_AT_FILE = "file:"
 _LISTENERS = ("http", "grpc", "admin")
 # Without a store each of these is an error or, if it is not a switch, of no use.
 _OF_STORES = [n for n in GROUPS[Group.ENDPOINT] if n not in {"model_store", "endpoints"}]
@@ -75,7 +76,7 @@ def load_settings(
         **_from_environment(environ, problems),
         **_from_flags(flags),
     }
-    given |= _token_of_file(given, problems)
+    _read_token(given, problems)
     written = {name: item.value for name, item in given.items()}
     problems += [
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
@@ -148,22 +149,21 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     return found
 
 
-def _token_of_file(given: Mapping[str, _Given], problems: list[str]) -> dict[str, _Given]:
-    """Return the content of `control_token_file` as `control_token`, if it is set."""
-    if (item := given.get("control_token_file")) is None:
-        return {}
-    if "control_token" in given:
-        other = given["control_token"].label
-        problems.append(f"{item.label}: {item.written!r}: {other} is set too; set one of them")
-        return {}
+def _read_token(given: dict[str, _Given], problems: list[str]) -> None:
+    """Put the content of the file that `control_token` names in its place, if it names one."""
+    item = given.get("control_token")
+    if item is None or not str(item.value).startswith(_AT_FILE):
+        return
+    del given["control_token"]
+    path = str(item.value).removeprefix(_AT_FILE)
     try:
-        text = Path(str(item.value)).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or "no text"
-        problems.append(f"{item.label}: {item.written!r}: {reason}")
-        return {}
-    origin = f"file {item.value}"
-    return {"control_token": _Given(text, origin, origin, "***")}
+        problems.append(f"{item.label}: {item.value!r}: {reason}")
+        return
+    origin = f"file {path}"
+    given["control_token"] = _Given(text, origin, origin, "***")
 
 
 def _from_file(
@@ -201,7 +201,7 @@ def _quoted(name: str, value: object) -> object:
 def _find_key_fault(key: str) -> str:
     """Return why the settings file may not have this key; empty if it may."""
     if key in SECRETS:
-        return f"no place for a secret: give it as {variable_of(key)}, or its file as {key}_file"
+        return f"no place for a secret: give it as {variable_of(key)}, or as file:PATH there"
     if key not in Settings.model_fields:
         return _no_such(key, list(Settings.model_fields))
     return ""
@@ -271,7 +271,7 @@ def _no_such(name: str, known: list[str]) -> str:
 def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
     name = str(detail["loc"][0])
     item = given[name]
-    inside = len(detail["loc"]) > 1  # one of several values
+    inside = len(detail["loc"]) > 1  # the problem is one of several values
     written = _quoted(name, detail["input"]) if inside else item.written
     is_list = detail["type"] == "tuple_type"
     if isinstance(detail.get("ctx", {}).get("error"), HoldsCredentials):

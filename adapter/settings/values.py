@@ -117,6 +117,23 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class SingleModel:
+    """The one package of a container, and folders beside it whose models its code names."""
+
+    folder: Path
+    helpers: tuple[str, ...] = ()  # names of the folders
+
+    def __str__(self) -> str:
+        return ":".join((str(self.folder), *self.helpers))
+
+
+def _single_model(value: object) -> SingleModel:
+    """Read `FOLDER` or `FOLDER:NAME...`, also as a list."""
+    folder, *helpers = value if isinstance(value, list) else str(value).split(":")
+    return SingleModel(Path(folder), tuple(helpers))
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointKey:
     """A key of callers of the endpoint: `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`."""
 
@@ -308,6 +325,11 @@ Endpoints = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(parse_endpoints, json_schema_input_type=_EndpointLines),
     Metavar("NAME=URL"),
+]
+Single = Annotated[
+    SingleModel,
+    BeforeValidator(_single_model, json_schema_input_type=_Texts),
+    Metavar("FOLDER[:NAME]"),
 ]
 Share = Annotated[
     Reserve, BeforeValidator(_reserve, json_schema_input_type=int | str), Metavar("PERCENT|SIZE")

@@ -227,13 +227,8 @@ class Fetch:
         return found
 
     def _refuse_too_much(self) -> None:
-        limit, files = self._limits.max_unpacked_bytes, self._version.files
-        if len(files) > MAX_ENTRIES:
+        if len(self._version.files) > MAX_ENTRIES:
             raise self._invalid(f"it holds more than {MAX_ENTRIES} objects")
-        if self._version.size_bytes > limit:
-            raise self._invalid(
-                f"it has {self._version.size_bytes} bytes; the limit is max_unpacked_bytes, {limit}"
-            )
 
     def _refuse_names(self) -> None:
         for file in self._version.files:

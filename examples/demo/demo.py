@@ -214,8 +214,9 @@ def invoke_endpoint(client, name, cache):
 def tour_endpoint(client):
     for name in ("ant", "bee", "cat"):
         invoke_endpoint(client, name, cache="miss")
-    invoke_endpoint(client, "ant", cache="hit")
-    print("  there is room for three, so the least recently used model, bee, is evicted:")
+    for name in ("ant", "cat"):
+        invoke_endpoint(client, name, cache="hit")
+    print("  there is room for three, so the model that was called least, bee, is evicted:")
     invoke_endpoint(client, "dog", cache="miss")
     invoke_endpoint(client, "bee", cache="disk")
 
@@ -226,8 +227,11 @@ def run_tours(scratch):
         tour_container(scratch, addresses)
     title = "An endpoint: four models of 200 MiB in a bucket, a device of 800 MiB, boto3"
     store = ["--model-store=s3://demo/models/", f"--cache-dir={scratch / 'cache'}"]
-    room = ["--memory-limit=800MiB", "--eviction=lru", "--min-residency-seconds=0"]
-    with step(title), bucket(scratch), adapter(scratch, *store, *room) as addresses:
+    with (
+        step(title),
+        bucket(scratch),
+        adapter(scratch, *store, "--memory-limit=800MiB") as addresses,
+    ):
         url = f"http://{addresses['http']}"
         tour_endpoint(boto3.client("sagemaker-runtime", endpoint_url=url))
 

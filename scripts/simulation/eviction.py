@@ -17,7 +17,8 @@ from typing import Any
 
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, TritonName
-from adapter.core.victims import POLICIES, Candidate, Policy, choose_victims
+from adapter.core.times import TURN_SECONDS
+from adapter.core.victims import Candidate, Cost, Policy, choose_victims
 from scripts.simulation.traffic import KINDS, Kind, Trace
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -27,8 +28,17 @@ DATA, PAGE, PLOT = (
     _DOCS / "images" / "eviction.svg",
 )
 SEEDS = 100
-_MIN_SECONDS = 1.0  # the default of min_residency_seconds
 _BEGIN, _END = "<!-- eviction: written by `make simulation` -->\n", "<!-- end of eviction -->\n"
+
+
+class LeastRecentlyUsed(Policy):
+    """Values models by the time of their last call: what the policy is compared with."""
+
+    def worth(self, model: Candidate) -> float:
+        return model.used_at
+
+    def explain(self, model: Candidate, now: float) -> str:
+        return f"not called for {now - model.used_at:.1f} s"
 
 
 class Offline(Policy):
@@ -85,7 +95,7 @@ def _evict(
 ) -> int:
     """Return how many bytes are freed."""
     candidates = [
-        replace(each, is_spared=True) if now - since[ModelId(each.name)] < _MIN_SECONDS else each
+        replace(each, is_spared=True) if now - since[ModelId(each.name)] < TURN_SECONDS else each
         for each in known.values()
     ]
     chosen = choose_victims(candidates, {HOST: missing_bytes}, policy)
@@ -102,8 +112,11 @@ def measure(kind: Kind, seed: int) -> dict[str, float]:
     for _ in trace.calls:
         now += draw.expovariate(1.0)
         times.append(now)
-    policies = {name: policy() for name, policy in POLICIES.items()}
-    policies["offline"] = Offline(trace.calls, times)
+    policies: dict[str, Policy] = {
+        "cost": Cost(),
+        "lru": LeastRecentlyUsed(),
+        "offline": Offline(trace.calls, times),
+    }
     return {name: cold_seconds(trace, times, policy) for name, policy in policies.items()}
 
 
@@ -149,7 +162,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 [each["mean"] - each["best"] for each in over],
                 [e["worst"] - e["mean"] for e in over],
             ]
-            label = "eviction: cost" if policy == "cost" else "knows all calls"
+            label = "cost" if policy == "cost" else "knows all calls"
             axes.errorbar(
                 [e["mean"] for e in over], names, xerr=ends, fmt=marker, capsize=3, label=label
             )

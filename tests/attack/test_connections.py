@@ -13,6 +13,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from tests.attack.test_descriptors import is_well, lacking
+from tests.constants import MOST_CONNECTIONS
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -129,8 +130,9 @@ def test_callers_who_cancel_leave_room_for_others(tmp_path: Path) -> None:
     """Triton works on each request of the slow model for longer than the test lasts."""
     slow = write_python_model(tmp_path / "slow", answer="import time; time.sleep(2)")
     quick = write_python_model(tmp_path / "quick")
-    flags = (f"--model-roots={tmp_path}", "--max-connections=8")
-    with embedded_adapter(*flags, COMPLETE, descriptors=_FEW) as adapter:
+    flags = (f"--model-roots={tmp_path}", COMPLETE)
+    few = {MOST_CONNECTIONS: 8}
+    with embedded_adapter(*flags, descriptors=_FEW, constants=few) as adapter:
         with closing(adapter.client()) as client:
             for name, package in (("slow", slow), ("quick", quick)):
                 assert client.load(name, package).status == 200

@@ -49,11 +49,6 @@ async def test_statistics_without_the_field_report_nothing(tmp_path):
     assert await asked(tmp_path, []) == {}
 
 
-async def test_a_triton_that_is_not_to_be_asked_reports_nothing(tmp_path):
-    statistics = [pb.ModelStatistics(name="m", memory_usage=[usage("GPU", 0, 5)])]
-    assert await asked(tmp_path, statistics, takes_reports=False) == {}
-
-
 async def test_a_triton_without_the_extension_is_an_error_of_the_backend(tmp_path):
     with pytest.raises(BackendError):
         await asked(tmp_path, None)

@@ -94,7 +94,7 @@ def test_with_a_secret_loads_want_its_token_and_the_helm_test_brings_it(tmp_path
     values = values_of("cpu") | {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
     [call] = only("Pod", values)["spec"]["containers"]
     script, _, mounted = call["args"]
-    assert variables(values)["ADAPTER_CONTROL_TOKEN_FILE"] == mounted
+    assert variables(values)["ADAPTER_CONTROL_TOKEN"] == f"file:{mounted}"
     file = tmp_path / "token"
     file.write_text("the-token-of-the-secret\n")
 
@@ -102,7 +102,7 @@ def test_with_a_secret_loads_want_its_token_and_the_helm_test_brings_it(tmp_path
         command = [sys.executable, "-c", script, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    with running_pod(values, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}) as pod:
+    with running_pod(values, {"ADAPTER_CONTROL_TOKEN": f"file:{file}"}) as pod:
         without = run(f"http://{pod.http}")
         brought = run(f"http://{pod.http}", str(file))
 

@@ -131,7 +131,7 @@ def test_each_key_has_its_secret_from_where_the_values_say(tmp_path):
     token = tmp_path / "token"
     token.write_text("the-token-of-the-secret")
     settings = settings_of(
-        KEYS, {"ADAPTER_ENDPOINT_KEYS": lines, "ADAPTER_CONTROL_TOKEN_FILE": str(token)}
+        KEYS, {"ADAPTER_ENDPOINT_KEYS": lines, "ADAPTER_CONTROL_TOKEN": f"file:{token}"}
     )
 
     assert [line.replace(str(tmp_path), "") for line in settings.endpoint_keys] == [
@@ -270,7 +270,7 @@ def test_the_helm_test_goes_round_the_signatures_by_its_token(tmp_path):
     environ = {
         "ADAPTER_CACHE_DIR": str(tmp_path / "cache"),
         "ADAPTER_ENDPOINT_KEYS": lines,
-        "ADAPTER_CONTROL_TOKEN_FILE": str(tmp_path / "token"),
+        "ADAPTER_CONTROL_TOKEN": f"file:{tmp_path}/token",
     }
 
     with running_pod(values, environ) as pod:

@@ -393,8 +393,7 @@ def test_the_control_token_is_mounted_where_it_is_asked_for_and_nowhere_else():
     [mount] = [
         m for m in containers(pod)["adapter"]["volumeMounts"] if m["name"] == "control-token"
     ]
-    assert variables(values)["ADAPTER_CONTROL_TOKEN_FILE"] == f"{mount['mountPath']}/token"
-    assert "ADAPTER_CONTROL_TOKEN" not in variables(values)
+    assert variables(values)["ADAPTER_CONTROL_TOKEN"] == f"file:{mount['mountPath']}/token"
 
 
 def test_helm_test_keeps_its_pod_for_the_logs():

@@ -18,7 +18,7 @@ from tests.chart.chart import (
 def loaded(values):
     """Without what has its secrets in files of the pod."""
     here = variables(values)
-    for name in ("ADAPTER_CONTROL_TOKEN_FILE", "ADAPTER_ENDPOINT_KEYS"):
+    for name in ("ADAPTER_CONTROL_TOKEN", "ADAPTER_ENDPOINT_KEYS"):
         here.pop(name, None)
     return load_settings({}, here, None)
 
@@ -30,7 +30,10 @@ def test_the_adapter_takes_the_environment_without_a_warning(path):
 
 @rows("path", CASES)
 def test_every_variable_is_a_setting(path):
-    known = {variable_of(name) for name in Settings.model_fields} | {"CONTAINER_MEM_REQ_BYTES"}
+    known = {variable_of(name) for name in Settings.model_fields} | {
+        "CONTAINER_MEM_REQ_BYTES",
+        "MEM_BUFFER_BYTES",
+    }
 
     assert set(variables(values_of(case(path)))) <= known
 
@@ -194,7 +197,7 @@ def test_the_models_of_the_values_are_loaded_at_the_start_and_again_after_triton
 
     assert settings.load_at_start == ("fraud=teams/risk/fraud-7", "shared/*")
     assert str(settings.model_roots[0]) == "/models/store"
-    assert (settings.ready_when, settings.on_triton_restart) == ("models", "auto")
+    assert settings.on_triton_restart == "auto"
 
 
 def test_a_pod_gets_the_models_back_that_triton_lost_unless_its_platform_does():

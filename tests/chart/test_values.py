@@ -30,6 +30,12 @@ BY_SCHEMA = [
     ({"replicas": 2}, "''", "'replicas' not allowed"),
     ({"adapter": {"resource": {}}}, "'/adapter'", "'resource' not allowed"),
     ({"settings": {"memory_limits": "8GiB"}}, "'/settings'", "'memory_limits' not allowed"),
+    # of a build that had more settings
+    (
+        {"settings": {"unload_stall_seconds": 30, "eviction": "lru"}},
+        "'/settings'",
+        "'eviction', 'unload_stall_seconds' not allowed",
+    ),
     ({"settings": {"triton": "embedded"}}, "'/settings'", "'triton' not allowed"),
     ({"settings": {"repository": "/models/r"}}, "'/settings'", "'repository' not allowed"),
     ({"settings": {"triton_http": "triton:8000"}}, "'/settings'", "'triton_http' not allowed"),
@@ -154,13 +160,6 @@ BY_RULE = [
             "metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
         },
         "metrics.serviceMonitor.enabled: metrics.podMonitor.enabled scrapes",
-    ),
-    (
-        {
-            "adapter": {"controlToken": {"existingSecret": "s"}},
-            "settings": {"control_token_file": "/run/t"},
-        },
-        "adapter.controlToken.existingSecret: settings.control_token_file is set too",
     ),
     (
         {**RUNTIME, "adapter": {"controlToken": {"existingSecret": "s"}}},

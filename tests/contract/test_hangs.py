@@ -1,8 +1,6 @@
 """A Triton that lives and answers nothing is ended; one that is busy is not."""
 
 import asyncio
-import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ import pytest
 
 from adapter.backend.liveness import HangDetector
 from tests.asking import Gate, background
+from tests.constants import TRITON_HANG
 from tests.processes import is_alive, suspend, triton_client, tritonserver
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -21,7 +20,7 @@ from tests.trees import infer_body, write_python_model
 def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
     with (
         embedded_adapter(
-            COMPLETE, "--triton-hang-seconds=5", "--on-triton-restart=forget"
+            COMPLETE, "--on-triton-restart=forget", constants={TRITON_HANG: 5}
         ) as adapter,
         closing(adapter.client()) as client,
     ):
@@ -39,23 +38,6 @@ def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
         assert len(adapter.events("triton.ended")) == 1
 
 
-@pytest.mark.triton
-def test_a_triton_that_stands_still_is_left_alone_where_that_is_wanted() -> None:
-    with embedded_adapter(COMPLETE, "--triton-hang-seconds=0") as adapter:
-        stopped = tritonserver(adapter)
-        suspend(stopped)
-        adapter.wait_for("triton.unreachable", 60)
-        assert "triton-hang-watch" not in tasks(adapter)
-        os.kill(stopped, signal.SIGCONT)
-        wait_until(lambda: ping(adapter) == 200, 30, "Triton answers again")
-        assert adapter.events("triton.ended") == []
-
-
-def tasks(adapter: RunningAdapter) -> str:
-    with closing(Client(adapter.admin)) as admin:
-        return admin.get("/debug/tasks").body.decode()
-
-
 def ping(adapter: RunningAdapter) -> int:
     with closing(adapter.client()) as client:
         return client.get("/ping").status
@@ -65,7 +47,7 @@ def ping(adapter: RunningAdapter) -> int:
 def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> None:
     """A load over Triton's HTTP port takes one of its eight threads for as long as it goes on."""
     with (
-        embedded_adapter(COMPLETE, "--triton-hang-seconds=5") as adapter,
+        embedded_adapter(COMPLETE, constants={TRITON_HANG: 5}) as adapter,
         background(adapter, 16) as others,
     ):
         for number in range(16):

@@ -73,7 +73,6 @@ class Play:
                 scripts[f"{key}@{version}"] = self._draw_script()
         settings = StoreSettings(
             pin=random.choice(((), ("s0",))),
-            policy=random.choice(("cost", "lru")),
             idle_unload_seconds=random.choice((0.0, 0.0, 40.0)),
             revalidate_seconds=3.0 if self.is_crowded else random.choice((0.0, 20.0)),
         )

@@ -19,8 +19,7 @@ from tests.trees import CONFIG, infer_body, write_python_model
 
 MODEL_BYTES = 100 * 2**20
 _OUTPUT = 'output [{ name: "MACHINE" data_type: TYPE_STRING dims: [1] }]'
-# the least recently used model is evicted, so that a test knows which one
-_FLAGS = ("--triton=embedded", "--on-demand", "--drain-min-seconds=2", "--eviction=lru", COMPLETE)
+_FLAGS = ("--triton=embedded", "--on-demand", "--drain-min-seconds=2", COMPLETE)
 
 
 def room_for(models: int) -> tuple[str, ...]:

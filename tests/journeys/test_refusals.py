@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from adapter._proto import model_runtime_pb2 as mesh
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from tests.asking import Gate
+from tests.constants import LOAD_WAIT
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, pb
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
@@ -24,8 +25,6 @@ pytestmark = pytest.mark.triton
 LIMIT = 2**20
 FLAGS = (
     f"--max-body-bytes={LIMIT}",
-    f"--grpc-max-message-bytes={LIMIT}",
-    "--load-wait-seconds=0.1",
     "--model-wait-seconds=0.1",
     COMPLETE,
 )
@@ -49,7 +48,7 @@ class Models:
             f"--model-store={self.root}",
             f"--cache-dir={self.root.with_name(name)}",
         )
-        with embedded_adapter(*flags, *FLAGS) as adapter:
+        with embedded_adapter(*flags, *FLAGS, constants={LOAD_WAIT: 0.1}) as adapter:
             yield adapter
 
 

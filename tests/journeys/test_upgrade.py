@@ -6,17 +6,19 @@ import subprocess
 import tarfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adapter.backend.sizes_file import FILE_NAME
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.ports import free_ports
 from tests.processes import beside
-from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -97,23 +99,38 @@ def _sizes(adapter: RunningAdapter) -> dict[str, object]:
     return {each["model_id"]: each["bytes"] for each in adapter.state()["models"]}
 
 
+@contextmanager
+def running(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[RunningAdapter]:
+    """Start an adapter whose repository outlives it."""
+    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ)
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        assert adapter.stop() == 0, adapter.errors
+
+
+def _kept_sizes(repository: Path) -> dict[str, Any]:
+    return json.loads((repository / FILE_NAME).read_text())
+
+
 def test_sizes_of_a_store_are_known_after_an_upgrade(previous: dict[str, str], tmp_path: Path):
     """The earlier cache does not say which version the store named last: it is fetched again."""
     store, names = Store(tmp_path / "store"), ("a.tar.gz", "b.tar.gz")
     for number, name in enumerate(names, start=1):
         store.put(name, number, weights=bytes(MIB))
     flags = (f"--model-store={store.path}", f"--cache-dir={tmp_path / 'cache'}", "--on-demand")
-    sizes_file = tmp_path / "sizes.json"
-    flags = (*flags, f"--sizes-file={sizes_file}")
-    with embedded_adapter(*flags, environ=previous) as old, closing(Caller(old)) as caller:
+    repository = tmp_path / "repository"
+    flags = (*flags, f"--repository={repository}")
+    with running(*flags, environ=previous) as old, closing(Caller(old)) as caller:
         assert [caller.invoke(name) for name in names] == [(1, "miss"), (2, "miss")]
-    kept = json.loads(sizes_file.read_text())
+    kept = _kept_sizes(repository)
 
-    with embedded_adapter(*flags) as new, closing(Caller(new)) as caller:
+    with running(*flags) as new, closing(Caller(new)) as caller:
         assert [caller.invoke(name) for name in names] == [(1, "miss"), (2, "miss")]
 
         def are_known() -> bool:
-            return kept["models"].keys() <= json.loads(sizes_file.read_text())["models"].keys()
+            return kept["models"].keys() <= _kept_sizes(repository)["models"].keys()
 
         wait_until(are_known, 30, "the sizes of both are known")
         check_agreement(new)

@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 
 from adapter.backend.processes import resident_bytes
+from tests.constants import MOST_CONNECTIONS
 from tests.grpc_calls import infer_request
 from tests.processes import descendants, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
@@ -31,7 +32,7 @@ _PATIENCE_SECONDS = 0.02
 _MODEL_SECONDS = 0.05
 _VALUES = [1.0] * 4_000  # 16 kB as binary, 20 kB as JSON
 _MODEL = "slow"
-_FEW_CONNECTIONS = "--max-connections=60"
+_FEW_CONNECTIONS = {MOST_CONNECTIONS: 60}
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _KINDS = ("REST", "gRPC")
 
@@ -136,8 +137,8 @@ def measure(kind: str, *, is_straight: bool, seconds: float = SECONDS) -> Outcom
         slow = f"import time; time.sleep({_MODEL_SECONDS})"
         slow_model = write_python_model(Path(folder, _MODEL), answer=slow)
         quick_model = write_python_model(Path(folder, "quick"))
-        flags = (COMPLETE, f"--model-roots={folder}", _FEW_CONNECTIONS)
-        with embedded_adapter(*flags) as adapter:
+        flags = (COMPLETE, f"--model-roots={folder}")
+        with embedded_adapter(*flags, constants=_FEW_CONNECTIONS) as adapter:
             with closing(adapter.client()) as client:
                 for name, package in ((_MODEL, slow_model), ("quick", quick_model)):
                     assert client.load(name, package).status == 200

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from adapter.backend.tritonserver import prepare
+from tests.constants import FEWEST_CONNECTIONS, NEVER, TRITON_HANG
 from tests.journeys.memory.models import write_eater
 from tests.journeys.observability.prometheus import (
     Prometheus,
@@ -70,8 +71,12 @@ def in_a_loop(act: Callable[[], object]) -> Iterator[None]:
         raise failed[0]
 
 
-def started(*flags: str, descriptors: int | None = None) -> RunningAdapter:
-    adapter = RunningAdapter(*EMBEDDED, *flags, descriptors=descriptors)
+def started(
+    *flags: str,
+    descriptors: int | None = None,
+    constants: Mapping[str, float] | None = None,
+) -> RunningAdapter:
+    adapter = RunningAdapter(*EMBEDDED, *flags, descriptors=descriptors, constants=constants)
     adapter.wait_for("adapter.listening", listener="admin")
     return adapter
 
@@ -251,9 +256,14 @@ def pod(
     """Makes the pod, with these flags; it is watched before it has started."""
     made: list[Fault] = []
 
-    def make(*flags: str, waits: bool = True, descriptors: int | None = None) -> Fault:
+    def make(
+        *flags: str,
+        waits: bool = True,
+        descriptors: int | None = None,
+        constants: Mapping[str, float] | None = None,
+    ) -> Fault:
         roots = f"--model-roots={tmp_path}"
-        adapter = started(roots, COMPLETE, *flags, descriptors=descriptors)
+        adapter = started(roots, COMPLETE, *flags, descriptors=descriptors, constants=constants)
         fault = Fault(prometheus, tmp_path, request.node.name, adapter, record_property)
         made.append(fault)
         prometheus.watch(adapter.admin, job=fault.job)
@@ -295,7 +305,7 @@ def test_a_pod_that_was_drained_and_stays(pod):
 
 
 def test_a_triton_that_stands_still(pod):
-    fault = pod("--triton-hang-seconds=0")
+    fault = pod(constants={TRITON_HANG: NEVER})
     pid = tritonserver(fault.adapter)
     suspend(pid)
     try:
@@ -439,7 +449,7 @@ def test_a_load_that_does_not_end(pod):
 
 
 def test_callers_that_keep_connections(pod):
-    fault = pod("--max-connections=5000", descriptors=400)
+    fault = pod(constants={FEWEST_CONNECTIONS: 5000}, descriptors=400)
     host, _, port = fault.adapter.http.rpartition(":")
     with ExitStack() as callers:
         for _ in range(330):

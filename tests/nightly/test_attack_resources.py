@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.constants import HANG
 from tests.processes import tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -287,9 +288,9 @@ def test_all_is_well_soon_after_minutes_without_descriptors_in_which_triton_died
     root: Path, seconds: float, seed: int
 ) -> None:
     draw = random.Random(seed)
-    flags = (f"--model-roots={root}", "--unload-stall-seconds=8")
+    flags = (f"--model-roots={root}",)
     with (
-        embedded_adapter(*flags, descriptors=_DESCRIPTORS) as adapter,
+        embedded_adapter(*flags, descriptors=_DESCRIPTORS, constants={HANG: 8}) as adapter,
         closing(adapter.client()) as client,
         closing(Client(adapter.admin)) as admin,
     ):
@@ -352,8 +353,8 @@ def test_small_requests_are_answered_whatever_others_use_up(
     root: Path, seconds: float, seed: int
 ) -> None:
     draw = random.Random(seed)
-    flags = (f"--model-roots={root}", "--unload-stall-seconds=8")
-    with embedded_adapter(*flags, descriptors=_DESCRIPTORS) as adapter:
+    flags = (f"--model-roots={root}",)
+    with embedded_adapter(*flags, descriptors=_DESCRIPTORS, constants={HANG: 8}) as adapter:
         with closing(adapter.client()) as client:
             assert client.load("oracle", root / "oracle").status == 200
             assert client.load("short", root / "short").status == 200

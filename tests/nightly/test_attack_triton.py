@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import triton_index
+from tests.constants import HANG, TRITON_HANG, UNLOAD
 from tests.processes import descendants, is_alive, stubs, tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -217,9 +218,9 @@ def test_what_dies_hangs_or_is_left_harms_nobody_else(
     tmp_path: Path, seconds: float, seed: int
 ) -> None:
     write_models(tmp_path)
-    times = ("--infer-timeout-seconds=2", "--unload-timeout-seconds=16", "--unload-stall-seconds=1")
-    flags = (f"--model-roots={tmp_path}", "--triton-hang-seconds=3", *times)
-    with embedded_adapter(*flags) as adapter:
+    times = {UNLOAD: 16, HANG: 1, TRITON_HANG: 3}
+    flags = (f"--model-roots={tmp_path}", "--infer-timeout-seconds=2")
+    with embedded_adapter(*flags, constants=times) as adapter:
         attack = Attack(adapter, tmp_path, seed)
         attack.load_all()
         attack.play(seconds)

@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import quoted
+from tests.constants import HANG, STORE, UNLOAD
 from tests.nightly.bad_bucket import BadBucket, Mood, bad_bucket
 from tests.nightly.endpoint_callers import (
     ACCESS_KEY,
@@ -118,10 +119,8 @@ class Soak:
             f"--model-wait-seconds={MODEL_WAIT_SECONDS}",
             "--memory-source=off",
             "--memory-reserve=0",
-            "--store-timeout-seconds=2",
             "--revalidate-seconds=1",
-            "--unload-timeout-seconds=30",
-            "--unload-stall-seconds=3",
+            constants={STORE: 2, UNLOAD: 30, HANG: 3},
             environ={
                 **self.bucket.environ,
                 "SOAK_SECRET": SECRET,

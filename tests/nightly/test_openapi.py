@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.constants import LOAD_WAIT, UNLOAD
 from tests.journeys.v2.calls import uploading_adapter
 from tests.openapi.playing import (
     AT_ADMIN,
@@ -26,11 +27,7 @@ AWAY = """
 expected-statuses = ["2xx", "4xx", "503", "504"]
 """
 REFUSED = ("--exclude-checks=positive_data_acceptance,negative_data_rejection",)
-HASTY = (
-    "--load-wait-seconds=1",
-    "--model-wait-seconds=1",
-    "--unload-timeout-seconds=2",
-)
+HASTY = ("--model-wait-seconds=1",)
 
 
 def test_any_requests_are_answered_as_described(seconds, seed, tmp_path: Path):
@@ -56,7 +53,8 @@ def test_while_triton_is_away_each_call_is_answered_as_described(
     store = (f"--model-store={EXAMPLES}", f"--cache-dir={tmp_path_factory.mktemp('cache')}")
     with ExitStack() as stack:
         with embedded_adapter(COMPLETE) as triton:
-            adapter = uploading_adapter(triton, EXAMPLES, *store, *HASTY)
+            quick = {LOAD_WAIT: 1, UNLOAD: 2}
+            adapter = uploading_adapter(triton, EXAMPLES, *store, *HASTY, constants=quick)
             stack.callback(adapter.stop)
             with closing(adapter.client()) as client:
                 assert client.load("identity", EXAMPLES / "identity").status == 200

@@ -29,8 +29,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
     token = tmp_path_factory.mktemp("secret") / "token"
     token.write_text(TOKEN)
     store = (f"--model-store={EXAMPLES}", f"--cache-dir={tmp_path_factory.mktemp('cache')}")
-    keys = ("--endpoint-keys=AKID env:SECRET_OF_TESTS *", f"--control-token-file={token}")
-    with embedded_adapter(*store, *keys, COMPLETE, environ={"SECRET_OF_TESTS": "s" * 40}) as one:
+    keys = "--endpoint-keys=AKID env:SECRET_OF_TESTS *"
+    secrets = {"SECRET_OF_TESTS": "s" * 40, "ADAPTER_CONTROL_TOKEN": f"file:{token}"}
+    with embedded_adapter(*store, keys, COMPLETE, environ=secrets) as one:
         yield one
 
 

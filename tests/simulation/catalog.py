@@ -12,7 +12,6 @@ from tests.simulation.store import STORE_FAULTS, Item
 _KEYS = "mnopqrstuvw"
 _VERSIONS = 4
 _MOST_BLOCKS = 6
-_LRU_REMAINDER = 2  # of the seed divided by three, on days that evict the least recently used
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class Terms:
     fetch_concurrency: int
     revalidate_seconds: float
     most_waiting: tuple[int, int]  # in all, for one
-    eviction: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,6 @@ def drawn_catalog(seed: int, room: int, shifts: int) -> tuple[Catalog | None, li
     kind = random.choice(("none", "none", "alone", "alone", "both"))
     if kind == "none":
         return None, []
-    policy = "lru" if seed % 3 == _LRU_REMAINDER else "cost"
     keys = _KEYS[: random.randint(2, len(_KEYS))]
     versions = {key: _versions(random, key, room) for key in keys}
     sizes = [
@@ -61,7 +58,7 @@ def drawn_catalog(seed: int, room: int, shifts: int) -> tuple[Catalog | None, li
         is_alone=kind == "alone",
         is_exact=random.random() < 0.7,
         disk_bytes=random.choice((2 * sum(sizes), sum(sizes) * 2 // 3)),
-        terms=tuple(_terms(random, keys, sizes, policy) for _ in range(shifts)),
+        terms=tuple(_terms(random, keys, sizes) for _ in range(shifts)),
     )
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _FAULTS}
     entries = [entry for shift in range(shifts) for entry in _entries(random, shift, keys, rates)]
@@ -96,7 +93,7 @@ def _versions(random: Random, key: str, room: int) -> tuple[Item, ...]:
     return tuple(found)
 
 
-def _terms(random: Random, keys: str, sizes: list[int], eviction: str) -> Terms:
+def _terms(random: Random, keys: str, sizes: list[int]) -> Terms:
     return Terms(
         cache_limit=random.choice((None, sum(sizes), max(*sizes, sum(sizes) // 2))),
         pin=tuple(random.sample(keys, random.choice((0, 0, 1)))),
@@ -106,7 +103,6 @@ def _terms(random: Random, keys: str, sizes: list[int], eviction: str) -> Terms:
         fetch_concurrency=random.choice((1, 4)),
         revalidate_seconds=random.choice((0.0, 2.0, 30.0)),
         most_waiting=random.choice(((256, 32), (256, 32), (6, 3))),
-        eviction=eviction,
     )
 
 

@@ -179,7 +179,6 @@ def _read_settings(settings: Settings, terms: Terms | None) -> ControlSettings:
         )
         stores = StoreSettings(
             pin=terms.pin,
-            policy=terms.eviction,
             idle_unload_seconds=terms.idle_unload_seconds,
             revalidate_seconds=terms.revalidate_seconds,
             max_waiting=terms.most_waiting[0],

@@ -157,15 +157,14 @@ async def test_an_archive_that_escapes_is_refused_by_the_words_of_unpacking(fold
     assert not names(cache.cache.root / "work")
 
 
-async def test_what_unpacks_to_more_than_the_limit_is_refused(folder, open_cache):
+async def test_only_an_archive_of_more_than_the_limit_is_refused(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive({"model.bin": bytes(3 * 2**20)}))
     (folder / "b").mkdir()
     (folder / "b/model.bin").write_bytes(bytes(3 * 2**20))
     cache = await open_cache(folder, max_unpacked_bytes=2**20)
-    with pytest.raises(InvalidModel, match="max_unpacked_bytes"):
+    with pytest.raises(InvalidModel, match=r"more than 1048576 bytes.* a folder has none"):
         await cache.fetch("a.tar.gz")
-    with pytest.raises(InvalidModel, match="max_unpacked_bytes"):
-        await cache.fetch("b")
+    await cache.fetch("b")
 
 
 async def test_a_damaged_archive_is_named_by_its_key_not_by_where_it_was_put(folder, open_cache):

@@ -42,26 +42,19 @@ HELD = {
         "1234.5",
         {"load", "_load_timeout", "load_seconds"},
     ),
-    "unload_timeout_seconds": ("1235.5", {"unload", "unload_seconds"}),
-    "unload_stall_seconds": ("7.25", {"stall"}),
     "infer_timeout_seconds": ("1236.5", {"_timeout", "_seconds"}),
-    "load_wait_seconds": ("1237.5", {"_load_wait_seconds", "_load_wait"}),
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
     "size_factor": ("1.875", {"size_factor", "_factor"}),
-    "default_size": ("123457", {"default_bytes"}),
-    "max_body_bytes": ("1234567", {"_max_body", "max_body", "max_unpacked"}),
-    "grpc_max_message_bytes": (
-        "345678",
-        {"direct", "stream", "unary", "_max_message_bytes"},
+    "max_body_bytes": (
+        "1234567",
+        {"_max_body", "max_body", "max_unpacked"}
+        | {"direct", "stream", "unary", "_max_message_bytes"},
     ),
     "load_concurrency": ("87", {"load_concurrency", "count", "_count"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
-    "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
     "memory_limit": ("98765432109", {"limit_bytes"}),
     "modelmesh_default_size": ("567891", {"default_bytes", "mesh_default_bytes"}),
-    "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
-    "modelmesh_memory": ("9876543210", {"_container_bytes"}),
-    "max_connections": ("501", {"_most", "_max_connections", "max_connections"}),
+    "modelmesh_capacity": ("9876543210", {"_capacity_bytes"}),
 }
 
 
@@ -171,8 +164,6 @@ SEEN = {
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
     "model_roots": Look(["/a", "/b"], lambda a: a._control.models.packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
-    "ready_when": Look("started", lambda a: str(a._needs_wanted), "False"),
-    "reported_sizes": Look("false", lambda a: str(a._triton._takes_reports), "False"),
     "gpu_placement": Look(
         "most_free", lambda a: str(a._control.memory.settings.places_gpus), "True"
     ),
@@ -180,7 +171,6 @@ SEEN = {
     "memory_reserve": Look(
         "123MiB", lambda a: a._control.memory.settings.headroom_of(0), 123 * 2**20
     ),
-    "sizes_file": Look("/kept", lambda a: a._control.housekeeping.sizes._path, Path("/kept")),
     "on_triton_restart": Look("reload", lambda a: a._control.status.setting, OnExit.RELOAD),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
@@ -195,17 +185,12 @@ SEEN = {
 SHOWN = {
     "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
     **dict.fromkeys(
-        ("model_store", "endpoints", "cache_dir", "cache_limit", "fetch_concurrency"),
+        ("model_store", "endpoints", "cache_dir", "cache_limit"),
         "unit/test_wiring.py::test_stores_and_their_cache_are_as_their_settings_say",
-    ),
-    "store_timeout_seconds": (
-        "store/test_web.py::test_a_store_that_falls_silent_is_given_up_after_the_timeout"
     ),
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
     ),
-    "single_model_helpers": "unit/packages/test_models_beside.py"
-    "::test_helpers_belong_to_the_package_with_their_steps",
     "load_at_start": "journeys/sagemaker/test_load_at_start.py"
     "::test_probes_say_ready_when_every_wanted_model_is_loaded",
     "listen_host": (
@@ -219,30 +204,17 @@ SHOWN = {
     "admin": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "control_token": "journeys/access/test_control_token.py"
     "::test_a_control_call_over_rest_without_the_token_is_401",
-    "control_token_file": "journeys/access/test_control_token.py"
-    "::test_a_control_call_over_rest_without_the_token_is_401",
     "metrics": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "allowed_hosts": "frontends/http/test_sites.py::test_on_loopback_its_own_names_are_known",
-    "triton_hang_seconds": (
-        "contract/test_hangs.py::test_a_triton_that_stands_still_is_ended_and_started_again"
-    ),
     **dict.fromkeys(
         (
             *("pin", "preload", "idle_unload_seconds", "model_wait_seconds", "on_demand"),
             "revalidate_seconds",
-            "eviction",
-            "min_residency_seconds",
         ),
         "unit/test_wiring.py::test_models_on_demand_are_as_their_settings_say",
     ),
-    "modelmesh_load_timeout_seconds": (
-        "frontends/grpc/modelmesh/test_status.py::test_no_longer_load_is_promised_than_is_allowed"
-    ),
     "modelmesh_model_concurrency": (
         "frontends/grpc/modelmesh/test_load.py::test_a_model_is_told_with_its_limit"
-    ),
-    "modelmesh_runtime_version": (
-        "frontends/grpc/modelmesh/test_status.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
     ),
     "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
     "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
@@ -265,7 +237,6 @@ def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
         "endpoints": ["team=/team"],
         "cache_dir": str(tmp_path),
         "cache_limit": "3GiB",
-        "fetch_concurrency": "7",
     }
     cache = part(Adapter(load_settings(flags, {}, None)), ArtifactCache)
     assert {name: str(each.store.location) for name, each in cache._versions.items()} == {
@@ -273,7 +244,6 @@ def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
         "team": "/team",
     }
     assert (cache.root, cache.limit_bytes) == (tmp_path, 3 * 2**30)
-    assert {slots._count for slots in cache._slots.values()} == {7}
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
@@ -288,14 +258,12 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
         "model_wait_seconds": "72.5",
         "load_concurrency": "7",
         "revalidate_seconds": "73.5",
-        "eviction": "lru",
-        "min_residency_seconds": "74.5",
     }
     adapter = Adapter(load_settings(flags, {}, None))
     settings = part(adapter, StoreSettings)
-    assert (settings.pin, settings.policy) == (("a*",), "lru")
+    assert settings.pin == ("a*",)
     assert (settings.idle_unload_seconds, settings.revalidate_seconds) == (71.5, 73.5)
-    assert (settings.load_concurrency, settings.min_residency_seconds) == (7, 74.5)
+    assert settings.load_concurrency == 7
     assert part(adapter, TimeLimits).model_wait == 72.5
     assert str(adapter._control.key_of(adapter._settings.preload[0])) == "b.zip"
     served = part(adapter, ContainerContracts).v2._wait_for_lease.__self__

@@ -61,9 +61,10 @@ class MessageLimits:
     direct: int = 2**31 - 1  # a ModelInfer that goes to Triton directly, and its answer
 
     @classmethod
-    def of(cls, size: int | None) -> Self:
-        """Return the same limit for all messages, or the defaults for None."""
-        return cls() if size is None else cls(size, size, size)
+    def within(cls, size: int) -> Self:
+        """Return the limits, none of them above `size`."""
+        usual = cls()
+        return cls(min(usual.unary, size), min(usual.stream, size), min(usual.direct, size))
 
 
 class GrpcCall:

@@ -69,20 +69,15 @@ class MeshSizes:
         *,
         default_bytes: int,
         size_factor: float | None,  # the operator's, if any
-        memory_bytes: int | None,
-        buffer_bytes: int,
+        capacity_bytes: int | None,  # for models in Triton's container; None: unknown
     ) -> None:
-        """`memory_bytes`: that of Triton's container, of which `buffer_bytes` are not for models;
-        None: unknown.
-        """
         self.default_bytes = default_bytes
         self._registry = models.registry
         self._state = state
         self._books = books
         self._changed = asyncio.Event()  # set when what ModelMesh counts may have shrunk
         self._factor = size_factor or SIZE_FACTOR
-        self._container_bytes = memory_bytes
-        self._buffer = buffer_bytes
+        self._capacity_bytes = capacity_bytes
 
     def capacity(self) -> int:
         """Return what the ledger can grant for as long as the pod lives; without a GPU at most the
@@ -93,10 +88,10 @@ class MeshSizes:
         bounds = []
         if devices:
             bounds.append(sum(self._promised(*each) for each in devices.items()))
-        if self._container_bytes is not None and devices.keys() <= {HOST, UNSEEN}:
-            bounds.append(self._container_bytes - self._buffer)
+        if self._capacity_bytes is not None and devices.keys() <= {HOST, UNSEEN}:
+            bounds.append(self._capacity_bytes)
         if not bounds:
-            names = "modelmesh_memory (CONTAINER_MEM_REQ_BYTES) or memory_limit"
+            names = "modelmesh_capacity (CONTAINER_MEM_REQ_BYTES) or memory_limit"
             raise BackendError(f"no memory is measured here: set {names}")
         try:
             refuse_capacity(min(bounds), self.default_bytes)

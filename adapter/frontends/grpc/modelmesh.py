@@ -50,6 +50,7 @@ _OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 
 # ModelMesh asks every 2 s; it gets the result of a longer purge the next time.
 _PURGE_SECONDS = 1.0
+_VERSION = "v1"  # until Triton reports its own
 _PRESENT = COMING | {ModelState.READY}
 _RETRY_SECONDS = 0.25
 # Calls that name a model, in field 1. ModelMesh refuses all others, and cannot proxy streams.
@@ -68,17 +69,13 @@ class Triton(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the runtime. `promised_seconds`: the most that is reported to ModelMesh
-    of `load_seconds`. `model_concurrency`: requests that a model takes at a time, 0 for no limit, a
-    text for as many as it has instances. `version` is told while Triton does not tell its own.
-    """
+    """Holds the limits that ModelMesh is told, and goes by."""
 
     load_seconds: float
     unload_seconds: float
-    promised_seconds: float
     load_concurrency: int
+    # requests of one model at a time; 0 for no limit, a text for as many as it has instances
     model_concurrency: int | str
-    version: str
 
 
 class ModelRuntime:
@@ -189,7 +186,7 @@ class ModelRuntime:
         return. `size` is counted for the load in between; a lack of room is no error here.
         """
         with self._metrics.waiting_load("memory"):
-            await self._sizes.wait_for_evictions(self._told_seconds() / 2)
+            await self._sizes.wait_for_evictions(self._options.load_seconds / 2)
         # counted before the slot: the next load waits for what ModelMesh evicts for this size
         self._sizes.count(model_id, size)
         with self._metrics.waiting_load("turn"):
@@ -273,9 +270,9 @@ class ModelRuntime:
             status=pb.RuntimeStatusResponse.READY,
             capacityInBytes=self._sizes.tell(),
             maxLoadingConcurrency=options.load_concurrency,
-            modelLoadingTimeoutMs=int(self._told_seconds() * 1000),
+            modelLoadingTimeoutMs=int(options.load_seconds * 1000),
             defaultModelSizeInBytes=self._sizes.default_bytes,
-            runtimeVersion=self._server.version or options.version,
+            runtimeVersion=self._server.version or _VERSION,
             methodInfos={
                 f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
                     idInjectionPath=[1]
@@ -284,10 +281,6 @@ class ModelRuntime:
             },
             limitModelConcurrency=options.model_concurrency != 0,
         )
-
-    def _told_seconds(self) -> float:
-        """Return how long ModelMesh is told that a load may take."""
-        return min(self._options.load_seconds, self._options.promised_seconds)
 
     async def _purged(self) -> bool:
         """Return whether nothing is loaded: at its start ModelMesh counts all memory as free."""

@@ -42,7 +42,10 @@ _SHARE = 64
 _NO_NEW_LOOK_SECONDS = 0.1
 _LINGER_SECONDS = 1.0
 _OTHER_DESCRIPTORS = 100
-_FEWEST, _MOST = 16, 10_000
+# Of a listener. Where descriptors are few, so many are served all the same. Above the second figure
+# a proxy should share out connections; each takes some 30 kB here.
+FEWEST_CONNECTIONS = 16
+MOST_CONNECTIONS = 10_000
 
 
 def bearable_connections(http_listeners: int, grpc_listeners: int) -> int:
@@ -52,7 +55,7 @@ def bearable_connections(http_listeners: int, grpc_listeners: int) -> int:
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     bearable = (descriptors - _OTHER_DESCRIPTORS) // (2 * http_listeners + 4 * grpc_listeners)
-    return min(max(bearable, _FEWEST), _MOST)
+    return min(max(bearable, FEWEST_CONNECTIONS), MOST_CONNECTIONS)
 
 
 class Connections:

@@ -36,8 +36,7 @@
   "admin" "127.0.0.1:8081"
   "model_roots" "/models:/pvc_mounts"
   "load_concurrency" 2
-  "modelmesh_load_timeout_seconds" 90
-  "modelmesh_memory_buffer" "128MiB" -}}
+  "load_timeout_seconds" 90 -}}
 {{- if .Values.metrics.podMonitor.enabled -}}
 {{- $_ := set $own "metrics" "[::]:8082" -}}
 {{- end -}}
@@ -46,7 +45,7 @@
 {{- $_ := set $own "triton_metrics" "[::1]:8002" -}}
 {{- end -}}
 {{- if .Values.adapter.controlToken.existingSecret -}}
-{{- $_ := set $own "control_token_file" (include "triton-adapter.tokenFile" .) -}}
+{{- $_ := set $own "control_token" (printf "file:%s" (include "triton-adapter.tokenFile" .)) -}}
 {{- end -}}
 {{- range $name, $value := .Values.settings -}}
 {{- $_ := set $own $name $value -}}
@@ -65,7 +64,7 @@
 {{- end -}}
 {{- join " " $words -}}
 {{- else if kindIs "slice" $value -}}
-{{- join (get (dict "passthrough" "," "allowed_hosts" "," "model_roots" ":" "load_at_start" ":") $name | default "\n") $value -}}
+{{- join (get (dict "passthrough" "," "allowed_hosts" "," "model_roots" ":" "load_at_start" ":" "single_model" ":") $name | default "\n") $value -}}
 {{- else if kindIs "map" $value -}}
 {{- $lines := list -}}
 {{- range $endpoint, $store := $value -}}

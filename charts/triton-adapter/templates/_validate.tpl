@@ -179,9 +179,6 @@
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail "service.loadBalancerSourceRanges: needs service.type=LoadBalancer" -}}
 {{- end -}}
-{{- if and .Values.adapter.controlToken.existingSecret .Values.settings.control_token_file -}}
-{{- fail "adapter.controlToken.existingSecret: settings.control_token_file is set too; set one of them" -}}
-{{- end -}}
 {{- range .Values.adapter.extraEnv -}}
 {{- if has .name (list "ADAPTER_HTTP" "ADAPTER_HTTP_DATA" "ADAPTER_GRPC" "ADAPTER_GRPC_DATA" "ADAPTER_ADMIN" "ADAPTER_METRICS" "ADAPTER_LISTEN_HOST" "ADAPTER_MODEL_ROOTS" "ADAPTER_REPOSITORY" "ADAPTER_STAGING" "ADAPTER_TRITON" "ADAPTER_TRITON_HTTP" "ADAPTER_TRITON_GRPC" "ADAPTER_TRITON_METRICS" "ADAPTER_START_TIMEOUT_SECONDS" "ADAPTER_LOAD_TIMEOUT_SECONDS" "ADAPTER_DRAIN_TIMEOUT_SECONDS" "ADAPTER_DRAIN_MIN_SECONDS" "ADAPTER_MODEL_STORE" "ADAPTER_ENDPOINTS" "ADAPTER_ENDPOINT_KEYS" "ADAPTER_CACHE_DIR" "ADAPTER_CACHE_LIMIT") -}}
 {{- fail (printf "adapter.extraEnv: %s would override what the chart derives ports, probes, volumes and the grace period from; set it under settings" .name) -}}

@@ -94,10 +94,14 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def token_of(file: Path) -> dict[str, str]:
+    return {"ADAPTER_CONTROL_TOKEN": f"file:{file}"}
+
+
 @pytest.fixture(scope="module")
 def running(root: Path, token_file: Path) -> Iterator[RunningAdapter]:
-    flags = (f"--model-roots={root}", f"--control-token-file={token_file}")
-    with embedded_adapter(*flags, COMPLETE, "--grpc-data=127.0.0.1:0") as adapter:
+    flags = (f"--model-roots={root}", COMPLETE, "--grpc-data=127.0.0.1:0")
+    with embedded_adapter(*flags, environ=token_of(token_file)) as adapter:
         with closing(adapter.client()) as client:
             loading = {"model_name": "echo", "url": str(root / "echo")}
             assert client.post("/models", loading, RIGHT).status == 200
@@ -277,22 +281,15 @@ def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("how", ["variable", "file", "flag", "config"])
+@pytest.mark.parametrize("how", ["variable", "file"])
 def test_the_commands_send_the_token_of_the_environment_or_of_a_file(
-    running, root, token_file, how, tmp_path
+    running, root, token_file, how
 ):
-    config = tmp_path / "adapter.yaml"
-    config.write_text(f"control_token_file: {token_file}\n")
-    given, flags = {
-        "variable": ({"ADAPTER_CONTROL_TOKEN": TOKEN}, []),
-        "file": ({"ADAPTER_CONTROL_TOKEN_FILE": str(token_file)}, []),
-        "flag": ({}, [f"--control-token-file={token_file}"]),
-        "config": ({}, [f"--config={config}"]),
-    }[how]
+    given = {"variable": {"ADAPTER_CONTROL_TOKEN": TOKEN}, "file": token_of(token_file)}[how]
     url = f"--url=http://{running.http}"
 
-    loaded = command("load", "by-command", str(root / "echo"), url, *flags, **given)
-    unloaded = command("unload", "by-command", url, *flags, **given)
+    loaded = command("load", "by-command", str(root / "echo"), url, **given)
+    unloaded = command("unload", "by-command", url, **given)
 
     assert (loaded.returncode, unloaded.returncode) == (0, 0), loaded.stderr + unloaded.stderr
 
@@ -310,8 +307,8 @@ def test_a_command_without_the_token_says_what_to_set(running, root):
 
 
 def test_the_drain_command_sends_the_token(root, token_file):
-    flags = (f"--model-roots={root}", f"--control-token-file={token_file}")
-    with embedded_adapter(*flags) as adapter:
+    flags = (f"--model-roots={root}",)
+    with embedded_adapter(*flags, environ=token_of(token_file)) as adapter:
         done = command(
             "drain", "--timeout=60", f"--url=http://{adapter.admin}", ADAPTER_CONTROL_TOKEN=TOKEN
         )
@@ -323,7 +320,7 @@ def test_the_token_is_shown_nowhere(root, token_file, how):
     """Not by what the adapter writes, not by what it answers, not by Triton's environment."""
     given = {"ADAPTER_CONTROL_TOKEN": TOKEN}
     if how == "file":
-        given = {"ADAPTER_CONTROL_TOKEN_FILE": str(token_file)}
+        given = token_of(token_file)
     shown = [command("check-config", *json_or_not, **given) for json_or_not in ([], ["--json"])]
     assert [ended.returncode for ended in shown] == [0, 0]
     seen = [ended.stdout + ended.stderr for ended in shown]

@@ -55,8 +55,9 @@ def published(root: Path) -> Iterator[RunningAdapter]:
 def guarded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     file = tmp_path_factory.mktemp("secret") / "token"
     file.write_text(TOKEN)
-    flags = [f"--model-roots={root}", "--http=0.0.0.0:0", f"--control-token-file={file}"]
-    with embedded_adapter(*flags) as adapter:
+    flags = [f"--model-roots={root}", "--http=0.0.0.0:0"]
+    given = {"ADAPTER_CONTROL_TOKEN": f"file:{file}"}
+    with embedded_adapter(*flags, environ=given) as adapter:
         yield adapter
 
 

@@ -1,7 +1,7 @@
 """An adapter with a real Triton, whose store is a bucket on moto's server, and boto3."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
@@ -133,14 +133,14 @@ def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Caller]]:
     """Start an adapter in front of the store; ended after the test."""
     with ExitStack() as stack:
 
-        def start(*flags: str) -> Caller:
+        def start(*flags: str, constants: Mapping[str, float] | None = None) -> Caller:
             flags = (
                 f"--model-store={store.path}",
                 f"--cache-dir={tmp_path}/cache",
                 f"--model-roots={tmp_path}/roots",
                 *flags,
             )
-            adapter = stack.enter_context(embedded_adapter(*flags, COMPLETE))
+            adapter = stack.enter_context(embedded_adapter(*flags, COMPLETE, constants=constants))
             return stack.enter_context(closing(Caller(adapter)))
 
         yield start

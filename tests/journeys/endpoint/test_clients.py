@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.buckets import Bucket
+from tests.constants import STAY, STORE
 from tests.journeys.endpoint.conftest import KEYS
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG, infer_body, write_python_model
@@ -29,10 +30,10 @@ CLIENTS = ("boto3", "aiobotocore", "sagemaker", "cli")
 # status and OriginalStatusCode. There is room for two models, so that the third evicts the first.
 PLAN: tuple[tuple[str, str, list[object]], ...] = (
     ("any", "a.tar.gz", ["miss", 1.0]),
-    ("any", "a.tar.gz", ["hit", 1.0]),
+    *(("any", "a.tar.gz", ["hit", 1.0]),) * 4,
     ("any", "b", ["miss", 2.0]),
     ("any", "c.tar.gz", ["miss", 3.0]),
-    ("any", "a.tar.gz", ["disk", 1.0]),
+    ("any", "b", ["disk", 2.0]),
     ("any", "none.tar.gz", ["ValidationError", 400, None]),
     ("any", "bad", ["ModelError", 424, 500]),
     ("gone", "a.tar.gz", ["ServiceUnavailable", 503, None]),
@@ -172,14 +173,13 @@ def small(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     settings = {
         "endpoints": {name: {"models": url} for name, url in stores.items()},
         "cache_dir": str(folder / "cache"),
-        "store_timeout_seconds": 1,
         "memory_source": "off",
         "memory_limit": "250MiB",
-        "eviction": "lru",
-        "min_residency_seconds": 0,
     }
     (config := folder / "adapter.yaml").write_text(json.dumps(settings))
-    with embedded_adapter(f"--config={config}", COMPLETE, environ=bucket.environ) as adapter:
+    flags = (f"--config={config}", COMPLETE)
+    quick = {STORE: 1, STAY: 0}
+    with embedded_adapter(*flags, environ=bucket.environ, constants=quick) as adapter:
         yield adapter
 
 

@@ -14,6 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.asking import Gate
+from tests.constants import STORE
 from tests.journeys.endpoint.conftest import KEYS, client_of
 from tests.journeys.endpoint.test_invoke import refusal
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
@@ -73,7 +74,6 @@ def strict(
         "cache_dir": str(folder / "cache"),
         "model_wait_seconds": 4,
         "infer_timeout_seconds": 2,
-        "store_timeout_seconds": 1,
         "memory_source": "off",
         "memory_limit": "1GiB",
     }
@@ -82,7 +82,7 @@ def strict(
     (models / "broken").mkdir()
     (models / "broken" / "config.pbtxt").write_text("no_such_field: 1")
     flags = (f"--config={config}", f"--model-roots={own.parent}", COMPLETE)
-    with embedded_adapter(*flags) as adapter:
+    with embedded_adapter(*flags, constants={STORE: 1}) as adapter:
         yield adapter
 
 

@@ -5,7 +5,7 @@ import io
 import json
 import signal
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.buckets import Bucket, s3_server
+from tests.constants import STORE
 from tests.journeys.endpoint.conftest import client_of
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -52,7 +53,9 @@ def start(bucket: Bucket, tmp_path: Path) -> Iterator[Start]:
     """Start an adapter in front of the bucket; ended after the test."""
     with ExitStack() as stack:
 
-        def start(*flags: str, **environ: str) -> RunningAdapter:
+        def start(
+            *flags: str, constants: Mapping[str, float] | None = None, **environ: str
+        ) -> RunningAdapter:
             adapter = RunningAdapter(
                 *EMBEDDED,
                 COMPLETE,
@@ -61,6 +64,7 @@ def start(bucket: Bucket, tmp_path: Path) -> Iterator[Start]:
                 f"--cache-dir={tmp_path}/cache",
                 *flags,
                 environ={**bucket.environ, **environ},
+                constants=constants,
             )
             stack.callback(end, adapter)
             return adapter
@@ -119,7 +123,7 @@ def restart_without_store(start: Start, adapter: RunningAdapter) -> RunningAdapt
     """Kill the adapter, and start another with its cache while the store is unreachable."""
     adapter.process.send_signal(signal.SIGKILL)
     adapter.process.wait()
-    other = start("--store-timeout-seconds=1", AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
+    other = start(constants={STORE: 1}, AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
     other.wait_for("adapter.started")
     return other
 
@@ -177,7 +181,7 @@ def test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text(start
 
 
 def test_a_store_that_cannot_be_reached_is_a_warning_and_a_reason_and_no_end(start):
-    adapter = start("--store-timeout-seconds=1", AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
+    adapter = start(constants={STORE: 1}, AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
     adapter.wait_for("adapter.started")
     adapter.wait_for("artifact.store_unreachable")
     with closing(Client(adapter.admin)) as admin:

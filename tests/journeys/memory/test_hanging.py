@@ -13,6 +13,7 @@ import pytest
 
 from adapter.core import times
 from tests.asking import Gate, background, model_names, triton_index
+from tests.constants import UNLOAD
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
@@ -238,7 +239,7 @@ def test_a_load_that_hangs_at_the_import_is_stuck_until_it_serves_and_is_ended_t
     folder = tmp_path / "hanging"
     package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
     with (
-        embedded_adapter(f"--model-roots={tmp_path}", "--unload-timeout-seconds=3") as adapter,
+        embedded_adapter(f"--model-roots={tmp_path}", constants={UNLOAD: 3}) as adapter,
         closing(adapter.client()) as client,
         background(adapter) as others,
     ):

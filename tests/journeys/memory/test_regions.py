@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.asking import background
+from tests.constants import HANG, UNLOAD
 from tests.journeys.memory.models import MIB
 from tests.processes import arguments, is_alive, stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
@@ -50,8 +51,8 @@ values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
     root = tmp_path_factory.mktemp("models")
-    times = ("--unload-timeout-seconds=12", "--unload-stall-seconds=1", "--infer-timeout-seconds=4")
-    with embedded_adapter(f"--model-roots={root}", *times, COMPLETE) as adapter:
+    flags = (f"--model-roots={root}", "--infer-timeout-seconds=4", COMPLETE)
+    with embedded_adapter(*flags, constants={UNLOAD: 12, HANG: 1}) as adapter:
         yield adapter, root
 
 

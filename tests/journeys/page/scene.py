@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.constants import STORE
 from tests.journeys.memory.models import MIB, write_eater
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.store.web import Answer, Page, WebServer, web_server, well
@@ -133,9 +134,9 @@ def scene(root: Path) -> Iterator[Scene]:
             "--cache-limit=64MiB",
             "--pin=support-*",
             # what the store holds back is looked at for as long as a browser takes
-            *("--store-timeout-seconds=600", "--model-wait-seconds=600"),
+            "--model-wait-seconds=600",
         )
-        with embedded_adapter(*flags) as adapter:
+        with embedded_adapter(*flags, constants={STORE: 600}) as adapter:
             shown = Scene(adapter, folder, store)
             yield shown
             shown.close()

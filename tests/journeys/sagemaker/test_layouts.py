@@ -160,10 +160,10 @@ def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> N
     layout.make(tmp_path / "model")
     settings = load_settings({"triton": "embedded"}, layout.environ, None).settings
     single = str(settings.single_model).replace(ONE_MODEL, str(tmp_path / "model"))
-    flags = [f"--single-model={single}"]
-    if settings.single_model_helpers:
-        flags.append(f"--single-model-helpers={','.join(settings.single_model_helpers)}")
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with (
+        embedded_adapter(f"--single-model={single}") as adapter,
+        closing(adapter.client()) as client,
+    ):
         assert client.get("/ping").status == 200
         invoked = client.post("/invocations", infer_body(1.0))
         assert invoked.json()["outputs"][0]["data"] == [1.0 + layout.adds]

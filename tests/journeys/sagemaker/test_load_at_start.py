@@ -144,19 +144,6 @@ def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
         adapter.wait_for("adapter.wanted_no_more", model_id="bad")
 
 
-def test_without_waiting_for_models_it_is_ready_when_loads_can_be_taken(tmp_path: Path, gate: Gate):
-    write_python_model(tmp_path / "slow", initialize=gate.statements)
-    flags = (
-        f"--model-roots={tmp_path}",
-        f"--load-at-start={tmp_path}/slow",
-        "--ready-when=started",
-    )
-    with starting(*flags) as (_, admin):
-        gate.wait_reached()
-        assert (reason(admin), wanted(admin)) == (None, {"slow": "waiting"})
-        gate.open()
-
-
 def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path):
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}", "--load-at-start=models/*")
 

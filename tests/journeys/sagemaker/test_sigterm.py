@@ -16,6 +16,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from tests.asking import background, refusal
+from tests.constants import NEVER, TRITON_HANG
 from tests.processes import descendants, is_alive, suspend, tritonserver
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -32,7 +33,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningA
     """Its parameter is the time for a drain."""
     seconds = getattr(request, "param", _DRAIN_SECONDS)
     flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={seconds}")
-    adapter = RunningAdapter(*EMBEDDED, *flags, "--triton-hang-seconds=0")
+    adapter = RunningAdapter(*EMBEDDED, *flags, constants={TRITON_HANG: NEVER})
     adapter.wait_for("adapter.started")
     yield adapter
     if adapter.process.poll() is None:

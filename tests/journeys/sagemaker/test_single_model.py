@@ -86,9 +86,11 @@ def test_a_single_model_has_the_models_beside_it(
     write_python_model(tmp_path / "composes", answer=_CALLS.format(name="'a' + 'dd'"))
     write_python_model(tmp_path / "broken", initialize="raise ValueError")
     value = {"whole": 1.5, "calls": 2.0, "composes": 2.0, "add": 2.0}[entry]
-    flags = [f"--single-model={tmp_path / entry}", COMPLETE]
-    flags += [f"--single-model-helpers={helpers}"] if helpers else []
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    single = ":".join(filter(None, (str(tmp_path / entry), helpers)))
+    with (
+        embedded_adapter(f"--single-model={single}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
         assert client.get("/ping").status == 200
         invoked = client.post("/invocations", infer_body(value))
         assert invoked.json()["outputs"][0]["data"] == [answer]

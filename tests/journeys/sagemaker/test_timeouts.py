@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import Gate, refusal
+from tests.constants import HANG
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -20,8 +21,8 @@ def hasty(model_root: Path) -> Iterator[RunningAdapter]:
         f"--model-roots={model_root}",
         "--infer-timeout-seconds=2",
         "--load-timeout-seconds=8",
-        "--unload-stall-seconds=8",
         COMPLETE,
+        constants={HANG: 8},
     ) as adapter:
         yield adapter
 

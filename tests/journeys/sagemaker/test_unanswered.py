@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from tests.asking import background, quoted
+from tests.constants import HANG, UNLOAD
 from tests.grpc_calls import calls_to, infer_request
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
@@ -22,12 +23,8 @@ pytestmark = pytest.mark.triton
 def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
     """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
     flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
-    times = (
-        "--unload-timeout-seconds=16",
-        "--unload-stall-seconds=1",
-        "--infer-timeout-seconds=60",
-    )
-    with embedded_adapter(*flags, *times, "--drain-timeout-seconds=100") as adapter:
+    times = ("--infer-timeout-seconds=60", "--drain-timeout-seconds=100")
+    with embedded_adapter(*flags, *times, constants={UNLOAD: 16, HANG: 1}) as adapter:
         yield adapter
 
 

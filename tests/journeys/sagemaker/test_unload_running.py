@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import Gate, background
+from tests.constants import HANG, UNLOAD
 from tests.processes import descendants, is_alive, stubs
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
@@ -23,12 +24,10 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     """An unload waits 10 s at most for what computes, and has as long to end it."""
     root = tmp_path_factory.mktemp("packages")
     flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
-    times = (
-        "--unload-timeout-seconds=20",
-        "--unload-stall-seconds=2",
-        "--infer-timeout-seconds=60",
-    )
-    with embedded_adapter(*flags, COMPLETE, *times) as adapter:
+    times = {UNLOAD: 20, HANG: 2}
+    with embedded_adapter(
+        *flags, COMPLETE, "--infer-timeout-seconds=60", constants=times
+    ) as adapter:
         yield adapter
 
 

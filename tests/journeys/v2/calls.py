@@ -53,7 +53,12 @@ class Repository:
 UPLOADING = ("--triton=external", "--staging=upload", "--http=127.0.0.1:0", "--admin=127.0.0.1:0")
 
 
-def uploading_adapter(triton: RunningAdapter, root: Path, *flags: str) -> RunningAdapter:
+def uploading_adapter(
+    triton: RunningAdapter,
+    root: Path,
+    *flags: str,
+    constants: Mapping[str, float] | None = None,
+) -> RunningAdapter:
     """It shares no repository with that Triton."""
     adapter = RunningAdapter(
         *UPLOADING,
@@ -61,6 +66,7 @@ def uploading_adapter(triton: RunningAdapter, root: Path, *flags: str) -> Runnin
         f"--triton-grpc={triton.grpc_address}",
         f"--model-roots={root}",
         *flags,
+        constants=constants,
     )
     adapter.wait_for("adapter.started")
     return adapter

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.cases import rows
+from tests.constants import LOAD_WAIT
 from tests.grpc_calls import NO_LIMITS, SECONDS, SERVICE, calls_to, infer_request
 from tests.journeys.v2.calls import uploading_adapter
 from tests.running import wait_until
@@ -157,7 +158,7 @@ def open_adapter(triton, model_root):
     """In front of a stock Triton; passes everything on, and does not wait long for loads."""
     flags = [f"--passthrough={word}" for word in ("shared_memory", "trace", "log")]
     adapter = uploading_adapter(
-        triton, model_root, *flags, "--load-wait-seconds=0.1", "--grpc-data=127.0.0.1:0"
+        triton, model_root, *flags, "--grpc-data=127.0.0.1:0", constants={LOAD_WAIT: 0.1}
     )
     yield adapter
     assert adapter.stop() == 0, adapter.errors

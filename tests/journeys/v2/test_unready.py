@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from adapter.http2 import frames
+from tests.constants import NEVER, TRITON_HANG
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.processes import suspend, tritonserver
 from tests.running import embedded_adapter
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.triton
 
 
 async def test_goaway_is_sent_when_triton_hangs():
-    with embedded_adapter("--triton-hang-seconds=0") as adapter:
+    with embedded_adapter(constants={TRITON_HANG: NEVER}) as adapter:
         async with wire_to(adapter.grpc) as wire:
             wire.greet()
             path = "/inference.GRPCInferenceService/ServerReady"

@@ -26,7 +26,7 @@ ARGUMENTS = {
     "unload": [(HOSTILE, SOCKET)],
     "wait": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
     "healthcheck": [(SOCKET,), (f"--url={URL}",)],
-    "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
+    "drain": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
     "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
     "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
     "schema": [(HOSTILE,)],

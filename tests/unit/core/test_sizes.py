@@ -33,8 +33,6 @@ def test_guess_is_made_from_the_files():
     sizes = Sizes(size_factor=1.5)
     assert need_of(sizes, files=100) == ({"0": 150}, Basis.FILES, False)
     assert need_of(sizes, files=10) == ({"0": 64}, Basis.FILES, False)
-    sizes.default_bytes = 200 * MIB
-    assert need_of(sizes, files=100) == ({"0": 200}, Basis.FILES, False)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.core.victims import (
     FOR_NOW,
-    POLICIES,
     Candidate,
     Cost,
-    LeastRecentlyUsed,
     RetentionReason,
     choose_fewest,
     choose_victims,
@@ -23,6 +21,7 @@ from adapter.core.victims import (
     make_candidate,
     sort_candidates,
 )
+from scripts.simulation.eviction import LeastRecentlyUsed
 
 GPU = Device("GPU-1")
 GIB = 2**30
@@ -118,7 +117,6 @@ def test_candidate_has_the_figures_of_its_record():
         {HOST: 7},
         now=30.0,
         callers=["alice"],
-        min_residency_seconds=1.0,
         is_updated=False,
     )
     assert candidate == Candidate(
@@ -139,9 +137,7 @@ def test_new_and_updated_models_are_spared(state, now, is_updated, is_spared, ca
     """A dead model serves nobody, however new it is."""
     record = make_record(state)
     record.state_since = 10.0
-    candidate = make_candidate(
-        record, {}, now=now, callers=(), min_residency_seconds=1.0, is_updated=is_updated
-    )
+    candidate = make_candidate(record, {}, now=now, callers=(), is_updated=is_updated)
     assert candidate.is_spared is is_spared
     assert candidate.calls == calls
 
@@ -164,12 +160,6 @@ def test_recent_callers_own_a_model(called_at, callers, is_of_others):
 
 
 # -- what models are worth ----------------------------------------------------------------------
-
-
-def test_policies_have_the_names_of_the_setting():
-    assert {name: make() for name, make in POLICIES.items()}.keys() == {"gdsf", "lru", "cost"}
-    assert isinstance(POLICIES["gdsf"](), Cost)
-    assert POLICIES["cost"] is POLICIES["gdsf"]
 
 
 def test_cost_is_seconds_of_calls_per_gib():
@@ -201,13 +191,6 @@ def test_levels_are_bounded():
     model = Candidate(TritonName("m"), 1e9, {HOST: GIB}, seconds=1.0)
     assert policy.worth(model) == 5000.0
     assert len(policy._levels) <= 1000
-
-
-def test_lru_values_the_last_call():
-    model = Candidate(TritonName("m"), 5.0, {HOST: 2 * GIB}, calls=3, seconds=4.0)
-    LRU.record_eviction(8.0, 10.0)
-    assert LRU.worth(model) == 5.0
-    assert LRU.explain(model, 7.25) == "not called for 2.2 s"
 
 
 # -- whom to evict ------------------------------------------------------------------------------

@@ -28,13 +28,11 @@ def problem(**environ: str) -> str:
     [
         ("ADAPTER_PORT", "9085", "grpc", "127.0.0.1:9085"),
         ("RUNTIME_PORT", "9001", "triton_grpc", "127.0.0.1:9001"),
-        ("CONTAINER_MEM_REQ_BYTES", "8589934592", "modelmesh_memory", "8589934592"),
-        ("MEM_BUFFER_BYTES", "0", "modelmesh_memory_buffer", "0"),
+        ("CONTAINER_MEM_REQ_BYTES", "8589934592", "modelmesh_capacity", "8321499136"),
         ("LOADING_CONCURRENCY", "2", "load_concurrency", "2"),
-        ("LOADTIME_TIMEOUT", "90000", "modelmesh_load_timeout_seconds", "90.0"),
+        ("LOADTIME_TIMEOUT", "90000", "load_timeout_seconds", "90.0"),
         ("DEFAULT_MODELSIZE", "5000000", "modelmesh_default_size", "5000000"),
         ("MODELSIZE_MULTIPLIER", "1.35", "size_factor", "1.35"),
-        ("RUNTIME_VERSION", "v0.11.2", "modelmesh_runtime_version", "v0.11.2"),
         ("LIMIT_PER_MODEL_CONCURRENCY", "4", "modelmesh_model_concurrency", "4"),
         ("ROOT_MODEL_DIR", "/data", "repository", "/data/_triton_models"),
     ],
@@ -55,13 +53,10 @@ def test_the_defaults_are_the_go_adapters():
     settings = load().settings
     assert str(settings.grpc) == "127.0.0.1:8085"
     assert str(settings.triton_grpc) == "127.0.0.1:8001"
-    assert settings.modelmesh_memory is None
-    assert settings.modelmesh_memory_buffer == 256 * MIB
+    assert settings.modelmesh_capacity is None
     assert settings.load_concurrency is None
-    assert settings.modelmesh_load_timeout_seconds == 30
     assert settings.modelmesh_default_size == 1_000_000
     assert settings.size_factor is None  # 1.25 but for ONNX in host memory
-    assert settings.modelmesh_runtime_version == "v1"
     assert settings.modelmesh_model_concurrency == 0
     assert settings.repository == Path("/models/_triton_models")
 
@@ -131,8 +126,21 @@ def test_a_container_without_room_for_models_is_refused_with_the_figures():
     assert "models of 30.0 MiB by default ModelMesh does not start below 300.0 MiB" in text
 
 
-def test_a_buffer_larger_than_the_container_is_refused():
-    assert "capacity of -156.0 MiB" in problem(CONTAINER_MEM_REQ_BYTES=str(100 * MIB))
+@rows(
+    ("container", "buffer", "text"),
+    [
+        ("100MB", "", "is not more than MEM_BUFFER_BYTES (256.0 MiB), which Triton itself takes"),
+        ("1GiB", "1GiB", "is not more than MEM_BUFFER_BYTES (1.0 GiB), which Triton itself takes"),
+    ],
+)
+def test_a_container_is_refused_that_the_buffer_fills(container, buffer, text):
+    given = {"CONTAINER_MEM_REQ_BYTES": container, "MEM_BUFFER_BYTES": buffer}
+    assert problem(**given) == f"CONTAINER_MEM_REQ_BYTES: {container!r}: {text}"
+
+
+def test_the_buffer_is_left_to_triton():
+    loaded = load(CONTAINER_MEM_REQ_BYTES=str(1024 * MIB), MEM_BUFFER_BYTES=str(128 * MIB))
+    assert loaded.settings.modelmesh_capacity == 896 * MIB
 
 
 @pytest.mark.parametrize(

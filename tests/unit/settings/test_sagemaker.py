@@ -77,7 +77,8 @@ class TestModels:
         ],
     )
     def test_multi_model_or_the_one_that_is_named(self, environ, model):
-        assert load(**environ).settings.single_model == model
+        single = load(**environ).settings.single_model
+        assert (single and single.folder) == model
 
 
 class TestListeners:
@@ -183,17 +184,17 @@ class TestTriton:
             SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="main",
             **{f"SAGEMAKER_TRITON_{name}": value},
         )
-        assert loaded.settings.single_model_helpers == ("encoder", "decoder")
+        assert loaded.settings.single_model.helpers == ("encoder", "decoder")
         assert not any("load-model" in argument for argument in loaded.settings.triton_args)
         assert loaded.settings.triton_args[-1].endswith("--log-info=1")
-        assert loaded.origins["single_model_helpers"].endswith(name)
+        assert loaded.origins["single_model"].endswith(name)
 
     def test_load_model_needs_no_helper_without_default_name(self):
         """The package is all of /opt/ml/model then, and every model in it is loaded."""
         loaded = embedded(
             SAGEMAKER_MULTI_MODEL="false", SAGEMAKER_TRITON_ADDITIONAL_ARGS="--load-model=encoder"
         )
-        assert loaded.settings.single_model_helpers == ()
+        assert loaded.settings.single_model.helpers == ()
         assert loaded.settings.triton_args == ()
 
     @pytest.mark.parametrize(("limit", "reserve"), [("0.8", Reserve(20.0)), ("1", Reserve())])

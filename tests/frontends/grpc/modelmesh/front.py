@@ -28,7 +28,9 @@ class FakeTriton:
 class Front:
     """What a mesh may ask, by id and path."""
 
-    def __init__(self, house: House, root: Path, **settings: object) -> None:
+    def __init__(
+        self, house: House, root: Path, unload_seconds: float = 340, **settings: object
+    ) -> None:
         self.triton = FakeTriton()
         self.is_ready = True
         given = load_settings(settings, {}, None).settings
@@ -42,16 +44,13 @@ class Front:
                 house.parts.mesh,
                 default_bytes=given.modelmesh_default_size,
                 size_factor=given.size_factor,
-                memory_bytes=given.modelmesh_memory,
-                buffer_bytes=given.modelmesh_memory_buffer,
+                capacity_bytes=given.modelmesh_capacity,
             ),
             options=Options(
                 load_seconds=given.load_timeout_seconds,
-                unload_seconds=given.unload_timeout_seconds,
-                promised_seconds=given.modelmesh_load_timeout_seconds,
+                unload_seconds=unload_seconds,
                 load_concurrency=given.load_concurrency or 1,
                 model_concurrency=given.modelmesh_model_concurrency,
-                version=given.modelmesh_runtime_version,
             ),
             metrics=house.metrics,
             is_ready=lambda: self.is_ready,

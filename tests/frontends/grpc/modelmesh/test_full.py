@@ -119,7 +119,7 @@ async def test_an_unload_ends_a_load_that_waits_for_an_eviction(house, tmp_path)
 
 async def test_nothing_is_waited_for_when_modelmesh_has_evicted_nothing(house, tmp_path):
     """Another process takes the memory: no eviction is on its way, so the answer comes at once."""
-    front = Front(house, tmp_path, modelmesh_load_timeout_seconds="300")
+    front = Front(house, tmp_path, load_timeout_seconds="300")
     await front.status()
     await front.load("n")
     house.others = DEVICE

@@ -466,8 +466,7 @@ class TestStart:
         house.check()
 
     async def test_no_call_waits_longer_than_its_limit(self, house, tmp_path):
-        limits = {"load_timeout_seconds": "0.1", "unload_timeout_seconds": "0.1"}
-        front = Front(house, tmp_path, **limits)
+        front = Front(house, tmp_path, unload_seconds=0.1, load_timeout_seconds="0.1")
         for call in (front.load("m"), front.unload("m")):
             with pytest.raises(BackendUnavailable, match="did not start in time"):
                 await call

@@ -21,7 +21,7 @@ class TestStatus:
         assert status.status == READY
         assert status.capacityInBytes == 8 * 10**8 - 50
         assert status.maxLoadingConcurrency == 3
-        assert status.modelLoadingTimeoutMs == 30_000
+        assert status.modelLoadingTimeoutMs == 350_000
         assert status.defaultModelSizeInBytes == 2 * 2**20
         assert status.runtimeVersion == "9.9"
         assert not status.limitModelConcurrency
@@ -49,16 +49,14 @@ class TestStatus:
         assert house.parts.status.on_exit is OnExit.FORGET
         assert house.parts.status.on_restart[0] == "forget"
 
-    async def test_the_version_of_a_triton_that_tells_none_is_a_setting(self, house, tmp_path):
-        front = Front(house, tmp_path, modelmesh_runtime_version="v7")
+    async def test_a_triton_without_a_version_is_v1(self, house, tmp_path):
+        front = Front(house, tmp_path)
         front.triton.version = ""
-        assert (await front.status()).runtimeVersion == "v7"
+        assert (await front.status()).runtimeVersion == "v1"
 
     async def test_no_longer_load_is_promised_than_is_allowed(self, house, tmp_path):
         front = Front(house, tmp_path, load_timeout_seconds="12.5")
         assert (await front.status()).modelLoadingTimeoutMs == 12_500
-        front = Front(house, tmp_path, modelmesh_load_timeout_seconds="7.5")
-        assert (await front.status()).modelLoadingTimeoutMs == 7_500
 
     async def test_it_is_starting_while_the_adapter_is(self, front):
         front.is_ready = False
@@ -143,13 +141,13 @@ class TestStatus:
         assert (await status).status == READY
 
     async def test_the_container_bounds_the_capacity(self, house, tmp_path):
-        front = Front(house, tmp_path, modelmesh_memory="512MiB", modelmesh_memory_buffer="12MiB")
+        front = Front(house, tmp_path, modelmesh_capacity="500MiB")
         assert (await front.status()).capacityInBytes == 500 * 2**20
 
     async def test_the_container_alone_will_do(self, open_house, tmp_path):
         house = await open_house()
-        front = Front(house, tmp_path, modelmesh_memory="6GiB")
-        assert (await front.status()).capacityInBytes == 6 * 2**30 - 256 * 2**20
+        front = Front(house, tmp_path, modelmesh_capacity="6GiB")
+        assert (await front.status()).capacityInBytes == 6 * 2**30
 
     async def test_memory_that_nobody_knows_is_told_by_name(self, open_house, tmp_path):
         front = Front(await open_house(), tmp_path)
