@@ -1,7 +1,8 @@
-"""Maps each error to its HTTP and gRPC status. No other module does."""
+"""Maps each error to its HTTP, gRPC and AWS status, in one table. No other module does."""
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -10,117 +11,405 @@ from adapter import errors
 
 T = TypeVar("T")
 
-# (status, the `code` in the body); interface: docs/errors.md
-HTTP: Mapping[type[BaseException], tuple[int, str]] = {
-    errors.InvalidRequest: (400, "InvalidRequest"),
-    errors.SlowBody: (408, "SlowBody"),
-    errors.AlreadyRegistered: (400, "AlreadyRegistered"),
-    errors.MethodNotAllowed: (405, "MethodNotAllowed"),
-    errors.UnsupportedMediaType: (415, "UnsupportedMediaType"),
-    errors.NotAcceptable: (406, "NotAcceptable"),
-    errors.Forbidden: (403, "Forbidden"),
-    errors.Unauthenticated: (401, "Unauthenticated"),
-    errors.InferenceOnly: (403, "InferenceOnly"),
-    errors.InlineFilesOff: (403, "InlineFilesOff"),
-    errors.NotPassedThrough: (403, "NotPassedThrough"),
-    errors.NotStarted: (503, "NotStarted"),
-    errors.NotTaken: (503, "NotTaken"),
-    errors.InvalidModel: (400, "InvalidModel"),
-    errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own port too
-    errors.GivenUp: (503, "GivenUp"),  # for some minutes, unless a person tries it
-    errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
-    errors.ModelNotFound: (404, "ModelNotFound"),
-    errors.ArtifactNotFound: (404, "ArtifactNotFound"),
-    errors.NotRegistered: (404, "NotRegistered"),
-    errors.SourceMissing: (404, "SourceMissing"),
-    errors.AlreadyLoaded: (409, "AlreadyLoaded"),
-    errors.UnloadedMeanwhile: (409, "UnloadedMeanwhile"),
-    errors.PayloadTooLarge: (413, "PayloadTooLarge"),
-    errors.InferenceFailed: (500, "InferenceFailed"),
-    errors.StoreDenied: (502, "StoreDenied"),
-    errors.StoreUnavailable: (503, "StoreUnavailable"),
-    errors.NoRoom: (503, "NoRoom"),
-    errors.TooManyWaiting: (503, "TooManyWaiting"),
-    errors.ModelNotReady: (503, "ModelNotReady"),
-    errors.BackendUnavailable: (503, "BackendUnavailable"),
-    errors.TooManyConnections: (503, "TooManyConnections"),
-    errors.BackendError: (503, "BackendUnavailable"),
-    errors.BackendTimeout: (504, "BackendTimeout"),
-    errors.InsufficientMemory: (507, "InsufficientMemory"),
-    errors.OutOfMemory: (507, "OutOfMemory"),
-}
+# (status, code) of InvokeEndpoint (docs/endpoint.md)
+AwsStatus = tuple[int, str]
+# The body has what the model's container would have answered.
+MODEL_ERROR: AwsStatus = (424, "ModelError")
+_INVALID: AwsStatus = (400, "ValidationError")
+_DENIED: AwsStatus = (403, "AccessDeniedException")
+_LATER: AwsStatus = (503, "ServiceUnavailable")  # boto3 sends the request again
+_INTERNAL: AwsStatus = (500, "InternalFailure")
+_Rpc = grpc.StatusCode
 
-# (status, code) of InvokeEndpoint (docs/endpoint.md). MODEL_ERROR: what the model's container would
-# have answered, by the table above, is in the body.
-MODEL_ERROR = (424, "ModelError")
-_INVALID, _DENIED = (400, "ValidationError"), (403, "AccessDeniedException")
-_LATER = (503, "ServiceUnavailable")  # boto3 sends the request again
-AWS: Mapping[type[BaseException], tuple[int, str]] = {
-    errors.InvalidCall: _INVALID,
-    errors.UnknownOperation: (404, "UnknownOperationException"),
-    errors.PayloadTooLarge: _INVALID,
-    errors.BrokenBody: _INVALID,
-    errors.SlowBody: _INVALID,
-    errors.ArtifactNotFound: _INVALID,
-    errors.InvalidArtifact: _INVALID,
-    errors.Forbidden: _DENIED,
-    errors.InvalidSignature: (403, "InvalidSignatureException"),
-    errors.ModelNotReady: (429, "ModelNotReadyException"),
-    errors.NoRoom: _LATER,
-    errors.TooManyWaiting: _LATER,
-    errors.TooManyConnections: _LATER,
-    errors.StoreUnavailable: _LATER,
-    errors.StoreDenied: (530, "InternalDependencyException"),
-    errors.ModelNotFound: _LATER,  # Triton has lost it: it is loaded again
-    errors.UnloadedMeanwhile: _LATER,  # the next call loads it
-    errors.NotStarted: _LATER,
-    errors.BackendUnavailable: _LATER,
-    errors.BackendTimeout: MODEL_ERROR,
-    errors.ModelFailed: MODEL_ERROR,
-    errors.AboutMemory: MODEL_ERROR,
-    errors.CallerError: MODEL_ERROR,  # by a body or a package that the container refuses
-    errors.AdapterError: (500, "InternalFailure"),
-}
 
-# ModelMesh acts on these codes (docs/modelmesh.md, What ModelMesh does with a code):
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Says what callers get for a class of errors, and what they can do."""
+
+    status: int
+    code: str  # in the body; interface: docs/errors.md
+    grpc: grpc.StatusCode
+    when: str
+    remedy: str
+    aws: AwsStatus = MODEL_ERROR
+
+
+# A class without a row is answered as its nearest ancestor here. docs/errors.md is made of it.
+#
+# ModelMesh acts on the codes of gRPC (docs/modelmesh.md, What ModelMesh does with a code):
 # RESOURCE_EXHAUSTED makes it try another copy, NOT_FOUND load again, UNAVAILABLE try eight times
 # and say INTERNAL.
+ANSWERS: Mapping[type[BaseException], Answer] = {
+    errors.InvalidRequest: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.INVALID_ARGUMENT,
+        "body, header, name, path or Triton's check of the inputs; `url` outside `model_roots`",
+        "fix the request; the text says what is wrong",
+    ),
+    errors.InvalidCall: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.INVALID_ARGUMENT,
+        "a call of the endpoint is malformed, before its model was asked",
+        "fix the request; the text says what is wrong",
+        _INVALID,
+    ),
+    errors.UnknownOperation: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.INVALID_ARGUMENT,
+        "the endpoint has no such path or method",
+        "call InvokeEndpoint or InvokeEndpointWithResponseStream",
+        (404, "UnknownOperationException"),
+    ),
+    errors.BrokenBody: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.INVALID_ARGUMENT,
+        "the body ends early, stops arriving, or is malformed",
+        "send the whole body; a proxy may have cut it",
+        _INVALID,
+    ),
+    errors.SlowBody: Answer(
+        408,
+        "SlowBody",
+        _Rpc.INVALID_ARGUMENT,
+        "the body arrives at less than 64 KiB/s for more than 10 s, or for 2 s while others wait;"
+        " HTTP connections close",
+        "send faster, or less: compress, or use raw tensors",
+        _INVALID,
+    ),
+    # Triton and grpc answer so
+    errors.IncompleteMessage: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.INTERNAL,
+        "a gRPC request ended before its message did",
+        "send the whole message; a proxy may have cut it",
+    ),
+    errors.AlreadyRegistered: Answer(
+        400,
+        "AlreadyRegistered",
+        _Rpc.ALREADY_EXISTS,
+        "gRPC: Triton has a region of shared memory of this name",
+        "take another name, or unregister it",
+    ),
+    # the protocol of gRPC wants this code
+    errors.UnknownEncoding: Answer(
+        400,
+        "InvalidRequest",
+        _Rpc.UNIMPLEMENTED,
+        "gRPC: `grpc-encoding` is not identity, deflate or gzip",
+        "use one that `grpc-accept-encoding` of the answer names",
+    ),
+    errors.UnsupportedMediaType: Answer(
+        415,
+        "UnsupportedMediaType",
+        _Rpc.INVALID_ARGUMENT,
+        "the model [opted into content types](content-types.md), and not into this one",
+        "send one of those that the text and the header `Accept` name",
+    ),
+    errors.NotAcceptable: Answer(
+        406,
+        "NotAcceptable",
+        _Rpc.INVALID_ARGUMENT,
+        "no type of `Accept` fits; only models that opted into [content types](content-types.md)",
+        "accept JSON, or one of the types that the text names",
+    ),
+    errors.MethodNotAllowed: Answer(
+        405,
+        "MethodNotAllowed",
+        _Rpc.INVALID_ARGUMENT,
+        "the path exists, not with this method",
+        "see `Allow`",
+    ),
+    errors.Forbidden: Answer(
+        403,
+        "Forbidden",
+        _Rpc.PERMISSION_DENIED,
+        "a page of another site, an unknown host on loopback, or no token with `endpoint_keys`",
+        "see [browsers](security.md#pages-in-a-browser), [signed calls](endpoint.md#signed-calls)",
+        _DENIED,
+    ),
+    errors.InvalidSignature: Answer(
+        403,
+        "Forbidden",
+        _Rpc.PERMISSION_DENIED,
+        "a call of the endpoint is signed wrongly",
+        "check key, clock, region and endpoint: [signed calls](endpoint.md#signed-calls)",
+        (403, "InvalidSignatureException"),
+    ),
+    errors.Unauthenticated: Answer(
+        401,
+        "Unauthenticated",
+        _Rpc.UNAUTHENTICATED,
+        "`control_token` is set, and a load, unload, drain or call of ModelMesh had none",
+        "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
+    ),
+    errors.InferenceOnly: Answer(
+        403,
+        "InferenceOnly",
+        _Rpc.PERMISSION_DENIED,
+        "`http_data` serves inference only; this was a load, an unload, a list or the like",
+        "send it to `http`",
+    ),
+    errors.InlineFilesOff: Answer(
+        403,
+        "InlineFilesOff",
+        _Rpc.PERMISSION_DENIED,
+        "a load has `file:` parameters, and `inline_files` is off",
+        "put the files below a model root and load the folder, or set `inline_files: on`",
+    ),
+    errors.NotPassedThrough: Answer(
+        403,
+        "NotPassedThrough",
+        _Rpc.PERMISSION_DENIED,
+        "a call about the whole of Triton that the setting `passthrough` does not open",
+        "set it, if the callers may do that",
+    ),
+    # by grpc: the connection is closed
+    errors.TooManyConnections: Answer(
+        503,
+        "TooManyConnections",
+        _Rpc.UNAVAILABLE,
+        "a listener has what open files allow; `http` returns this, gRPC closes the connection",
+        "try again in a second (`Retry-After`), over fewer connections; or allow more open files",
+        _LATER,
+    ),
+    errors.TooManyWaiting: Answer(
+        503,
+        "TooManyWaiting",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "256 callers wait for models that are being fetched, 32 for one, or no room for a body",
+        "try again in a while",
+        _LATER,
+    ),
+    # clients open a stream again
+    errors.TooManyStreams: Answer(
+        503,
+        "TooManyWaiting",
+        _Rpc.UNAVAILABLE,
+        "open streams take all the memory that streams may take; the text has the figures",
+        "end streams that are idle; below 1 GiB raise `max_inflight_body_bytes`",
+        _LATER,
+    ),
+    errors.NoRoom: Answer(
+        503,
+        "NoRoom",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "a model does not fit, and everything that could be evicted is in use",
+        "try again; if it lasts, give it more memory or disk, or pin less",
+        _LATER,
+    ),
+    # an operator has to act
+    errors.StoreDenied: Answer(
+        502,
+        "StoreDenied",
+        _Rpc.FAILED_PRECONDITION,
+        "the store refuses the adapter's credentials",
+        "check the [credentials](stores.md#credentials) and what they may read",
+        (530, "InternalDependencyException"),
+    ),
+    errors.StoreUnavailable: Answer(
+        503,
+        "StoreUnavailable",
+        _Rpc.UNAVAILABLE,
+        "the store cannot be reached, fails, or is too slow",
+        "try again; if it lasts, see [stores.md](stores.md#when-something-is-wrong)",
+        _LATER,
+    ),
+    errors.NotStarted: Answer(
+        503,
+        "NotStarted",
+        _Rpc.UNAVAILABLE,
+        "the body was still arriving when the model was unloaded or the adapter stopped",
+        "send it again, to another copy or when the model is loaded: no work had begun",
+        _LATER,
+    ),
+    errors.NotTaken: Answer(
+        503,
+        "NotTaken",
+        _Rpc.UNAVAILABLE,
+        "answers of a stream are not read for 60 s, or 1 s while its model is unloaded or the "
+        "adapter stops",
+        "open another stream and read it; the answers are lost",
+    ),
+    # another copy would say the same
+    errors.PayloadTooLarge: Answer(
+        413,
+        "PayloadTooLarge",
+        _Rpc.INVALID_ARGUMENT,
+        "a body is over `max_body_bytes` (1 MiB for control calls), Triton's limit or a stream's",
+        "send less, or raise the limit",
+        _INVALID,
+    ),
+    # grpc itself answers so
+    errors.MessageTooLarge: Answer(
+        413,
+        "PayloadTooLarge",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "a gRPC message is over one of [its limits](v2.md#grpc)",
+        "send less, or raise the limit",
+        _INVALID,
+    ),
+    errors.InvalidModel: Answer(
+        400,
+        "InvalidModel",
+        _Rpc.INVALID_ARGUMENT,
+        "the package cannot be served: no config.pbtxt, no version folder, no model file and so on",
+        "fix the package; the text names the file and the reason",
+    ),
+    errors.InvalidArtifact: Answer(
+        400,
+        "InvalidModel",
+        _Rpc.INVALID_ARGUMENT,
+        "what the store has of a model cannot be unpacked",
+        "put a whole archive or folder there; the text names the reason",
+        _INVALID,
+    ),
+    errors.SourceMissing: Answer(
+        404,
+        "SourceMissing",
+        _Rpc.INVALID_ARGUMENT,
+        "the `url` of a load does not exist",
+        "check the path, and that the adapter sees the same file system",
+    ),
+    # Triton has lost it: it is loaded again
+    errors.ModelNotFound: Answer(
+        404,
+        "ModelNotFound",
+        _Rpc.NOT_FOUND,
+        "the model is not loaded, is being unloaded, or has lost its process",
+        "load it; SageMaker and ModelMesh do so automatically",
+        _LATER,
+    ),
+    errors.ArtifactNotFound: Answer(
+        404,
+        "ArtifactNotFound",
+        _Rpc.NOT_FOUND,
+        "the store has no model of this key",
+        "check the key; a new object is seen within 5 s",
+        _INVALID,
+    ),
+    errors.NotRegistered: Answer(
+        404,
+        "NotRegistered",
+        _Rpc.NOT_FOUND,
+        "Triton has no region of shared memory of this name",
+        "register it first; a restart of Triton forgets all",
+    ),
+    errors.AlreadyLoaded: Answer(
+        409,
+        "AlreadyLoaded",
+        _Rpc.ALREADY_EXISTS,
+        "a model of this name is loaded or being loaded",
+        "use it, or unload it first",
+    ),
+    errors.ModelNotReady: Answer(
+        503,
+        "ModelNotReady",
+        _Rpc.UNAVAILABLE,
+        "the model is being loaded",
+        "try again in a while",
+        (429, "ModelNotReadyException"),
+    ),
+    # the next call loads it
+    errors.UnloadedMeanwhile: Answer(
+        409,
+        "UnloadedMeanwhile",
+        _Rpc.ABORTED,
+        "the model was unloaded while it was being loaded, which ended the load",
+        "load it again, if it is still wanted",
+        _LATER,
+    ),
+    # not 507: that would evict others for nothing
+    errors.ModelTooLarge: Answer(
+        400,
+        "ModelTooLarge",
+        _Rpc.FAILED_PRECONDITION,
+        "the model declares more than a device has, or ran out of memory with nothing else loaded",
+        "take a larger device or a smaller model; unloading others does not help",
+    ),
+    errors.InsufficientMemory: Answer(
+        507,
+        "InsufficientMemory",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "the model needs more than is free, by its size or as the load showed (it was undone)",
+        "unload another model and load again; SageMaker does so automatically",
+    ),
+    errors.OutOfMemory: Answer(
+        507,
+        "OutOfMemory",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "a load or an inference ran out of memory",
+        "unload another model and try again; SageMaker does so automatically",
+    ),
+    errors.BackendError: Answer(
+        503,
+        "BackendUnavailable",
+        _Rpc.INTERNAL,
+        "a folder of the repository cannot be listed or removed; Triton failed to unload, or is "
+        "not in explicit mode",
+        "read the text; look at the disk and at who may write to it, or restart Triton",
+        _INTERNAL,
+    ),
+    errors.BackendUnavailable: Answer(
+        503,
+        "BackendUnavailable",
+        _Rpc.UNAVAILABLE,
+        "Triton cannot be reached; the adapter is starting or stopping",
+        "try again; if it lasts, see [operations.md](operations.md#it-is-not-ready)",
+        _LATER,
+    ),
+    # another copy has room
+    errors.Overloaded: Answer(
+        503,
+        "BackendUnavailable",
+        _Rpc.RESOURCE_EXHAUSTED,
+        "Triton turns work away: a queue of the model is full",
+        "try again, or at another copy; ModelMesh does so automatically",
+        _LATER,
+    ),
+    errors.BackendTimeout: Answer(
+        504,
+        "BackendTimeout",
+        _Rpc.DEADLINE_EXCEEDED,
+        "no answer within a time limit of the [settings](settings.md) or the caller's deadline",
+        "check whether the model or Triton hangs; raise the limit if the work is long",
+    ),
+    # Triton refused it: 400 at its own port too
+    errors.LoadFailed: Answer(
+        400,
+        "InvalidModel",
+        _Rpc.INTERNAL,
+        "Triton refused the model, or its folder could not be written to the repository",
+        "read the text, which is Triton's own; the log of Triton may say more",
+    ),
+    # for some minutes, unless a person tries it
+    errors.GivenUp: Answer(
+        503,
+        "GivenUp",
+        _Rpc.FAILED_PRECONDITION,
+        "the model was at work at several exits of Triton, and is not loaded for ten minutes",
+        "mend it; a load by V2 tries it at once",
+    ),
+    errors.InferenceFailed: Answer(
+        500,
+        "InferenceFailed",
+        _Rpc.INTERNAL,
+        "the model raised, or its python process died (the next call then gets `ModelNotFound`)",
+        "read the text, which is the model's own; load the model again if its process has died",
+    ),
+}
+HTTP: Mapping[type[BaseException], tuple[int, str]] = {
+    kind: (answer.status, answer.code) for kind, answer in ANSWERS.items()
+}
 GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.IncompleteMessage: grpc.StatusCode.INTERNAL,  # as Triton and grpc have it
-    errors.AlreadyRegistered: grpc.StatusCode.ALREADY_EXISTS,
-    errors.UnknownEncoding: grpc.StatusCode.UNIMPLEMENTED,  # as the compression of gRPC has it
-    errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.SourceMissing: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.PayloadTooLarge: grpc.StatusCode.INVALID_ARGUMENT,  # another copy would say the same
-    errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as grpc itself has it
-    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    errors.InferenceOnly: grpc.StatusCode.PERMISSION_DENIED,
-    errors.InlineFilesOff: grpc.StatusCode.PERMISSION_DENIED,
-    errors.NotPassedThrough: grpc.StatusCode.PERMISSION_DENIED,
-    errors.GivenUp: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.ArtifactNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.NotRegistered: grpc.StatusCode.NOT_FOUND,
-    errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
-    errors.UnloadedMeanwhile: grpc.StatusCode.ABORTED,
-    errors.NotStarted: grpc.StatusCode.UNAVAILABLE,
-    errors.NotTaken: grpc.StatusCode.UNAVAILABLE,
-    errors.StoreDenied: grpc.StatusCode.FAILED_PRECONDITION,  # an operator has to act
-    errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooManyWaiting: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooManyStreams: grpc.StatusCode.UNAVAILABLE,  # clients open a stream again
-    errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
-    errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.TooManyConnections: grpc.StatusCode.UNAVAILABLE,  # by grpc: the connection is closed
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,  # another copy has room
-    errors.BackendError: grpc.StatusCode.INTERNAL,
-    errors.BackendTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.InsufficientMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    kind: answer.grpc for kind, answer in ANSWERS.items()
+}
+AWS: Mapping[type[BaseException], AwsStatus] = {
+    kind: answer.aws for kind, answer in ANSWERS.items()
 }
 
 _UNKNOWN_MODEL = (errors.ModelNotFound, errors.ArtifactNotFound)
@@ -154,7 +443,7 @@ def aws_status(error: errors.AdapterError) -> tuple[int, str]:
     had_it = isinstance(error, errors.BackendUnavailable) and error.delivered
     if had_it and not isinstance(error, errors.Overloaded):
         return MODEL_ERROR
-    return lookup(AWS, error) or (500, "InternalFailure")
+    return lookup(AWS, error) or _INTERNAL
 
 
 def level_of(error: errors.AdapterError) -> int:
