@@ -166,6 +166,180 @@ def events_page() -> str:
     )
 
 
+<<<<<<< HEAD
+=======
+# For each class of the tables: when it is raised, and what the reader of the answer can do.
+ANSWERS: dict[type[BaseException], tuple[str, str]] = {
+    errors.InvalidRequest: (
+        "body, header, name, path or Triton's check of the inputs; `url` outside `model_roots`",
+        "fix the request; the text says what is wrong",
+    ),
+    errors.IncompleteMessage: (
+        "a gRPC request ended before its message did",
+        "send the whole message; a proxy may have cut it",
+    ),
+    errors.InvalidModel: (
+        "the package cannot be served: no config.pbtxt, no version folder, no model file and so on",
+        "fix the package; the text names the file and the reason",
+    ),
+    errors.LoadFailed: (
+        "Triton refused the model, or its folder could not be written to the repository",
+        "read the text, which is Triton's own; the log of Triton may say more",
+    ),
+    errors.ModelNotFound: (
+        "the model is not loaded, is being unloaded, or has lost its process",
+        "load it; SageMaker and ModelMesh do so automatically",
+    ),
+    errors.ArtifactNotFound: (
+        "the store has no model of this key",
+        "check the key; a new object is seen within 5 s",
+    ),
+    errors.StoreDenied: (
+        "the store refuses the adapter's credentials",
+        "check the [credentials](stores.md#credentials) and what they may read",
+    ),
+    errors.StoreUnavailable: (
+        "the store cannot be reached, fails, or is too slow",
+        "try again; if it lasts, see [stores.md](stores.md#when-something-is-wrong)",
+    ),
+    errors.NoRoom: (
+        "a model does not fit, and everything that could be evicted is in use",
+        "try again; if it lasts, give it more memory or disk, or pin less",
+    ),
+    errors.TooManyWaiting: (
+        "256 callers wait for models that are being fetched, 32 for one, or no room for a body",
+        "try again in a while",
+    ),
+    errors.TooManyStreams: (
+        "open streams take all the memory that streams may take; the text has the figures",
+        "end streams that are idle; below 1 GiB raise `max_inflight_body_bytes`",
+    ),
+    errors.SourceMissing: (
+        "the `url` of a load does not exist",
+        "check the path, and that the adapter sees the same file system",
+    ),
+    errors.AlreadyLoaded: (
+        "a model of this name is loaded or being loaded",
+        "use it, or unload it first",
+    ),
+    errors.UnloadedMeanwhile: (
+        "the model was unloaded while it was being loaded, which ended the load",
+        "load it again, if it is still wanted",
+    ),
+    errors.PayloadTooLarge: (
+        "a body is over `max_body_bytes` (1 MiB for control calls), Triton's limit or a stream's",
+        "send less, or raise the limit",
+    ),
+    errors.MessageTooLarge: (
+        "a gRPC message is over one of [its limits](v2.md#grpc)",
+        "send less, or raise the limit",
+    ),
+    errors.ModelTooLarge: (
+        "the model declares more than a device has, or ran out of memory with nothing else loaded",
+        "take a larger device or a smaller model; unloading others does not help",
+    ),
+    errors.GivenUp: (
+        "the model was at work at several exits of Triton, and is not loaded for ten minutes",
+        "mend it; a load by V2 tries it at once",
+    ),
+    errors.InferenceFailed: (
+        "the model raised, or its python process died (the next call then gets `ModelNotFound`)",
+        "read the text, which is the model's own; load the model again if its process has died",
+    ),
+    errors.ModelNotReady: ("the model is being loaded", "try again in a while"),
+    errors.BackendError: (
+        (
+            "a folder of the repository cannot be listed or removed; Triton failed to unload, or "
+            "is not in explicit mode"
+        ),
+        "read the text; look at the disk and at who may write to it, or restart Triton",
+    ),
+    errors.BackendUnavailable: (
+        "Triton cannot be reached; the adapter is starting or draining",
+        "try again; if it lasts, see [operations.md](operations.md#it-is-not-ready)",
+    ),
+    errors.Overloaded: (
+        "Triton turns work away: a queue of the model is full",
+        "try again, or at another copy; ModelMesh does so automatically",
+    ),
+    errors.SlowBody: (
+        (
+            "the body arrives at less than 64 KiB/s for more than 10 s, or for 2 s while others "
+            "wait; HTTP connections close"
+        ),
+        "send faster, or less: compress, or use raw tensors",
+    ),
+    errors.NotTaken: (
+        (
+            "answers of a stream are not read for 60 s, or 1 s while its model is unloaded or the "
+            "adapter stops"
+        ),
+        "open another stream and read it; the answers are lost",
+    ),
+    errors.NotStarted: (
+        "the body was still arriving when the model was unloaded or the adapter stopped",
+        "send it again, to another copy or when the model is loaded: no work had begun",
+    ),
+    errors.TooManyConnections: (
+        "a listener has `max_connections`; `http` returns this, gRPC closes the connection",
+        "try again in a second (`Retry-After`), over fewer connections; or raise the limit",
+    ),
+    errors.AlreadyRegistered: (
+        "gRPC: Triton has a region of shared memory of this name",
+        "take another name, or unregister it",
+    ),
+    errors.NotRegistered: (
+        "Triton has no region of shared memory of this name",
+        "register it first; a restart of Triton forgets all",
+    ),
+    errors.UnknownEncoding: (
+        "gRPC: `grpc-encoding` is not identity, deflate or gzip",
+        "use one that `grpc-accept-encoding` of the answer names",
+    ),
+    errors.UnsupportedMediaType: (
+        "the model [opted into content types](content-types.md), and not into this one",
+        "send one of those that the text and the header `Accept` name",
+    ),
+    errors.NotAcceptable: (
+        "no type of `Accept` fits; only models that opted into [content types](content-types.md)",
+        "accept JSON, or one of the types that the text names",
+    ),
+    errors.MethodNotAllowed: ("the path exists, not with this method", "see `Allow`"),
+    errors.Forbidden: (
+        "a page of another site, an unknown host on loopback, or no token with `endpoint_keys`",
+        "see [browsers](security.md#pages-in-a-browser), [signed calls](endpoint.md#signed-calls)",
+    ),
+    errors.Unauthenticated: (
+        "`control_token` is set, and a load, unload, drain or call of ModelMesh had none",
+        "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
+    ),
+    errors.InferenceOnly: (
+        "`http_data` serves inference only; this was a load, an unload, a list or the like",
+        "send it to `http`",
+    ),
+    errors.InlineFilesOff: (
+        "a load has `file:` parameters, and `inline_files` is off",
+        "put the files below a model root and load the folder, or set `inline_files: on`",
+    ),
+    errors.NotPassedThrough: (
+        "a call about the whole of Triton that the setting `passthrough` does not open",
+        "set it, if the callers may do that",
+    ),
+    errors.BackendTimeout: (
+        "no answer within a time limit of the [settings](settings.md) or the caller's deadline",
+        "check whether the model or Triton hangs; raise the limit if the work is long",
+    ),
+    errors.InsufficientMemory: (
+        "the model needs more than is free, by its size or as the load showed (it was undone)",
+        "unload another model and load again; SageMaker does so automatically",
+    ),
+    errors.OutOfMemory: (
+        "a load or an inference ran out of memory",
+        "unload another model and try again; SageMaker does so automatically",
+    ),
+}
+
+>>>>>>> dc1d3d47 (control: say draining, and what lost models are lost to)
 # Codes that stand for no class of the table.
 OTHER_ANSWERS = [
     [

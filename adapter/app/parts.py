@@ -28,8 +28,8 @@ from adapter.control.updates import Updates
 from adapter.core import times
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame
+from adapter.core.forgotten import ForgottenModels
 from adapter.core.ledger import Ledger
-from adapter.core.lost import LostModels
 from adapter.core.mesh_books import MeshBooks
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import ModelRecord, Step
@@ -174,8 +174,8 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     # state
     registry = Registry(clock.now)
     wanted = Wanted()
-    lost = LostModels(clock.wall)
-    registry.subscribe(lost.note_move)
+    forgotten = ForgottenModels(clock.wall)
+    registry.subscribe(forgotten.note_move)
     blame = Blame(clock.monotonic())
     ledger = Ledger({}, sizes)
     mesh = MeshBooks()
@@ -300,7 +300,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     models = Models(
         registry=registry,
         wanted=wanted,
-        lost=lost,
+        forgotten=forgotten,
         blame=blame,
         operations=operations,
         leases=leases,
@@ -337,7 +337,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
     desired = Desired(
         registry=registry,
         wanted=wanted,
-        lost=lost,
+        forgotten=forgotten,
         blame=blame,
         status=status,
         operations=operations,
@@ -373,7 +373,7 @@ def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Siz
         desired=desired,
         watcher=watcher,
         triton=status,
-        lost_models=lost,
+        forgotten_models=forgotten,
         stores=store_state,
     )
     return Control(

@@ -114,11 +114,11 @@ def _format_state(state: State, table: "ModelTable", args: argparse.Namespace) -
     if args.names:
         state = _select_models(state, args.names)
         on_demand = state["on_demand"] or {"models": []}
-        has_models = state["models"] or state["lost"] or on_demand["models"]
+        has_models = state["models"] or state["forgotten"] or on_demand["models"]
         if args.watch is None and not has_models:
             raise AdapterError(f"no model {' or '.join(map(repr, args.names))} is loaded")
     if args.json:
-        parts = ("memory", "models", "on_demand", "lost", "failures")
+        parts = ("memory", "models", "on_demand", "forgotten", "failures")
         return [json.dumps({part: state[part] for part in parts})]
     return [*format_devices(state["memory"]), "", *table.format(state)]
 
@@ -132,7 +132,7 @@ def _select_models(state: State, names: Sequence[str]) -> State:
     on_demand = state["on_demand"]
     if on_demand is not None:
         on_demand = {**on_demand, "models": select(on_demand["models"])}
-    selected = {part: select(state[part]) for part in ("models", "lost", "failures")}
+    selected = {part: select(state[part]) for part in ("models", "forgotten", "failures")}
     return {**state, **selected, "on_demand": on_demand}
 
 
@@ -210,7 +210,7 @@ class ModelTable:
         self._served_at = 0.0
 
     def format(self, state: State) -> list[str]:
-        """Return a table of the models, and lines about the disk, lost models and failures."""
+        """Return a table of the models, and lines about the disk, forgotten models and failures."""
         on_demand = state["on_demand"]
         models = sorted(state["models"], key=lambda model: str(model["model_id"]))
         rates = self._measure_rates(models)
@@ -237,7 +237,7 @@ class ModelTable:
             add_colour(title, BOLD),
             *lines,
             *([] if on_demand is None else _disk_lines(on_demand, state["events"])),
-            *_lost_lines(state["lost"]),
+            *_forgotten_lines(state["forgotten"]),
             *_failure_lines(state["failures"]),
         ]
 
@@ -348,18 +348,17 @@ def _disk_lines(on_demand: State, events: Sequence[State]) -> list[str]:
     return [escape(line) for line in lines]
 
 
-def _lost_lines(models: Sequence[State]) -> list[str]:
-    """Return the lines of `ps` about models that an exit of Triton ended: a line for each exit."""
-    names_by_exit: dict[str, list[str]] = {}
+def _forgotten_lines(models: Sequence[State]) -> list[str]:
+    """Return the lines of `ps` about models that Triton has lost: a line for each moment."""
+    names_by_reason: dict[str, list[str]] = {}
     for model in models:
         time_of_day = datetime.fromisoformat(model["time"]).astimezone().strftime("%H:%M:%S")
-        title = f"lost with Triton at {time_of_day}"
-        if model["is_given_up"]:
-            title = f"given up with Triton at {time_of_day}: {model['reason']}"
-        names_by_exit.setdefault(title, []).append(model["model_id"])
-    lines = [""] if names_by_exit else []
-    for title, names in names_by_exit.items():
-        lines.append(escape(f"{title}: {', '.join(names)}; load them again"))
+        what = "given up" if model["is_given_up"] else "lost"
+        title = f"{what} at {time_of_day}: {model['reason']}"
+        names_by_reason.setdefault(title, []).append(model["model_id"])
+    lines = [""] if names_by_reason else []
+    for title, names in names_by_reason.items():
+        lines.append(escape(f"{title}: {', '.join(names)}"))
     return lines
 
 

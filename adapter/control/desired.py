@@ -18,7 +18,7 @@ from adapter.control.triton import TritonStatus
 from adapter.core import times
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame
-from adapter.core.lost import LostModels
+from adapter.core.forgotten import ForgottenModels
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.registry import Registry
@@ -39,7 +39,7 @@ class Desired:
 
     registry: Registry
     wanted: Wanted
-    lost: LostModels
+    forgotten: ForgottenModels
     blame: Blame
     status: TritonStatus
     operations: Operations
@@ -168,7 +168,7 @@ class Desired:
 
     def _forget_lost(self, model_id: ModelId, reason: str, *, is_given_up: bool = False) -> None:
         """Tell callers that the model does not come back, so that a platform loads it."""
-        self.lost.add(model_id, reason, is_given_up=is_given_up)
+        self.forgotten.add(model_id, reason, is_given_up=is_given_up)
         record: ModelRecord | None = self.registry.get(model_id)
         is_lost = record is not None and record.state is ModelState.LOST
         if record is not None and is_lost and not self.operations.is_busy(model_id):

@@ -26,8 +26,8 @@ __all__ = [
     "COMING",
     "ControlState",
     "DeviceState",
+    "ForgottenModel",
     "Lease",
-    "LostModel",
     "MeshBooks",
     "ModelRecord",
     "ModelState",
@@ -222,6 +222,9 @@ class TritonState(Protocol):
     def has_lost(self, record: ModelRecord) -> bool:
         """Return whether Triton has exited with this model, which comes back by a call alone."""
 
+    def refuse_unless_open(self) -> None:
+        """Raise BackendUnavailable while the adapter starts, and once it drains."""
+
     def refuse_lost(self, model_id: ModelId) -> None:
         """Raise ModelNotFound while a platform has to load its models anew."""
 
@@ -277,7 +280,7 @@ class WantedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class LostModel:
+class ForgottenModel:
     """Shows a model that went with Triton and does not come back by itself."""
 
     at: float  # time.time()
@@ -349,7 +352,7 @@ class ControlState(Protocol):
     def count_wanted(self) -> Mapping[str, int]:
         """Return how many of them are loaded, and how many are not, by state."""
 
-    def lost(self) -> Mapping[ModelId, LostModel]:
+    def forgotten(self) -> Mapping[ModelId, ForgottenModel]:
         """Return the models that Triton has exited with and that are not loaded again, the latest
         last.
         """

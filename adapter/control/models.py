@@ -27,7 +27,7 @@ from adapter.core import times
 from adapter.core.admission import Purpose
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame, Requester
-from adapter.core.lost import LostModels
+from adapter.core.forgotten import ForgottenModels
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.registry import Registry
@@ -70,7 +70,7 @@ class Models:
 
     registry: Registry
     wanted: Wanted
-    lost: LostModels
+    forgotten: ForgottenModels
     blame: Blame
     operations: Operations
     leases: Leases
@@ -286,7 +286,7 @@ class Models:
         model = self.wanted.get(model_id)
         if model is not None and model.reason is not WantedReason.LOST:
             log.info("adapter.wanted_no_more", extra={"model_id": model_id})
-        self.lost.remove(model_id)
+        self.forgotten.remove(model_id)
         return self.wanted.remove(model_id)
 
     async def unload_all(self, **log_fields: str) -> None:

@@ -130,7 +130,7 @@ class Operations:
     def start(self, model_id: ModelId, kind: Kind, work: Work[T]) -> Operation[T]:
         """Start an operation, which waits for those of the same model before it."""
         if not self._is_open:
-            raise BackendUnavailable("the adapter is stopping", delivered=False)
+            raise make_drain_refusal()
         lock = self._locks.setdefault(model_id, asyncio.Lock())
         operation = Operation(model_id, kind, work, lock)
         self._by_task[operation.task] = operation
@@ -196,6 +196,12 @@ class Operations:
             text = f"model {model_id!r} was not loaded before the adapter stopped"
             reason = BackendUnavailable(text, model_id=model_id, delivered=False)
             self.end_loads(model_id, reason)
+
+
+def make_drain_refusal() -> BackendUnavailable:
+    """Return the error for a load or an unload that comes when the adapter drains."""
+    text = "the adapter is draining, and loads and unloads nothing any more: use another one"
+    return BackendUnavailable(text, delivered=False)
 
 
 def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = ()) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from adapter.control.desired import Desired
 from adapter.control.door import (
     DeviceState,
-    LostModel,
+    ForgottenModel,
     RequestCounts,
     SizeState,
     StoreModel,
@@ -25,8 +25,8 @@ from adapter.control.ports import Artifacts
 from adapter.control.readings import Readings
 from adapter.control.triton import TritonStatus, TritonWatcher
 from adapter.core.artifacts import ArtifactKey, DiskUse, FetchProgress
+from adapter.core.forgotten import ForgottenModels
 from adapter.core.ledger import Ledger
-from adapter.core.lost import LostModels
 from adapter.core.memory import NO_BYTES, NOT_MEASURED, Bytes, Device, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.record import ModelRecord
@@ -102,7 +102,7 @@ class State:
     desired: Desired
     watcher: TritonWatcher
     triton: TritonStatus
-    lost_models: LostModels
+    forgotten_models: ForgottenModels
     stores: StoreState | None  # None without a store
 
     # -- models -----------------------------------------------------------------------------
@@ -133,13 +133,13 @@ class State:
         unloaded = len(self.desired.wanted.unloaded())
         return {"loaded": loaded, "missing": len(models) - loaded, "unloaded": unloaded}
 
-    def lost(self) -> dict[ModelId, LostModel]:
+    def forgotten(self) -> dict[ModelId, ForgottenModel]:
         """Return the models that Triton has exited with and that are not loaded again, the latest
         last.
         """
         return {
-            model_id: LostModel(model.at, model.reason, model.is_given_up)
-            for model_id, model in self.lost_models.models().items()
+            model_id: ForgottenModel(model.at, model.reason, model.is_given_up)
+            for model_id, model in self.forgotten_models.models().items()
         }
 
     def hangs_since(self, record: ModelRecord) -> float | None:

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from adapter.control.leases import AtWork
 from adapter.control.memory import Memory
-from adapter.control.operations import Journal, Kind, Operations
+from adapter.control.operations import Journal, Kind, Operations, make_drain_refusal
 from adapter.control.ports import Packages, Processes, Server, Triton
 from adapter.control.readings import Readings
 from adapter.control.unloader import Unloader, explain_unreleased, note_killed
@@ -166,9 +166,11 @@ class TritonStatus:
         self.has_mesh = True
 
     def refuse_unless_open(self) -> None:
-        """Raise BackendUnavailable while the adapter starts or stops."""
-        if not self.is_open:
-            raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+        """Raise BackendUnavailable while the adapter starts, and once it drains."""
+        if self.phase is Phase.STARTING:
+            raise BackendUnavailable("the adapter is starting: try again soon", delivered=False)
+        if self.phase is Phase.STOPPING:
+            raise make_drain_refusal()
 
     def confirm(self, life: int) -> None:
         """Record that the registry matches this life of Triton."""
@@ -197,7 +199,7 @@ class TritonStatus:
         """
         while not self.is_up or self.phase is Phase.STARTING:
             if self.phase is Phase.STOPPING:
-                raise BackendUnavailable("the adapter is stopping", delivered=False)
+                raise make_drain_refusal()
             if clock.monotonic() >= deadline:
                 is_starting = self.phase is Phase.STARTING
                 text = "the adapter did not start" if is_starting else "Triton did not come back"

@@ -17,7 +17,7 @@ from typing import Any
 from adapter.control.door import (
     COMING,
     ControlState,
-    LostModel,
+    ForgottenModel,
     ModelRecord,
     Models,
     ModelState,
@@ -149,7 +149,7 @@ class DebugState:
             "totals": totals,
             "abandoned_requests": requests.abandoned,
             "on_triton_restart": " as ".join(self._state.triton.on_restart),
-            "lost": _lost(self._state.lost(), query.most),
+            "forgotten": _describe_forgotten(self._state.forgotten(), query.most),
             "wanted": _wanted(self._state.wanted(), query.most),
             "memory": self._devices(reading, look),
             "on_demand": on_demand_state(
@@ -167,7 +167,7 @@ class DebugState:
             record = registry.get(model_id)
             return past + record.usage.answered_at if record else 0.0
 
-        are_lost = bool(self._state.lost() or registry.counts()[ModelState.LOST])
+        are_lost = bool(self._state.forgotten() or registry.counts()[ModelState.LOST])
         worst = self._history.worst(are_lost=are_lost, answered_at=answered_at)
         return None if worst is None else _occurrence(worst)
 
@@ -296,7 +296,9 @@ def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, A
     ]
 
 
-def _lost(models: Mapping[ModelId, LostModel], most: int | None) -> list[dict[str, Any]]:
+def _describe_forgotten(
+    models: Mapping[ModelId, ForgottenModel], most: int | None
+) -> list[dict[str, Any]]:
     """The latest last."""
     found = [*models.items()]
     return [

@@ -131,7 +131,8 @@ EVENTS: Mapping[str, str] = {
     "triton.exited": "the embedded tritonserver ended",
     "triton.log": "a line of the embedded tritonserver's own log",
     "triton.log_dropped": "lines of that log beyond the rate limit were dropped, with their number",
-    "triton.models_vanished": "Triton was restarted and no longer has models that were loaded",
+    "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted, or "
+    "somebody has unloaded them there",
     "triton.no_gpu": "the embedded tritonserver finds no GPU, for the reason given; its own lines "
     "are at debug",
     "triton.not_explicit": "Triton takes no loads: it is not in explicit model control mode",

@@ -1303,6 +1303,19 @@ async def test_person_may_try_a_model_that_is_given_up():
 
 
 @played
+async def test_person_may_try_a_store_model_that_is_given_up():
+    """Calls of a model that V2 loads by its key are refused before that."""
+    async with Stage({"a@1": Script(load_ends_triton=True), "a@2": Script()}) as stage:
+        stage.control.desired.preload({A: ArtifactKey("", A)})
+        await asyncio.sleep(120)
+        await fails(stage.call(A), GivenUp)
+        stage.store.versions["a"] += 1
+        assert stage.control.on_demand is not None
+        assert await stage.control.on_demand.load(A)
+        assert await stage.call(A) == "a@2"
+
+
+@played
 async def test_unload_survives_a_broken_connection():
     """Triton in another container still has the model when it can be reached again."""
     async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from adapter.core.model import ModelSource
 from adapter.core.record import OnExit, Step
 from adapter.core.states import ModelState
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, StubDied
 from tests.control.fakes import GPU, MIB, Script
 from tests.control.stage import A, B, C, Stage, played
 
@@ -100,12 +100,33 @@ async def test_lost_models_are_listed_until_loaded_or_unloaded():
         stage.triton.exit()
         await asyncio.sleep(5)
         state = stage.control.state
-        assert list(state.lost()) == [A, B]  # the next call loads c
-        assert not state.lost()[A].is_given_up
+        assert list(state.forgotten()) == [A, B]  # the next call loads c
+        assert not state.forgotten()[A].is_given_up
         await stage.load(A)
         with suppress(AdapterError):
             await stage.models.unload(B)
-        assert not state.lost()
+        assert not state.forgotten()
+
+
+@played
+async def test_dead_model_is_not_listed_as_gone_with_triton():
+    """Triton may drop a model whose process has died, and nothing of that is an exit."""
+    async with Stage({"a": Script(is_python=True)}, on_exit=None) as stage:
+        record = await stage.load(A)
+        stage.triton.kill_process_of(record.name)
+        lease = stage.models.lease(A)
+        lease.begin()
+        try:
+            await stage.triton.infer(record)
+        except StubDied as error:
+            await lease.judge(error)
+            lease.end(error)
+        assert record.state is ModelState.DEAD
+        del stage.triton.loaded[record.name]
+        await asyncio.sleep(20)
+        assert (
+            stage.control.state.forgotten()[A].reason == "their processes had died; load them again"
+        )
 
 
 @played
@@ -113,7 +134,7 @@ async def test_killer_is_listed_as_given_up():
     async with Stage({"a": Script(load_ends_triton=True)}) as stage:
         stage.control.desired.want({A: ModelSource("a")})
         await asyncio.sleep(120)
-        lost = stage.control.state.lost()[A]
+        lost = stage.control.state.forgotten()[A]
         assert lost.is_given_up
         assert "3 exits of Triton" in lost.reason
 

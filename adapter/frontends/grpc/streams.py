@@ -221,7 +221,7 @@ class _ClientStream:
         if self._is_cut:
             return "too many of them wait"
         if not self._service.triton.is_open:
-            return "the adapter is stopping"
+            return "the adapter is draining"
         for stream in self._streams.values():
             if stream.unanswered and stream.record.state is ModelState.UNLOADING:
                 return f"model {stream.record.id!r} is being unloaded"

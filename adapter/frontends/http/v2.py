@@ -16,7 +16,7 @@ from aiohttp import web
 
 from adapter.control.door import ModelRecord, Models, TritonState
 from adapter.core.calls import V2Answer, V2Call
-from adapter.errors import BackendUnavailable, InvalidRequest
+from adapter.errors import InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import HeldBody, json_object
 from adapter.frontends.http.inference import SlowPath
@@ -74,8 +74,7 @@ class V2:
         }
 
     async def _server_ready(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._triton.is_open:
-            raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+        self._triton.refuse_unless_open()
         return await self._probe("ready", request)
 
     async def _probe(self, what: str, request: web.BaseRequest) -> web.StreamResponse:

@@ -185,7 +185,14 @@ def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, ga
         gate.wait_reached()
         process = drain(adapter, f"--url=unix:{listener}", "--timeout=100")
         wait_until(lambda: client.get("/ping").status == 503, 60, "the drain has begun")
-        assert client.load("echo", EXAMPLES / "identity").status == 503
+        refusals = [
+            client.load("echo", EXAMPLES / "identity"),
+            client.delete("/models/slow"),
+            client.post("/v2/repository/models/slow/unload", {}),
+            client.get("/v2/health/ready"),
+        ]
+        assert [reply.status for reply in refusals] == [503] * 4
+        assert all(b"the adapter is draining" in reply.body for reply in refusals)
         assert process.poll() is None
         gate.open()
         assert outcome(process) == (0, "")

@@ -148,7 +148,7 @@ def test_a_model_that_ends_triton_each_time_is_given_up_and_the_others_stay(
         assert ends <= 5
 
         assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
-        [lost] = adapter.state()["lost"]
+        [lost] = adapter.state()["forgotten"]
         assert (lost["model_id"], lost["is_given_up"]) == ("deadly", True)
 
         # the adapter loads it no more, also after another end

@@ -70,7 +70,7 @@ STATE = {
         "disk": {"models": HOSTILE, "bytes": 1, "limit_bytes": 1},
         "evictions": {HOSTILE: 1},
     },
-    "lost": [{"time": NOW, "model_id": HOSTILE, "is_given_up": True, "reason": HOSTILE}],
+    "forgotten": [{"time": NOW, "model_id": HOSTILE, "is_given_up": True, "reason": HOSTILE}],
     "failures": [FAILURE | {"reason": HOSTILE}],
     "events": [FAILURE | {"evicted": "room", "reason": HOSTILE}],
     "memory": {"devices": {HOSTILE: DEVICE}, "source": HOSTILE},

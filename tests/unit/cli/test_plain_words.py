@@ -176,7 +176,7 @@ class TestSeveralModels:
         def ps(*argv, failures=()):
             server = sidecar(200)
             models = [_model(name) for name in ("one", "two", "three")]
-            state = {"models": models, "on_demand": None, "lost": [], "failures": failures}
+            state = {"models": models, "on_demand": None, "forgotten": [], "failures": failures}
             server.body = json.dumps({**state, "memory": {"devices": {}}}).encode()
             return run("ps", *argv, environ=admin(server))
 

@@ -94,7 +94,7 @@ def model(name, **given):
 
 
 def rows(table, *found):
-    state = {"models": found, "on_demand": None, "lost": [], "failures": []}
+    state = {"models": found, "on_demand": None, "forgotten": [], "failures": []}
     return [line.split("  ") for line in table.format(state)]
 
 
@@ -110,6 +110,18 @@ def test_models_are_sorted_and_say_how_long_they_are_in_a_state():
         ["b", "UNLOADING 5s, waiting for requests", "2.0 MiB", "-", "0", "-", "-"],
         ["c", "DEAD 1m", "2.0 MiB", "-", "0", "-", "-"],
     ]
+
+
+def test_lost_models_are_named_with_the_reason():
+    lost = {"time": "2026-01-02T03:04:05+00:00", "is_given_up": False, "reason": "it went"}
+    forgotten = [lost | {"model_id": name} for name in "ab"]
+    forgotten.append(lost | {"model_id": "c", "is_given_up": True, "reason": "it kills"})
+    state = {"models": [], "on_demand": None, "forgotten": forgotten, "failures": []}
+    [both, killer] = ModelTable().format(state)[-2:]
+    assert both.startswith("lost at ")
+    assert both.endswith(": it went: a, b")
+    assert killer.startswith("given up at ")
+    assert killer.endswith(": it kills: c")
 
 
 def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():

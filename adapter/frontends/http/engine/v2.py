@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapter.control.door import ModelRecord, Models, TritonState
 from adapter.core.calls import V2Answer, V2Call
-from adapter.errors import BackendUnavailable, InvalidRequest
+from adapter.errors import InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.engine.answers import Answer, answer_json
@@ -68,8 +68,7 @@ class V2:
         }
 
     async def _server_ready(self, request: Request) -> Answer:
-        if not self._triton.is_open:
-            raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+        self._triton.refuse_unless_open()
         return await self._probe("ready", request)
 
     async def _probe(self, what: str, request: Request) -> Answer:
