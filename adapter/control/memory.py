@@ -327,7 +327,7 @@ class Memory:
             str(error),
             self._describe_scene(record, None),
             failures=self._count_failure(record, verdict),
-            is_only_model=len(self.ledger.models) <= 1,
+            is_only_model=self.ledger.is_only_model(record.name),
         )
         return _convert(error, judgement, verdict)
 

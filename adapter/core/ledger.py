@@ -223,6 +223,10 @@ class Ledger:
         is_taken = any(device in size for size in sizes)
         return not is_taken and not self.is_in_progress([device])
 
+    def is_only_model(self, name: TritonName) -> bool:
+        """Return whether no other model is loaded, loading or stuck, on any device."""
+        return {*self.models, *self.loads, *self.stuck} <= {name}
+
     def need_of(
         self,
         package: Package,

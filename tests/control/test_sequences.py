@@ -639,6 +639,28 @@ async def test_inference_that_runs_out_is_judged():
 
 
 @played
+async def test_inference_beside_an_unbooked_model_is_not_final():
+    """A model that readings do not show yet is there, and its unload would give room."""
+    scripts = {"a": Script(100), "b": Script(100, request_runs_out=True)}
+    async with Stage(scripts) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        await asyncio.sleep(8)
+        record = await stage.load(B)
+        kinds = []
+        for _ in range(5):
+            lease = stage.models.lease(B)
+            lease.begin()
+            try:
+                await stage.triton.infer(record)
+            except AdapterError as error:
+                kinds.append(type(await lease.judge(error)))
+                lease.end(error)
+        assert list(stage.control.ledger.models) == ["a"]
+        assert ModelTooLarge not in kinds
+
+
+@played
 async def test_model_without_process_is_dead():
     async with Stage({"a": Script(is_python=True), "b@1": Script(is_python=True)}) as stage:
         record = await stage.load(A)
