@@ -227,8 +227,7 @@ class ModelTable:
             if has_gpu:
                 row.append("-" if model["gpu"] is None else str(model["gpu"]))
             rows.append(row)
-        pending = _pending_rows(state, len(head))
-        title, *lines = format_columns([head, *rows, *pending], frozenset({2, 4, 5, 6, 7}))
+        title, *lines = format_columns([head, *rows], frozenset({2, 4, 5, 6, 7}))
         for index, model in enumerate(models):
             lines[index] = _colour_state(lines[index], str(model["state"]))
         if not lines and sys.stdout.isatty():
@@ -305,23 +304,6 @@ def _describe_wait(model: State) -> str:
     names = ", ".join(awaited[:_MAX_AWAITED])
     more = f" and {len(awaited) - _MAX_AWAITED} more" if len(awaited) > _MAX_AWAITED else ""
     return f"{text} (behind {names}{more})"
-
-
-def _pending_rows(state: State, width: int) -> list[list[str]]:
-    """Return a row for each model that calls have asked for and whose load has not started."""
-    on_demand = state["on_demand"] or {"models": []}
-    listed = {model["model_id"] for model in state["models"]}
-    rows = []
-    for model in sorted(on_demand["models"], key=lambda model: str(model["model_id"])):
-        if model["model_id"] in listed:
-            continue
-        text = str(model["state"])
-        if text == "FETCHING" and model["percent"] is not None:
-            text += f" {model['percent']} %"
-        if model["is_pinned"]:
-            text += ", pinned"
-        rows.append([model["model_id"], text, *["-"] * (width - 2)])
-    return rows
 
 
 def _colour_state(line: str, state: str) -> str:

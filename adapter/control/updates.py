@@ -55,11 +55,6 @@ class Updates:
                 self._tasks[record] = task
                 task.add_done_callback(partial(self._forget, record))
 
-    async def wait_until_checked(self) -> None:
-        """Wait for the checks and replacements that have begun."""
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
-
     def close(self) -> None:
         """Stop to ask."""
         self.interval_seconds = 0

@@ -1,7 +1,7 @@
 """Values that name and describe what a store holds: a model's package as an archive or a folder."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from adapter.errors import InvalidRequest
@@ -71,34 +71,6 @@ class FetchProgress:
         if not self.total_bytes:
             return None
         return min(100, 100 * self.done_bytes // self.total_bytes)
-
-
-@dataclass(slots=True, eq=False)
-class StoreFiles:
-    """Holds a model's files from the store, from the fetch until the unload.
-
-    `artifact` is None until it was fetched. `fetch_seconds`: what that took, from the store or from
-    the disk, without the wait for others to end. `checked_at` is when the store was last seen to
-    have this version (time.monotonic); `is_outdated`: it has another, and `newer` is that, once it
-    was fetched. `used`: when each known caller was last given the model (time.monotonic).
-    `is_tried_again`: after a load that failed the files stay, for the next try.
-    """
-
-    key: ArtifactKey
-    artifact: Artifact | None = None
-    progress: FetchProgress = field(default_factory=FetchProgress)
-    fetch_seconds: float = 0.0
-    checked_at: float = 0.0
-    is_outdated: bool = False
-    newer: Artifact | None = None
-    used: dict[str, float] = field(default_factory=dict)
-    is_tried_again: bool = False
-
-    def taken(self) -> list[Artifact]:
-        """Hand over the artifacts that the model keeps on disk; the caller releases them."""
-        kept = [each for each in (self.artifact, self.newer) if each is not None]
-        self.artifact = self.newer = None
-        return kept
 
 
 def parse_artifact_path(text: str) -> str:

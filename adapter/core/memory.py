@@ -1,7 +1,7 @@
 """Bytes of memory by device, and readings of them. None means unknown."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NewType
 
 # A GPU by its UUID (`GPU-...`, `MIG-...`), or HOST.
@@ -20,14 +20,6 @@ GpuBytes = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU: `number` is CUDA's within Triton, which instance groups name."""
-
-    device: Device
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device. `index` is CUDA's number of the GPU within Triton, None if unknown."""
 
@@ -42,8 +34,7 @@ class MemoryReading:
 
     `lag_seconds`: how old the figures may be (Triton's metrics are polled).
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
-    this container for memory, are None where Triton's are not ours. `of_models` is how much of
-    HOST is in processes of one model alone, by its name in Triton; None where nobody can tell.
+    this container for memory, are None where Triton's are not ours.
     `available_bytes` is what the machine and the cgroups of the adapter still have of host memory:
     the kernel ends a process that takes more. None where nobody can tell.
     """
@@ -53,27 +44,11 @@ class MemoryReading:
     lag_seconds: float = 0.0
     shm_free_bytes: int | None = None
     oom_kills: int | None = None
-    of_models: Mapping[str, int] | None = None
     available_bytes: int | None = None
 
     @property
     def used(self) -> Bytes:
         return {device: figures.used_bytes for device, figures in self.devices.items()}
-
-    @property
-    def shared(self) -> "MemoryReading":
-        """The reading without the processes of single models: Triton's own process is left."""
-        if not self.of_models:
-            return self
-        return self.less({HOST: sum(self.of_models.values())})
-
-    def less(self, amounts: Bytes) -> "MemoryReading":
-        """Return the reading as if these bytes were not used."""
-        devices = {
-            device: replace(read, used_bytes=max(0, read.used_bytes - amounts.get(device, 0)))
-            for device, read in self.devices.items()
-        }
-        return replace(self, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +67,6 @@ class DeviceState:
 
 def total(amounts: Bytes) -> int:
     return sum(amounts.values())
-
-
-def plus(one: Bytes, other: Bytes) -> Bytes:
-    return {d: one.get(d, 0) + other.get(d, 0) for d in {**one, **other}}
-
-
-def minus(one: Bytes, other: Bytes) -> Bytes:
-    """Return the difference, which may be negative."""
-    return {d: one.get(d, 0) - other.get(d, 0) for d in {**one, **other}}
-
-
-def at_least_zero(amounts: Bytes) -> Bytes:
-    return {device: max(0, count) for device, count in amounts.items()}
 
 
 def most_of(one: Bytes, other: Bytes) -> Bytes:

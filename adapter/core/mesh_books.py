@@ -48,10 +48,5 @@ class MeshBooks:
         """Return whether ModelMesh is about to unload models, as they exceed the capacity."""
         return self._is_exceeded(sum(self._units.values()))
 
-    def should_evict_for(self, model_id: ModelId, size_bytes: int) -> bool:
-        """Return whether ModelMesh unloads others once it learns that the model takes that much."""
-        other_units = sum(self._units.values()) - self._units.get(model_id, 0)
-        return other_units > 0 and self._is_exceeded(other_units + size_bytes // MESH_UNIT_BYTES)
-
     def _is_exceeded(self, units: int) -> bool:
         return self.capacity_bytes is not None and units > self.capacity_bytes // MESH_UNIT_BYTES

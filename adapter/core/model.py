@@ -37,8 +37,6 @@ _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 _PRIVATE = "ta."
 _ESCAPED = "ta.u."
 _HASHED = "ta.h."
-_REPLACED = "ta.r."
-_INSPECTED = "ta.i."
 _FRESH = "ta.c."
 _FRESH_BYTES = 8
 _PART = "ta.p."
@@ -97,19 +95,9 @@ def triton_name(model_id: ModelId) -> TritonName:
     return TritonName(_HASHED + hashlib.sha256(raw).hexdigest())
 
 
-def replacement_name(model_id: ModelId, number: int) -> TritonName:
-    """Return another name, one for each number, while Triton is stuck with the first."""
-    return TritonName(f"{_REPLACED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")
-
-
 def strip_last_slash(url: str) -> str:
     """Return the same place for a folder that is written with or without a slash at its end."""
     return url.rstrip("/") or url
-
-
-def inspection_name(model_id: ModelId) -> TritonName:
-    """Return the name under which a package is unpacked that is only inspected, never loaded."""
-    return TritonName(_INSPECTED + hashlib.sha256(model_id.encode()).hexdigest())
 
 
 def fresh_name(model_id: ModelId) -> TritonName:

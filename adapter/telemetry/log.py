@@ -101,7 +101,6 @@ EVENTS: Mapping[str, str] = {
     "model and its processes ended",
     "model.unload_waits": "an unload waits for requests: in_flight, the abandoned among them, and "
     "the longest wait in seconds",
-    "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is unloaded, with the bytes that it returned",
     "model.unloading": "an unload begins and waits for in_flight requests. evicted: the reason "
     "for an eviction; with reason room: evicted_for, the worth of the model, and return_seconds, "

@@ -153,17 +153,6 @@ async def test_free_shared_memory_is_unknown_where_there_is_no_such_place(machin
     assert (await machine.memory.read()).shm_free_bytes is None
 
 
-async def test_what_is_in_processes_of_one_model_is_told_apart(machine):
-    machine.run(1, share_kib=100)
-    machine.run(2, share_kib=50)
-    machine.run(3, share_kib=20)
-    machine.run(4, share_kib=7)
-    machine.models = {2: "a", 3: "a", 4: "b"}
-    reading = await machine.memory.read()
-    assert reading.of_models == {"a": 70 * KIB, "b": 7 * KIB}
-    assert (reading.used[HOST], reading.shared.used[HOST]) == (177 * KIB, 100 * KIB)
-
-
 # -- the limit ----------------------------------------------------------------------------------
 
 V1_UNLIMITED = "9223372036854771712\n"

@@ -8,16 +8,6 @@ import pytest_asyncio
 from adapter.backend.memory import TritonMetrics
 from tests.fakes.metrics_endpoint import MIB, MetricsEndpoint
 
-PATIENCE = 5.0  # three seconds that the figures may lag, and two of grace
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
 
 @pytest_asyncio.fixture
 async def endpoint():
@@ -30,15 +20,9 @@ async def endpoint():
     await endpoint.stop()
 
 
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest_asyncio.fixture
-async def metrics(endpoint, clock):
-    metrics = TritonMetrics(lambda: endpoint.address, clock=clock)
-    clock.now += 100
+async def metrics(endpoint):
+    metrics = TritonMetrics(lambda: endpoint.address)
     yield metrics
     await metrics.close()
 
@@ -105,104 +89,6 @@ async def test_a_gpu_that_was_known_and_reports_nothing_makes_all_unknown(endpoi
 async def test_a_gpu_that_never_reported_anything_is_left_out(endpoint, metrics):
     endpoint.total["GPU-b"] = 0
     assert await used(metrics) == {"GPU-a": 10}
-
-
-async def test_an_idle_gpu_is_not_frozen(metrics, clock):
-    await metrics.read()
-    clock.now += 3600
-    assert await used(metrics) == {"GPU-a": 10, "GPU-b": 20}
-
-
-async def test_figures_that_never_show_a_change_are_frozen_until_they_move(
-    endpoint, metrics, clock
-):
-    await metrics.read()
-    clock.now += 60
-    metrics.changed(clock.now - 30)
-    clock.now += PATIENCE
-    assert await metrics.read() is not None
-    assert metrics.is_in_doubt
-    clock.now += 0.1
-    assert await metrics.read() is None
-    assert metrics.why == "the values have been frozen since the ledger changed"
-    clock.now += 3600
-    metrics.changed(clock.now)
-    assert await metrics.read() is None
-    endpoint.used["GPU-b"] += MIB
-    assert await used(metrics) == {"GPU-a": 10, "GPU-b": 21}
-    assert not metrics.is_in_doubt
-    clock.now += 3600
-    assert await metrics.read() is not None
-
-
-async def test_figures_that_show_the_change_late_were_only_lagging(endpoint, metrics, clock):
-    await metrics.read()
-    clock.now += 1
-    metrics.changed(clock.now)
-    clock.now += PATIENCE
-    await metrics.read()
-    endpoint.used["GPU-a"] += 100 * MIB
-    clock.now += PATIENCE
-    assert await used(metrics) == {"GPU-a": 110, "GPU-b": 20}
-    assert not metrics.is_in_doubt
-
-
-async def test_a_move_since_the_change_may_have_begun_is_its_own(endpoint, metrics, clock):
-    """The model took its memory, and then was not ready for a minute."""
-    await metrics.read()
-    clock.now += 1
-    begun = clock.now
-    clock.now += 1
-    endpoint.used["GPU-a"] += 100 * MIB
-    await metrics.read()
-    clock.now += 60
-    metrics.changed(begun)
-    assert not metrics.is_in_doubt
-    clock.now += 2 * PATIENCE
-    assert await metrics.read() is not None
-
-
-async def test_a_move_from_before_the_change_is_another_ones(endpoint, metrics, clock):
-    await metrics.read()
-    endpoint.used["GPU-a"] += 100 * MIB
-    await metrics.read()
-    clock.now += 0.1
-    metrics.changed(clock.now)
-    assert metrics.is_in_doubt
-    clock.now += PATIENCE + 0.1
-    assert await metrics.read() is None
-
-
-async def test_of_two_changes_in_quick_succession_the_second_is_not_let_pass(
-    endpoint, metrics, clock
-):
-    await metrics.read()
-    clock.now += 1
-    metrics.changed(clock.now)
-    endpoint.used["GPU-a"] += 100 * MIB
-    await metrics.read()
-    clock.now += 1
-    metrics.changed(clock.now)  # and of this one there is nothing to be seen
-    clock.now += PATIENCE + 0.1
-    assert await metrics.read() is None
-
-
-async def test_the_first_of_several_changes_that_are_not_shown_counts(metrics, clock):
-    await metrics.read()
-    for _ in range(3):
-        clock.now += 2
-        metrics.changed(clock.now)
-    clock.now += PATIENCE - 4
-    assert await metrics.read() is not None
-    clock.now += 0.1
-    assert await metrics.read() is None
-
-
-async def test_a_change_before_the_first_page_says_nothing(metrics, clock):
-    metrics.changed(clock.now)
-    await metrics.read()
-    clock.now += 3600
-    assert await metrics.read() is not None
 
 
 async def test_an_endpoint_that_goes_and_comes_back_is_read_again(endpoint, metrics):

@@ -79,43 +79,6 @@ async def test_what_surrounds_an_embedded_server_is_told_with_its_gpus(place, is
     assert (reading.shm_free_bytes is None) == (kills is None)
 
 
-async def test_a_change_that_tritons_metrics_never_show_makes_them_unknown(place, caplog):
-    place.add_gpu(is_visible=False)
-    memory = place.choose("triton")
-    await memory.read()
-    place.now += 60
-    memory.changed(place.now)
-    assert memory.is_in_doubt
-    place.now += 60
-    assert await memory.read() is None
-    assert told(caplog)[-1][2] == "the values have been frozen since the ledger changed"
-
-
-async def test_changes_while_nvml_answers_do_not_freeze_the_metrics(place):
-    place.add_gpu()
-    memory = place.choose("auto")
-    await memory.read()
-    place.now += 60
-    memory.changed(place.now)
-    assert not memory.is_in_doubt
-    place.now += 60
-    place.lose_nvml()
-    assert (await memory.read()).source == "triton"
-
-
-async def test_metrics_that_are_not_in_use_put_nobody_in_doubt(place):
-    place.add_gpu()
-    place.nvml.missing = GONE
-    memory = place.choose("auto")
-    await memory.read()
-    place.now += RETRY
-    memory.changed(place.now)
-    assert memory.is_in_doubt
-    place.nvml.missing = None
-    assert (await memory.read()).source == "nvml"
-    assert not memory.is_in_doubt
-
-
 async def test_callers_share_a_reading_but_none_that_began_before_they_asked(place):
     place.add_gpu()
     memory = place.choose("triton")

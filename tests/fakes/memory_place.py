@@ -32,7 +32,7 @@ class Place:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         self.host = HostMemory(lambda: dict.fromkeys(self.pids), 1000, root=root)
-        self.metrics = TritonMetrics(lambda: self.endpoint.address, clock=lambda: self.now)
+        self.metrics = TritonMetrics(lambda: self.endpoint.address)
 
     def add_gpu(
         self, uuid: str = "GPU-a", *, is_labelled: bool = True, is_visible: bool = True

@@ -83,7 +83,6 @@ class Reader:
         self,
         kind: str,  # host (by process), nvml, triton (late), or off
         truth: Truth,
-        models: Callable[[], dict[str, int]],  # bytes in processes of one model alone
         draws: Draws,
     ) -> None:
         self.kind = kind
@@ -91,10 +90,8 @@ class Reader:
         self.unread_until = -math.inf
         self._truth = truth
         self._shown_at = -math.inf  # Triton's metrics never go back in time
-        self._models = models
         self._random = draws.of("memory reader")
         self.oom_kills = 0
-        self.is_in_doubt = False
 
     @property
     def can_be_read(self) -> bool:
@@ -118,7 +115,6 @@ class Reader:
                 {HOST: DeviceReading(self._truth.device_bytes, self._truth.used)},
                 self.kind,
                 oom_kills=self.oom_kills,
-                of_models=self._models(),
             )
         used = tuple(map(self._truth.used_on, range(len(self._truth.sizes))))
         return MemoryReading(self._gpus(used), self.kind)
@@ -134,9 +130,6 @@ class Reader:
         self._shown_at = max(self._shown_at, now - now % 2 - self._random.random())
         shown = self._truth.used_at(self._shown_at)
         return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)
-
-    def changed(self, since: float) -> None:
-        """Ignore the note: the readings always show what was so a moment ago."""
 
 
 def _now() -> float:

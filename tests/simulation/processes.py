@@ -60,15 +60,6 @@ class Processes:
     def of(self, *names: str) -> list[Process]:
         return [each for each in self.all if each.is_real and each.name in names]
 
-    def bytes_apart(self) -> dict[str, int]:
-        """Return the bytes in processes of one model alone, by its name in Triton."""
-        found: dict[str, int] = {}
-        for each in self.all:
-            if each.is_real:
-                held = self._truth.held.get(each.key, 0)
-                found[each.name] = found.get(each.name, 0) + held
-        return found
-
 
 class SimServer:
     """The embedded tritonserver, and its processes: two ports of adapter/control/ports.py.
@@ -112,9 +103,6 @@ class SimServer:
 
     async def abandoned(self) -> frozenset[ProcessId]:
         return frozenset()
-
-    async def resident_bytes(self) -> dict[str, int]:
-        return self._processes.bytes_apart()
 
     async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         await turns(self._random)

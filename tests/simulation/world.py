@@ -66,8 +66,7 @@ class World(Outages):
             unload_begins=self.judged(self.oracle.unload_begins),
             loads_again=self.judged(self.oracle.loads_again),
         )
-        processes = self.triton.processes
-        self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
+        self.reader = Reader(plan.reader, self.truth, self.draws)
         self.triton.gpu_at = self.disk.gpu_at
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded

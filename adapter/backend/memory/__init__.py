@@ -71,19 +71,10 @@ class ChosenMemory:
         return await asyncio.shield(self._next)
 
     @property
-    def is_in_doubt(self) -> bool:
-        return self.source == "triton" and self._metrics.is_in_doubt
-
-    @property
     def is_gpu_unread(self) -> bool:
         """Return whether a GPU is visible and nothing is read, though it should be."""
         is_seen = bool(self._nvml.has_gpus or self._metrics.uuids)
         return is_seen and self._wanted != "off" and self.source == _NONE
-
-    def changed(self, since: float) -> None:
-        """Note a change that a reader must show. Only Triton's metrics are ever frozen."""
-        if self.source == "triton":
-            self._metrics.changed(since)
 
     async def close(self) -> None:
         await self._metrics.close()

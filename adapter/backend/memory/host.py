@@ -80,22 +80,16 @@ class HostMemory:
             return ContainerStats(None, None)
 
     def _poll(self) -> MemoryReading | None:
-        owners = self._owners()
-        self._walked = self._processes(owners)
+        self._walked = self._processes(self._owners())
         if not self._walked:
             return None
-        used, of_models = 0, dict[str, int]()
-        for pid, process in self._walked.items():
-            used += process.share_bytes
-            if (model := owners[pid]) is not None:
-                of_models[model] = of_models.get(model, 0) + process.share_bytes
+        used = sum(process.share_bytes for process in self._walked.values())
         container = self.container_stats()
         return MemoryReading(
             {HOST: DeviceReading(self._limit, used)},
             source=HOST,
             shm_free_bytes=container.shm_free_bytes,
             oom_kills=container.oom_kills,
-            of_models=of_models,
             available_bytes=available_bytes(self._root),
         )
 

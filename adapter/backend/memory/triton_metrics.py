@@ -1,19 +1,16 @@
 """Reads GPU memory from Triton's metrics endpoint."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 
 import aiohttp
 
 from adapter.backend.memory.checks import Totals, numbered
-from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
+from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
-from adapter.runtime import clock
 
 # One literal to look for: the page may hold megabytes of lines about models (0.3 ms for 1 MB).
 _SERIES = re.compile(rb'\nnv_gpu_memory_(used|total)_bytes\{.*?gpu_uuid="([^"\n]+)".*?\} (\S+)')
-_GRACE_SECONDS = 2.0
 _LAG_SECONDS = 3.0
 _OK = 200
 
@@ -28,45 +25,24 @@ class TritonMetrics:
         address: str | Callable[[], str],  # `host:port`; empty while there is none
         *,
         timeout_seconds: float = 2.0,
-        clock: Callable[[], float] = clock.now,
     ) -> None:
         self.why = "it was not asked yet"  # why the last reading was None
         self.uuids: tuple[str, ...] = ()  # the GPUs of the last page that named any
         self._address = address
         self._timeout = timeout_seconds
-        self._clock = clock
         self._totals = Totals()
         self._session: aiohttp.ClientSession | None = None
         self._known: set[str] = set()
-        self._used: Bytes | None = None
-        self._moved_at = -math.inf
-        self._suspected_at: float | None = None
 
     async def read(self) -> MemoryReading | None:
         """Return a reading; None if the endpoint, or a GPU that it named before, has no figures."""
         try:
             devices = self._devices(_series(await self._page()))
-            self._check_moving({device: figures.used_bytes for device, figures in devices.items()})
         except BackendUnavailable as error:
             self.why = str(error)
             return None
         self.why = ""
         return MemoryReading(devices, source="triton", lag_seconds=_LAG_SECONDS)
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Return whether the figures have not moved since a change that they must show."""
-        return self._suspected_at is not None
-
-    def changed(self, since: float) -> None:
-        """Note a change that the figures must show, from `since` (of the clock) at the earliest:
-        figures that have not moved since, and still do not, are frozen.
-
-        The figures of an idle GPU stand still too, so only a known change proves anything. Any move
-        clears the suspicion: frozen figures do not move at all.
-        """
-        if self._suspected_at is None and self._moved_at < since:
-            self._suspected_at = self._clock()
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -111,18 +87,6 @@ class TritonMetrics:
             raise BackendUnavailable("total is 0 (a DCGM error)", delivered=True)
         self._known |= devices.keys()
         return numbered(devices)
-
-    def _check_moving(self, used: Bytes) -> None:
-        now = self._clock()
-        if used != self._used:
-            self._used, self._moved_at, self._suspected_at = used, now, None
-        elif (
-            self._suspected_at is not None
-            and now - self._suspected_at > _LAG_SECONDS + _GRACE_SECONDS
-        ):
-            raise BackendUnavailable(
-                "the values have been frozen since the ledger changed", delivered=True
-            )
 
 
 def _unreachable(reason: str) -> BackendUnavailable:

@@ -125,7 +125,7 @@ def test_lost_models_are_named_with_the_reason():
 
 
 def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():
-    for basis in None, "disk", "declared", "default":
+    for basis in None, "disk", "declared":
         [_, row] = rows(
             ModelTable(), model("a", state="READY", state_seconds=1, basis=basis, bytes={})
         )
@@ -146,7 +146,7 @@ def test_a_word_that_this_version_does_not_know_is_shown_as_it_came():
     assert "LOADING 1s, sunrise" in map(str.strip, row)
 
 
-@pytest.mark.parametrize("state", ["READY", "PREPARING", "LOST", "RETURNING", "STUCK"])
+@pytest.mark.parametrize("state", ["READY", "PREPARING", "LOST", "STUCK"])
 def test_line_of_any_state_is_coloured(state):
     """A state without a colour of its own once ended `ps` with a KeyError."""
     line = models._colour_state(f"name  {state} 3s", state)

@@ -49,13 +49,3 @@ def test_modelmesh_counts_whole_units():
     assert not books.is_evicting
     books.count(B, units(2))
     assert books.is_evicting
-
-
-def test_modelmesh_evicts_others_for_a_larger_model():
-    books = MeshBooks()
-    books.start(units(10))
-    books.count(A, units(1))
-    assert not books.should_evict_for(A, units(11))  # there are no others
-    books.count(B, units(4))
-    assert not books.should_evict_for(A, units(6))
-    assert books.should_evict_for(A, units(7))
