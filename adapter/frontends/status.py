@@ -358,7 +358,7 @@ ANSWERS: Mapping[type[BaseException], Answer] = {
         503,
         "BackendUnavailable",
         _Rpc.UNAVAILABLE,
-        "Triton cannot be reached; the adapter is starting or stopping",
+        "Triton cannot be reached; the adapter is starting or draining",
         "try again; if it lasts, see [operations.md](operations.md#it-is-not-ready)",
         _LATER,
     ),
