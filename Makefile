@@ -17,10 +17,7 @@ QUICK_control = tests/control
 QUICK_http = tests/frontends/http tests/frontends/test_held_errors.py tests/test_architecture.py
 QUICK_grpc = tests/frontends/grpc tests/contract/test_doubles.py tests/journeys/modelmesh
 QUICK_triton = tests/dataplane tests/backend tests/test_docs.py
-# the tests of the wire once more, on the listener that is to take the place of today's
-QUICK_wire = tests/frontends/http tests/frontends/test_held_errors.py
-quick-wire: export TRITON_ADAPTER_HTTP = next
-QUICK_PARTS = pure control http wire grpc triton
+QUICK_PARTS = pure control http grpc triton
 QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 # where `make run` listens: also of the environment, as for every command
 ADAPTER_HTTP ?= 127.0.0.1:8080

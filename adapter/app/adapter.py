@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from adapter.app.backend import Stores, build_backend, build_cache
-from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
-from adapter.app.next_http import NEXT, VARIABLE, NextRest, build_next_rest
+from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
 from adapter.backend import liveness
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
@@ -132,9 +130,7 @@ class Adapter:
         self._single = ModelId(settings.single_model.folder.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
         models = self._build_models()
-        self._rest: Sequence[Rest | NextRest] = build_rest(shared, self._dataplane, models)
-        if os.environ.get(VARIABLE) == NEXT:
-            self._rest = build_next_rest(shared, self._dataplane, models)
+        self._rest = build_rest(shared, self._dataplane, models)
         self._grpc = Rpc(shared, self._triton, self._limits)
         self._services = self._grpc.services(models)
 
@@ -399,9 +395,8 @@ class Adapter:
         self._triton.connect(grpc)
         self._triton_grpc = grpc
         self._dataplane.connect(http, self._http_key)
-        if self._tracing is None:  # else aiohttp serves each inference, which gets its spans there
-            for rest in self._rest:
-                rest.heads.host = http
+        for rest in self._rest:
+            rest.heads.host = http
         self._rpc.connect(grpc)
 
     async def stop(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from aiohttp import web
 from grpc import GenericRpcHandler
 
 from adapter.app import control
@@ -27,19 +26,19 @@ from adapter.frontends.grpc.health import Health, reflection_services
 from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
+from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.endpoint.authenticator import Key, SigV4Authenticator
-from adapter.frontends.http.endpoint.call import EndpointCalls
-from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointErrorFormat, no_endpoint
+from adapter.frontends.http.endpoint.contract import EndpointCalls
+from adapter.frontends.http.endpoint.invoke import Endpoint, refuse_endpoint
 from adapter.frontends.http.endpoint.members import Endpoints
+from adapter.frontends.http.endpoint.signatures import Key, SigV4Authenticator
 from adapter.frontends.http.endpoint.streams import Streams
-from adapter.frontends.http.fast_path import FastPath
-from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import SlowPath
+from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.middleware import Calls, ErrorFormat, HttpMiddleware, Serve, traced
+from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.sagemaker import SageMaker
-from adapter.frontends.http.server import Connections, HttpListener
+from adapter.frontends.http.serve import Handle, Parts, Service
+from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.unready import UnreadyConnections
@@ -56,7 +55,6 @@ from adapter.telemetry.tracing import Tracing
 LOAD_WAIT_SECONDS = 5.0
 # The default of the adapter that ModelMesh brings along for Triton.
 _MESH_LOADS = 1
-_DIALECTS: Mapping[str, ErrorFormat] = {"endpoint": EndpointErrorFormat()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,38 +111,10 @@ def headers_to_triton(settings: Settings, protocol: Literal["http", "grpc"]) -> 
     return HeaderTable(f"--{protocol}-header-forward-pattern", arguments)
 
 
-def build_endpoint(
-    shared: Shared, slow_path: SlowPath, instrumentation: Instrumentation
-) -> Endpoint | None:
-    settings = shared.settings
-    if shared.stores is None:
-        return None
-    streams = Streams(
-        shared.traced_rpc,
-        shared.faults,
-        instrumentation,
-        timeout_seconds=settings.infer_timeout_seconds,
-    )
-    return Endpoint(
-        slow_path,
-        streams,
-        shared.stores,
-        list_endpoints(settings),
-        callers=build_callers(settings.endpoint_keys),
-    )
-
-
 def list_endpoints(settings: Settings) -> Endpoints:
     """Return the endpoints by name, with the store that takes all other names."""
     names = [endpoint.name for endpoint in settings.endpoints]
     return Endpoints(names, takes_all=settings.model_store is not None)
-
-
-def plain_calls(shared: Shared) -> EndpointCalls | None:
-    """Return which endpoint calls are eligible for the fast path; None if none is."""
-    if shared.stores is None or shared.settings.endpoint_keys:
-        return None
-    return EndpointCalls(list_endpoints(shared.settings), shared.stores)
 
 
 def build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
@@ -276,26 +246,29 @@ class Rest:
 
     name: str
     address: Address
-    heads: Heads  # start the fast path once their `host`, Triton's, is set
-    listener: HttpListener
+    heads: Heads  # inferences are planned once their `host`, Triton's, is set
+    listener: HttpServer
 
 
 def build_rest(shared: Shared, plane: HttpDataPlane, repository: Repository) -> list[Rest]:
     """Build `http`, and `http_data` where it is a listener of its own."""
     settings = shared.settings
-    placed = [(access_at(settings, "http", settings.http), settings.http)]
+    listeners = [
+        _build_listener(shared, plane, repository, access_at(settings, "http", settings.http))
+    ]
     if settings.has_http_data:
-        address = settings.http_data
-        placed.append((access_at(settings, "http_data", address, infers_only=True), address))
-    return [_build(shared, plane, repository, *one) for one in placed]
+        access = access_at(settings, "http_data", settings.http_data, infers_only=True)
+        listeners.append(_build_listener(shared, plane, repository, access))
+    return listeners
 
 
-def _build(
-    shared: Shared, plane: HttpDataPlane, repository: Repository, access: Access, address: Address
+def _build_listener(
+    shared: Shared, plane: HttpDataPlane, repository: Repository, access: Access
 ) -> Rest:
-    settings, name = shared.settings, access.name
+    settings = shared.settings
+    name = access.name
+    address: Address = getattr(settings, name)
     sites = SitePolicy(address, settings.allowed_hosts, settings.token_at(address))
-    instrumentation = Instrumentation(shared.metrics, name)
     contracts = ContainerContracts(
         shared.models,
         shared.state.triton,
@@ -306,37 +279,35 @@ def _build(
         shared.metrics.traffic.served,
         contracts,
         default_model=shared.single_model,
-        # nothing is plain where each call is asked who sends it
-        max_body_bytes=0 if access.is_keyed else settings.max_body_bytes,
+        max_body_bytes=settings.max_body_bytes,
         sites=sites,
-        calls=plain_calls(shared),
+        calls=_build_calls(shared),
         headers=headers_to_triton(settings, "http"),
         invokes=settings.inference_type == "infer",
+        plans=not access.is_keyed and shared.tracing is None,
     )
-    shares_memory = "shared_memory" in passthrough_at(settings, access)
+    parts = Parts(
+        plane,
+        Instrumentation(shared.metrics, name),
+        Clock(),
+        shared.budget,
+        sites,
+        max_body_bytes=settings.max_body_bytes,
+        shares_memory="shared_memory" in passthrough_at(settings, access),
+        tracing=shared.tracing,
+    )
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
-    slow_path = _build_slow_path(shared, dataplane, contracts, shares_memory=shares_memory)
-    routes = _build_routes(shared, slow_path, repository, instrumentation, access)
-    serve: Serve = HttpMiddleware(routes, instrumentation, sites, _DIALECTS).serve
-    if shared.tracing is not None:
-        serve = traced(serve, shared.tracing)
-    listener = HttpListener(
-        serve,
-        FastPath(
-            plane,
-            instrumentation,
-            Clock(),
-            shared.budget,
-            shares_memory=shares_memory,
-        ),
+    inferences = _build_inferences(shared, dataplane, contracts, parts)
+    server = HttpServer(
+        Service(parts, _build_handle(shared, inferences, repository, parts, access)),
+        parts,
         heads,
-        instrumentation,
         drain=shared.drain,
         connections=_count_connections(shared, name),
         turns=shared.turns,
         is_endpoint=shared.stores is not None,
     )
-    return Rest(name, address, heads, listener)
+    return Rest(name, address, heads, server)
 
 
 def _count_connections(shared: Shared, name: str) -> Connections:
@@ -346,51 +317,64 @@ def _count_connections(shared: Shared, name: str) -> Connections:
     return connections
 
 
-def _build_routes(
-    shared: Shared,
-    slow_path: SlowPath,
-    repository: Repository,
-    instrumentation: Instrumentation,
-    access: Access,
-) -> Serve:
-    passthrough = passthrough_at(shared.settings, access)
-    extensions = Extensions(passthrough, has_repository=not access.infers_only)
-    max_load_bytes = shared.settings.gathered_bytes
-    v2 = V2(
-        shared.models,
-        shared.state.triton,
-        slow_path,
-        repository,
-        extensions=extensions,
-        max_body_bytes=max_load_bytes,
-    )
-    sagemaker = SageMaker(shared.models, slow_path, is_ready=shared.is_ready)
-    calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
-    endpoint = build_endpoint(shared, slow_path, instrumentation)
-    invoke = no_endpoint if endpoint is None else endpoint.handle
-
-    async def serve(request: web.BaseRequest) -> web.StreamResponse:
-        if request["contract"] == "endpoint":
-            return await invoke(request)
-        return await calls.serve(request)
-
-    return serve
+def _build_calls(shared: Shared) -> EndpointCalls | None:
+    """Return what plans calls of an endpoint; None without one, or where calls are signed."""
+    if shared.stores is None or shared.settings.endpoint_keys:
+        return None
+    return EndpointCalls(list_endpoints(shared.settings), shared.stores)
 
 
-def _build_slow_path(
-    shared: Shared,
-    dataplane: V2DataPlane,
-    contracts: ContainerContracts,
-    *,
-    shares_memory: bool,
-) -> SlowPath:
+def _build_inferences(
+    shared: Shared, dataplane: V2DataPlane, contracts: ContainerContracts, parts: Parts
+) -> Inferences:
     settings = shared.settings
-    return SlowPath(
+    return Inferences(
         dataplane,
         contracts,
         max_body_bytes=settings.max_body_bytes,
         default_model=shared.single_model,
-        budget=shared.budget,
         operation=settings.inference_type,
-        shares_memory=shares_memory,
+        shares_memory=parts.shares_memory,
     )
+
+
+def _build_handle(
+    shared: Shared, inferences: Inferences, repository: Repository, parts: Parts, access: Access
+) -> Handle:
+    """Build what answers the calls that are no planned inferences."""
+    passthrough = passthrough_at(shared.settings, access)
+    v2 = V2(
+        shared.models,
+        shared.state.triton,
+        inferences,
+        repository,
+        extensions=Extensions(passthrough, has_repository=not access.infers_only),
+        max_body_bytes=shared.settings.gathered_bytes,
+    )
+    sagemaker = SageMaker(shared.models, inferences, is_ready=shared.is_ready)
+    handlers: Mapping[str, Mapping[str, Handle]] = {
+        "sagemaker": sagemaker.handlers,
+        "v2": v2.handlers,
+    }
+    endpoint = _build_endpoint(shared, inferences, parts)
+    return Calls(access, handlers, passthrough, endpoint).handle
+
+
+def _build_endpoint(shared: Shared, inferences: Inferences, parts: Parts) -> Handle:
+    if shared.stores is None:
+        return refuse_endpoint
+    settings = shared.settings
+    streams = Streams(
+        shared.traced_rpc,
+        shared.faults,
+        parts.instrumentation,
+        timeout_seconds=settings.infer_timeout_seconds,
+    )
+    return Endpoint(
+        inferences,
+        streams,
+        shared.stores,
+        list_endpoints(settings),
+        shared.budget,
+        callers=build_callers(settings.endpoint_keys),
+    ).handle

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from tests.frontends.http import test_both_paths as ways
-from tests.frontends.http import test_head_readings as heads
 from tests.frontends.http import test_listener_fuzz as fuzz
+from tests.frontends.http import test_read_head as heads
 from tests.frontends.http import test_readings as readings
 from tests.frontends.http.readings import Streams
 from tests.nightly.again import play_until
@@ -57,4 +57,4 @@ def test_where_a_request_ends_has_one_reading(seconds, seed):
 
 def test_any_order_of_ways_on_one_connection(seconds, seed):
     seen = play_seeds(seconds / 3, seed, lambda chance: ways.play(ways.Ways(chance), _AT_ONCE))
-    assert min(seen[each] for each in ("200", "400", "404", "fast")) > 0
+    assert min(seen[each] for each in ("200", "400", "404", "handled")) > 0

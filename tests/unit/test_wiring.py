@@ -22,10 +22,10 @@ from adapter.core.sizes import SIZE_FACTOR
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.mesh_sizes import MeshSizes
+from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.middleware import Calls
 from adapter.frontends.http.sagemaker import SageMaker
-from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.server import HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.routes import ROUTES
@@ -47,7 +47,7 @@ HELD = {
     "size_factor": ("1.875", {"size_factor", "_factor"}),
     "max_body_bytes": (
         "1234567",
-        {"_max_body", "max_body", "max_unpacked"}
+        {"_max_body", "_max_body_bytes", "max_body_bytes", "max_unpacked"}
         | {"direct", "stream", "unary", "_max_message_bytes"},
     ),
     "load_concurrency": ("87", {"load_concurrency", "count", "_count"}),
@@ -272,7 +272,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
 
 def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
     adapter = Adapter(load_settings({}, {}, None))
-    kinds = (HttpListener, HttpDataPlane, Rpc)
+    kinds = (HttpServer, HttpDataPlane, Rpc)
     assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
 
 
@@ -315,7 +315,7 @@ async def test_each_listener_is_where_its_setting_says(tmp_path):
         await adapter._listeners.close_probes()
 
 
-async def test_every_http_listener_takes_inferences_by_the_fast_path_once_triton_is_known(tmp_path):
+async def test_every_http_listener_plans_inferences_once_triton_is_known(tmp_path):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
     adapter = Adapter(settings)

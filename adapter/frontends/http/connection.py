@@ -1,112 +1,164 @@
-"""One caller's connection: one request at a time in hand, what comes behind it waits.
+"""One connection of a client: its requests one after the other, and where each of them ends.
 
-It owns the transport. A plain request goes to Triton from here (fast_path.py); of any other the
-bytes go to aiohttp, which writes to the same transport: its head at once, then its body, and never
-a byte of the next request. Where the body's end is aiohttp's to tell, all further bytes are.
+The bytes of the request in hand are its body; what comes behind it waits in `ahead`. A coroutine
+(serve.py) reads the next request, takes its body, and writes the answer. This file wakes it when
+bytes have come, and reads no further from the client while
+
+- a long read waits for its turn of the event loop,
+- much has come behind the request in hand,
+- much of the body has come that nobody has taken,
+- the budget of callers' bytes has no room for more of the body.
 """
 
 import asyncio
 import math
 import re
 import socket
-from enum import IntEnum, auto
-from typing import Protocol, cast
+from collections.abc import Coroutine, Iterable
+from contextvars import Context
+from enum import IntEnum, IntFlag, auto
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.bodies import Arrival, Limits
-from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
-from adapter.frontends.http.fast_path import FastPath, Inference
-from adapter.frontends.http.head import Head, Heads
-from adapter.frontends.http.head_scanner import END, without_upgrade
+from adapter.frontends.http.chunks import ChunkDecoder, MalformedChunks
+from adapter.frontends.http.exchange import Exchange
+from adapter.frontends.http.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
+from adapter.frontends.http.plans import Heads
+from adapter.frontends.http.request import Parts, Request
+from adapter.frontends.http.stepping import Stepper, wait_for_news
 from adapter.runtime.turns import Turns
 
-# Bytes behind the request in hand from which on the caller is held back.
+if TYPE_CHECKING:
+    from adapter.runtime.byte_budget import Holding
+
+T = TypeVar("T")
+
+# Bytes behind the request in hand from which on the client is read no further.
 _AHEAD_BYTES = 64 * 2**10
-# A longer read waits for a turn of the event loop that has time left. aiohttp gets so many bytes
-# in one turn: in chunks of one byte they take it 7 ms.
+# Bytes of a body that nobody has taken from which on the client is read no further.
+_UNTAKEN_BYTES = 128 * 2**10
+# A longer read waits for a turn of the event loop that has time left; so much of a chunked body is
+# decoded in one turn.
 _SHORT_BYTES = 16 * 2**10
+# What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
+SKIPPED_BYTES = 64 * 2**10
 _END_BYTES = len(END)
-_CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\n"  # how its preface begins
+_LINE_BREAKS = b"\r\n"
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class State(IntEnum):
+    """The states of a connection."""
+
     IDLE = auto()
-    HEAD = auto()  # some of it is there
-    FAST = auto()
-    APPLICATION = auto()
-    LINGERING = auto()  # all was said; what still comes is dropped
-    CLOSING = auto()  # when what was written is out
+    HEAD = auto()  # some of the next head is there
+    REQUEST = auto()  # a request is in hand
+    LINGERING = auto()  # the answer is written, and bytes that still come are dropped
+    CLOSING = auto()  # the connection closes once all is written
 
 
 # A connection holds the int: to look a member of an enumeration up takes Python 3.11 long.
-_IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = map(int, State)
+_IDLE, _HEAD, _REQUEST, _LINGERING, _CLOSING = map(int, State)
+
+
+class Pause(IntFlag):
+    """The reasons for which a client is read no further."""
+
+    LATE = auto()  # a read waits for its turn
+    AHEAD = auto()  # much has come behind the request
+    UNTAKEN = auto()  # much of the body is not taken
+    BUDGET = auto()  # there is no room for more of the body
+
+
+_LATE, _AHEAD, _UNTAKEN, _BUDGET = map(int, Pause)
 
 
 class Listener(Protocol):
-    """The listener that accepted the connection, with all that its connections share."""
+    """The listener that accepted a connection."""
 
     limits: Limits
-    fast: FastPath
     heads: Heads
     turns: Turns
 
     @property
-    def linger_seconds(self) -> float: ...
-    def handler(self, application: Application) -> Handler: ...
-    def opened(self, connection: "Connection") -> None: ...
-    def lost(self, connection: "Connection") -> None: ...
-    def crowded(self) -> None:
-        """A connection ends early, as there is no room for what came behind its request."""
+    def parts(self) -> Parts:
+        """Return the parts that its connections share."""
 
-    def malformed(self, why: str) -> bytes: ...
+    @property
+    def linger_seconds(self) -> float:
+        """Return how long a client may go on sending bytes that nobody reads."""
+
+    def serve(self, connection: "Connection") -> Coroutine[object, None, None]:
+        """Return the coroutine that serves a connection."""
+
+    def add(self, connection: "Connection") -> None:
+        """Note that a connection is open."""
+
+    def remove(self, connection: "Connection") -> None:
+        """Note that a connection is lost."""
+
+    def count_crowded(self) -> None:
+        """Count a connection that ends early: what came behind its request has no room."""
+
+    def word_misread(self, reason: str) -> bytes:
+        """Return the answer to what is no request of HTTP."""
 
 
 class Connection:
-    """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
-    it. `is_for_good`: all bytes that follow are aiohttp's. `left`: of the body of the request in
-    hand; `ahead`: what came behind it.
-    """
+    """One client. It has the methods of an asyncio.Protocol, and of a Holder of the byte budget."""
 
-    def __init__(self, server: Listener) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.transport: asyncio.Transport
         self.state = _IDLE
-        self.is_full = self.has_ended = self.had_request = self.is_for_good = False
-        self.left = 0
-        self._server = server
+        self.is_full = False  # the client does not take what is written
+        self.has_ended = False  # the client has ended its side
+        self.had_request = False
+        self.parts = listener.parts
+        self.ahead = b""  # bytes behind the request in hand, or of the next head
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()  # in this state
-        self._write_due = self._gone_due = math.inf
-        self.ahead = b""
+        self._write_due = math.inf
+        self._gone_due = math.inf
+        self._counted_ahead = 0  # bytes of `ahead` in the budget
+        self._is_crowded = False  # bytes behind a request had no room
+        self._late: bytes | None = None  # a read that waits for its turn
+        self._pauses = 0
+        self._known = listener.heads.known
+        self._stepper = Stepper(listener.serve(self), self._end_after)
+        self.step = self._stepper.step
+        self.exchange = Exchange(self.step)
+        self._drained: asyncio.Future[None] | None = None  # of a task that waits for the client
+        # the request in hand, and its body
+        self.request: Request | None = None
+        self.left = 0  # bytes of a body of known length that have not come
+        self.is_whole = True  # the body is there, to its last byte
+        self.body_error: AdapterError | None = None
+        self._pieces: list[bytes] = []
+        self._untaken = 0  # bytes of the pieces
+        self._decoder: ChunkDecoder | None = None
+        self._holding: Holding | None = None
         self._arrival: Arrival | None = None
-        self._kept = 0  # bytes in the budget
-        self._late: bytes | None = None  # what waits for its turn
-        self._is_crowded = False
-        self._heads, self._known = server.heads, server.heads.known
-        self._path = server.fast
-        self._inference = Inference(self, server.fast)
-        self._application = Application(self, server.handler)
-
-    def accepts_requests(self) -> bool:
-        return self._path.accepts_requests and not self._is_crowded
+        self._is_told_to_continue = False
+        self._body_news: asyncio.Future[None] | None = None  # of a task that waits for the body
 
     def is_idle(self) -> bool:
-        """It has no whole head of a request in hand."""
-        is_between = self.state in {_IDLE, _HEAD}
-        return is_between and not self._application.waiting
+        """Return whether it has no whole head of a request."""
+        return self.state in {_IDLE, _HEAD}
 
     def can_make_room(self) -> bool:
-        """Return whether it may be ended for a new connection: it is idle, or its caller has ended
-        its side. Such a caller has disconnected, but for few, who wait for their answer.
+        """Return whether it may be ended for a new connection: it is idle, or its client has ended
+        its side. Such a client has disconnected, but for few, who wait for their answer.
         """
-        is_ended = self.has_ended and self.state in {_FAST, _APPLICATION}
-        return is_ended or self.is_idle()
+        return self.is_idle() or (self.has_ended and self.state == _REQUEST)
 
     def worth(self) -> tuple[bool, bool, float]:
-        """Return what orders connections that can make room: those whose caller has ended its side
+        """Return what orders connections that can make room: those whose client has ended its side
         end first, then those that never had a request, then those idle for longest.
         """
         return not self.has_ended, self.had_request, self._since
@@ -121,364 +173,538 @@ class Connection:
     # -- asyncio.Protocol -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve the client."""
         self.transport = cast("asyncio.Transport", transport)
         own = transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._server.opened(self)
+        self._listener.add(self)
+        self.step()
 
     def data_received(self, data: bytes) -> None:
+        """Take what the client has sent, or put a long read off to a later turn."""
+        is_next = self.state == _IDLE and not self.ahead and not self.is_full
+        if is_next and len(data) <= _SHORT_BYTES and self._late is None:
+            self.ahead = data
+            self.step()
+            return
         is_late = self._late is not None
         if not is_late and len(data) > _SHORT_BYTES:
-            is_late = self.is_for_good or not self._server.turns.has_time()
-        if not (is_late and self._is_put_off(data)):
-            self._received(data)
+            is_late = self._decoder is not None or not self._listener.turns.has_time()
+        if not (is_late and self._put_off(data)):
+            self._receive(data)
 
-    def _received(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
-            state = self.state
-            if self.is_for_good:
-                if state not in (_LINGERING, _CLOSING):
-                    self._pass_on(data)
-            elif state == _IDLE and not self.is_full:
-                at = data.find(END) + _END_BYTES
-                if at < _END_BYTES or data[0] == _CR:
-                    self._read_head(data)
+            if self.request is None:
+                if self.state >= _LINGERING:
+                    return
+                if self.is_full:
+                    self._put_ahead(data)
                 else:
-                    self._read_whole_head(data[:at], data[at:])
-            elif state == _HEAD:
-                self._read_head(self.ahead + data, max(0, len(self.ahead) - _END_BYTES + 1))
-            elif state not in (_LINGERING, _CLOSING):
-                self._read_body(data)
+                    self.ahead = self.ahead + data if self.ahead else data
+            elif self.is_whole:
+                self._put_ahead(data)
+                return
+            else:
+                behind = self._feed_body(data)
+                if behind:
+                    self._put_ahead(behind)
+            self.step()
+            if self._untaken > _UNTAKEN_BYTES and not self.is_whole:
+                self.pause(_UNTAKEN)  # the coroutine has not taken it
         except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+            self._end_after(error)
 
-    def _is_put_off(self, data: bytes, *, is_older: bool = False) -> bool:
-        """Keep the data for a later turn of the event loop; return False if there is no room.
-        `is_older`: it came before what is kept already.
-        """
-        late, budget = self._late, self._path.budget
+    def _put_off(self, data: bytes, *, is_older: bool = False) -> bool:
+        """Keep the data for a later turn of the event loop; return False if there is no room."""
+        late = self._late
+        budget = self.parts.budget
         if late is None and not budget.has_buffer_for(len(data)):
             return False
         budget.buffer(len(data))
+        # older data came before what is kept already
         self._late = data + (late or b"") if is_older else (late or b"") + data
-        self.transport.pause_reading()
+        self.pause(_LATE)
         if late is None:
-            self._server.turns.wait(self._read_late)
+            self._listener.turns.wait(self._read_late)
         return True
 
     def _read_late(self) -> None:
-        """Read what was put off, and more unless something else holds the caller back."""
-        try:
-            data, self._late = self._late, None
-            if data is None:
-                return
-            if self.is_for_good and self.state != _CLOSING:
-                data, self._late = data[:_SHORT_BYTES], data[_SHORT_BYTES:] or None
-            self._path.budget.buffer(-len(data))
-            if self._late is not None:
-                self._server.turns.wait(self._read_late)
-            elif self.state == _FAST and self.left:
-                self._inference.resume()
-            elif self.state != _CLOSING:
-                self._read_on()
-            self._received(data)
-        except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
-
-    def _pass_on(self, data: bytes) -> None:
-        """To aiohttp, whose connection it is for good."""
-        if self.state == _APPLICATION:
-            self._arrived(len(data))
-        elif self.state == _HEAD or data.strip(b"\r\n"):  # empty lines begin no request
-            self._enter(_HEAD)
-        self._application.feed(data)
-        self._count_behind(data)
+        """Read what was put off; of a chunked body only as much as one turn may decode."""
+        data = self._late
+        if data is None:
+            return
+        rest = b""
+        if self._decoder is not None and self.state != _CLOSING:
+            rest = data[_SHORT_BYTES:]
+            data = data[:_SHORT_BYTES]
+        self._late = rest or None
+        self.parts.budget.buffer(-len(data))
+        if rest:
+            self._listener.turns.wait(self._read_late)
+        else:
+            self.unpause(_LATE)
+        self._receive(data)
+        if self.has_ended and not rest:
+            self.fail(BrokenBody("the body broke off"))
 
     def eof_received(self) -> bool:
-        """True: the caller may still read."""
+        """Note that the client has ended its side; return True, as it may still read."""
         while self._late is not None:
             self._read_late()
         self.has_ended = True
-        self._gone_due = self._loop.time() + self._server.limits.gone
-        is_behind = self.ahead or self._application.waiting
-        is_over = self.state in {_LINGERING, _CLOSING} or (self.state == _IDLE and not is_behind)
-        self._ended()
-        return not is_over
-
-    def _ended(self) -> None:
+        self._gone_due = self._loop.time() + self._listener.limits.gone
         try:
-            if self.state == _HEAD and not self._application.waiting:
-                if self.is_for_good or self.ahead.strip(b"\r\n"):
-                    self.refuse_head("the head of the request broke off")
-                else:
-                    self.close()  # after empty lines, which begin no request
-            elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
-                self._fail(BrokenBody("the body broke off"))
+            if self.request is not None:
+                self.fail(BrokenBody("the body broke off"))
+            elif self.state == _HEAD and self.ahead.strip(_LINE_BREAKS):
+                self.refuse_head("the head of the request broke off")
+            self.step()
         except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+            self._end_after(error)
+        return self.state in {_HEAD, _REQUEST} or (self.state == _IDLE and bool(self.ahead))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
+        """End the request in hand, and release all that the connection holds."""
+        self.state = _CLOSING
         try:
-            try:
-                if self.state == _FAST:
-                    self._inference.left()
-            finally:
-                self.state = _CLOSING
-                self._read_late()
-                self._take_ahead()
-                self._application.left(exc)
-                self._server.lost(self)
+            self._stepper.cancel()
+            self._read_late()
+            self._take_ahead()
+            self._forget_body()
         except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+            self._end_after(error)
+        self._listener.remove(self)
 
     def pause_writing(self) -> None:
-        try:
-            self.is_full = True
-            self._write_due = self._loop.time() + self._server.limits.answer
-            self._application.caller_is_full()
-            self._inference.caller_is_full()
-        except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+        """Note that the client does not take what is written."""
+        self.is_full = True
+        self._write_due = self._loop.time() + self._listener.limits.answer
 
     def resume_writing(self) -> None:
-        try:
-            self.is_full = False
-            self._write_due = math.inf
-            self._application.caller_takes_more()
-            self._inference.caller_takes_more()
-            if self.state == _IDLE:
-                self._next()
-        except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+        """Note that the client takes more."""
+        self.is_full = False
+        self._write_due = math.inf
+        _wake(self._drained)
+        self.step()
 
-    # -- requests, one after the other ------------------------------------------------------
+    # -- reading from the client ------------------------------------------------------------
 
-    def _read_head(self, data: bytes, begin: int = 0) -> None:
-        """`begin`: from where on the end of the head is to be looked for."""
-        if data[0] == _CR and (empty := _EMPTY_LINES.match(data)):  # RFC 9112 section 2.2
-            data, self.ahead, begin = data[empty.end() :], b"", 0
-            if not data:
-                self._enter(_HEAD)
-                return
-        at = data.find(END, begin) + _END_BYTES
-        if at >= _END_BYTES:
-            self._read_whole_head(data[:at], data[at:])
-        elif len(data) > HEAD_BYTES:
-            self._refuse_long_head()
-        elif _BARE_LF.search(data, begin):  # it would never end
-            self.refuse_head("a line of the head of the request ends with LF alone")
-        elif data[0] in _METHOD:
-            self.ahead = data
-            self._enter(_HEAD)
-        else:
-            self._serve_for_good(data)
+    def pause(self, reason: int) -> None:
+        """Read no further from the client, for a reason of Pause."""
+        self._pauses |= reason
+        self.transport.pause_reading()
 
-    def _read_whole_head(self, raw: bytes, behind: bytes) -> None:
-        head = self._known.get(raw)
-        if head is None:
-            if len(raw) > HEAD_BYTES:
-                self._refuse_long_head()
-                return
-            head = self._heads.read(raw)
-        if head.length < 0 and (same := without_upgrade(raw)) != raw:
-            raw, head = same, self._heads.read(same)
-        if head.length >= 0:
-            self._begin(head, raw, behind)
-        elif raw == _HTTP2:
-            self.refuse_head("this is HTTP/2; this listener serves HTTP/1.1, and gRPC has its own")
-        else:
-            self._serve_for_good(raw + behind)
+    def unpause(self, reason: int) -> None:
+        """Read on unless there is another reason not to."""
+        if self._pauses & reason:
+            self._pauses &= ~reason
+            if not self._pauses and not self.transport.is_reading():
+                self.transport.resume_reading()
 
-    def _serve_for_good(self, data: bytes) -> None:
-        """Hand all further bytes to aiohttp."""
-        self.ahead = b""
-        self._enter(_HEAD)
-        self.is_for_good = True
-        first, behind = data[:_SHORT_BYTES], data[_SHORT_BYTES:]
-        self._application.serve(first)
-        self._count_behind(first)
-        if behind and not self._is_put_off(behind, is_older=True):
-            self._received(behind)
-
-    def _count_behind(self, data: bytes) -> None:
-        """Of what aiohttp was given: it alone knows where the next request begins."""
-        current = 0 if self.state == _APPLICATION else 1
-        if self._application.waiting > current and not self._keeps(data):
-            self.abort()
-
-    def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
-        length, self.ahead = head.length, b""
-        left = length - len(body)
-        if left < 0:
-            left, behind, body = 0, body[length:], body[:length]
-            self._put_ahead(behind)
-        self.had_request = True
-        self.left = left
-        self._arrival = None
-        if left:
-            self._arrived(len(body))
-            self._read_on()
-        self.state = _FAST
-        if not self._inference.begin(head, raw, body):
-            self.serve_by_application(raw + body)
-        if left and self.has_ended:
-            self._fail(BrokenBody("the body broke off"))
-
-    def serve_by_application(self, data: bytes) -> None:
-        """The request whose first bytes these are."""
-        self.state = _APPLICATION
-        self._application.serve(data)
-
-    def _read_body(self, data: bytes) -> None:
-        left = self.left
-        piece, behind = data[:left], data[left:]
-        if behind:
-            self._put_ahead(behind)
-        if piece:
-            self.left = left - len(piece)
-            self._arrived(len(piece))
-            if self.state == _FAST:
-                self._inference.feed(piece, is_last=not self.left)
-            else:
-                self._application.feed(piece)
+    def hold_back(self) -> None:
+        """Read no further if there is a reason for that, whoever has resumed the transport."""
+        if self._pauses:
+            self.transport.pause_reading()
 
     def _put_ahead(self, behind: bytes) -> None:
         """Keep what came behind the request in hand. Where there is no room for it, the connection
         ends with the answer: what it was the beginning of has not begun.
         """
-        if self._keeps(behind):
-            self.ahead += behind
-        self.hold_back()
-
-    def _keeps(self, data: bytes) -> bool:
-        budget, size = self._path.budget, len(data)
-        if not self._is_crowded and budget.has_buffer_for(size):
+        budget = self.parts.budget
+        size = len(behind)
+        if self._is_crowded:
+            return
+        if budget.has_buffer_for(size):
             budget.buffer(size)
-            self._kept += size
-        elif not self._is_crowded:
+            self._counted_ahead += size
+            self.ahead += behind
+            if len(self.ahead) > _AHEAD_BYTES:
+                self.pause(_AHEAD)
+        else:
             self._is_crowded = True
             self._take_ahead()
-            self._server.crowded()
-        return not self._is_crowded
+            self._listener.count_crowded()
+            self.pause(_AHEAD)
 
     def _take_ahead(self) -> bytes:
-        data, self.ahead = self.ahead, b""
-        if self._kept:
-            self._path.budget.buffer(-self._kept)
-            self._kept = 0
+        data = self.ahead
+        self.ahead = b""
+        if self._counted_ahead:
+            self.parts.budget.buffer(-self._counted_ahead)
+            self._counted_ahead = 0
         return data
 
-    def _arrived(self, size: int) -> None:
-        if self._arrival is None:
-            self._arrival = Arrival(self._server.limits, self._loop.time())
-        self._arrival.received += size
+    # -- the next request -------------------------------------------------------------------
 
-    def begins(self, *, is_whole: bool) -> None:
-        """A request that aiohttp serves: its head is there."""
-        self._enter(_APPLICATION)
+    async def next_request(self) -> Request | None:
+        """Return the next request once its head is there; None if the connection ends."""
+        if self.ahead and self.state == _IDLE:
+            # others have their turn before a request that came behind another one
+            self._loop.call_soon(self.step)
+            await wait_for_news()
+        while self.state < _LINGERING:
+            if not self.is_full:
+                request = self._read_next() if self.ahead else None
+                if request is not None:
+                    return request
+                if self.state >= _LINGERING:
+                    return None
+                if self.has_ended:
+                    self.close()
+                    return None
+            await wait_for_news()
+        return None
+
+    def _read_next(self) -> Request | None:
+        """Read a request from what is ahead, and read on from the client as that is taken."""
+        data = self.ahead
+        if self._counted_ahead:
+            self._take_ahead()
+        self.ahead = b""
+        if self._pauses and not self._is_crowded:
+            self.unpause(_AHEAD)
+        end = data.find(END) + _END_BYTES
+        raw = data[:end]
+        head = self._known.get(raw)
+        if head is None or len(data) != end + head.length:
+            return self._read_request(data)
+        # most requests have a known head, their whole body, and nothing behind it
+        request = self.request = Request(self, head, raw)
+        self.state = _REQUEST
         self.had_request = True
-        if not is_whole:
-            self._arrived(0)
+        self._pieces = [data[end:]] if head.length else []
+        return request
 
-    def answered(self, is_last: bool) -> None:
-        """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
-        accepts_requests = self._path.accepts_requests and not self._is_crowded
-        if is_last or self.left or not accepts_requests:
-            self.end(gently=bool(self.left or self.ahead or self._is_crowded))
+    def _read_request(self, data: bytes) -> Request | None:
+        """Read a request; None if its head is not whole, or was refused."""
+        if data[0] in _LINE_BREAKS:  # empty lines before a request mean nothing (RFC 9112, 2.2)
+            match = _EMPTY_LINES.match(data)
+            if match is not None:
+                data = data[match.end() :]
+            if not data:
+                self._enter(_HEAD)
+                return None
+        end = data.find(END) + _END_BYTES
+        if end < _END_BYTES:
+            self._keep_head(data)
+            return None
+        raw = data[:end]
+        head = self._known.get(raw)
+        request = self._read_head(raw) if head is None else Request(self, head, raw)
+        if request is not None:
+            self._begin_request(request, data, end)
+        return request
+
+    def _begin_request(self, request: Request, data: bytes, end: int) -> None:
+        """Take a request in hand, whose head ends at `end`."""
+        self.request = request
+        self.state = _REQUEST
+        self.had_request = True
+        length = request.head.length
+        if len(data) == end + length:  # nothing is to come, and nothing is behind
+            self._pieces = [data[end:]] if length else []
+        else:
+            self._begin_body(data[end:], length)
+
+    def _read_head(self, raw: bytes) -> Request | None:
+        """Read a head that is not known; refuse it and return None if it is no good one."""
+        if len(raw) > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+            return None
+        try:
+            head, lines = self._listener.heads.read(raw)
+        except MisreadHead as error:
+            self.refuse_head(str(error))
+            return None
+        request = Request(self, head, raw)
+        if lines:
+            request.lines = lines
+        return request
+
+    def _begin_body(self, data: bytes, length: int) -> None:
+        """Begin with a body of which some is to come, or behind which something has come."""
+        self._is_told_to_continue = False
+        self._arrival = Arrival(self._listener.limits, self._loop.time())
+        self._pieces = []
+        if length == CHUNKED:
+            self._begin_chunks(data)
+        else:
+            self.left = length
+            behind = self._feed_body(data)
+            if behind:
+                self._put_ahead(behind)
+        if self.has_ended and not self.is_whole and self._late is None:
+            self.body_error = BrokenBody("the body broke off")
+
+    def _begin_chunks(self, data: bytes) -> None:
+        self._decoder = ChunkDecoder()
+        self.is_whole = False
+        rest = data[_SHORT_BYTES:]
+        if rest and self._put_off(rest, is_older=True):
+            data = data[:_SHORT_BYTES]
+        behind = self._feed_body(data)
+        if behind:
+            self._put_ahead(behind)
+
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the begin of a head, if it may become a good one."""
+        if len(data) > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+        elif _BARE_LF.search(data):  # its end would never come
+            self.refuse_head("a line of the head of the request ends with LF alone")
+        elif data[0] not in _METHOD:
+            self.refuse_head("this is not an HTTP request: its first byte begins no method")
+        else:
+            self.ahead = data
+            self._enter(_HEAD)
+
+    # -- the body of the request in hand ----------------------------------------------------
+
+    def _feed_body(self, data: bytes) -> bytes:
+        """Add to the body what has come of it; return what lies behind its end."""
+        if self.body_error is not None:
+            return b""
+        decoder = self._decoder
+        if decoder is None:
+            piece = data[: self.left]
+            behind = data[self.left :]
+            self.left -= len(piece)
+            pieces = [piece]
+            self.is_whole = not self.left
+        else:
+            try:
+                pieces = decoder.feed(data)
+            except MalformedChunks as error:
+                self.fail(BrokenBody(f"the body is malformed: {error}"))
+                return b""
+            self.is_whole = decoder.is_done
+            behind = decoder.behind
+        size = sum(map(len, pieces))
+        self._pieces += pieces
+        self._untaken += size
+        if self._arrival is not None:
+            self._arrival.received += size if decoder is None else len(data)
+        if self._holding is not None:
+            self._count_body(size)
+        _wake(self._body_news)
+        return behind
+
+    def _count_body(self, size: int) -> None:
+        assert self._holding is not None  # noqa: S101 - the callers have looked
+        if not self._holding.take(size):
+            self.pause(_BUDGET)
+        if self.is_whole:
+            self._holding.arrived()
+
+    def take_body(self) -> bytes:
+        """Return what has come of the body and was not taken."""
+        pieces = self._pieces
+        self._untaken = 0
+        if self._pauses:
+            self.unpause(_UNTAKEN)
+        if len(pieces) == 1:
+            return pieces.pop()
+        self._pieces = []
+        return b"".join(pieces)
+
+    def put_body_back(self, body: bytes) -> None:
+        """Have a body that was taken whole be taken again."""
+        self._pieces = [body]
+
+    async def gather_body(self) -> bytes:
+        """Return the whole body once it is there. Raises the error of a body that fails."""
+        pieces: list[bytes] = []
+        while True:
+            if self.body_error is not None:
+                raise self.body_error
+            pieces.append(self.take_body())
+            if self.is_whole:
+                return b"".join(pieces)
+            await wait_for_news()
+
+    async def skip_body(self) -> None:
+        """Drop the rest of the body; abort the connection if it does not come."""
+        while not self.is_whole:
+            if self.body_error is not None:
+                self.abort()
+                return
+            self.take_body()
+            await wait_for_news()
+
+    async def wait_for_body(self) -> None:
+        """Wait in a task until more of the body has come, or it has failed."""
+        self._body_news = self._loop.create_future()
+        await self._body_news
+
+    def send_continue(self) -> None:
+        """Have a client send its body that waits for leave to do so."""
+        if self._awaits_continue():
+            self._is_told_to_continue = True
+            self.transport.write(_CONTINUE)
+
+    def _awaits_continue(self) -> bool:
+        request = self.request
+        arrival = self._arrival
+        if request is None or arrival is None or not request.head.expects_continue:
+            return False
+        return not self._is_told_to_continue and not arrival.received
+
+    def can_be_kept(self) -> bool:
+        """Return whether another request may follow: the rest of the body is there, or small."""
+        request = self.request
+        if request is None or request.head.wants_close:
+            return False
+        if self._is_crowded or not self.parts.accepts_requests:
+            return False
+        if self.is_whole:
+            return True
+        if self.body_error is not None or self._decoder is not None:
+            return False
+        return self.left <= SKIPPED_BYTES and not request.head.expects_continue
+
+    def hold_body(self, senders: Iterable[str] = ()) -> None:
+        """Count the body in the budget, as it comes and until `end_holding`."""
+        self.end_holding()
+        length = None if self._decoder is not None else self._length()
+        self._holding = self.parts.budget.hold(self, length, senders)
+        if self._untaken or self.is_whole:
+            self._count_body(self._untaken or sum(map(len, self._pieces)))
+
+    def _length(self) -> int | None:
+        return None if self.request is None else self.request.content_length
+
+    def verify_sender(self) -> None:
+        """Take the body out of the shares of senders that nobody knows."""
+        if self._holding is not None:
+            self._holding.verify()
+
+    def end_holding(self) -> None:
+        """Count the body no longer."""
+        holding = self._holding
+        self._holding = None
+        if holding is not None:
+            holding.end()
+            self.unpause(_BUDGET)
+
+    def fail(self, error: AdapterError) -> None:
+        """Give the body up: its rest will not come. No-op once it is there."""
+        if self.request is None or self.is_whole or self.body_error is not None:
             return
-        was_at_once = self.state == _FAST and self._arrival is None and not self.ahead
-        self.state, self._since = _IDLE, self._loop.time()
+        self.body_error = error
+        self._pieces = []
+        self._untaken = 0
+        _wake(self._body_news)
+        self.step()
+
+    def refuse_body(self, reason: str) -> None:
+        """Refuse the request in hand, if its body has not come yet."""
+        if self.state == _REQUEST and not self.is_whole:
+            self.fail(NotStarted(f"{reason}; the body of this request had not come yet"))
+
+    # -- Holder -----------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        """Return whether the client may send."""
+        return self.transport.is_reading()
+
+    def resume(self) -> None:
+        """Read on, as there is room for more of the body."""
+        self.unpause(_BUDGET)
+
+    def cut(self, error: AdapterError) -> None:
+        """Give the body up for others."""
+        self.fail(error)
+
+    # -- for the coroutine ------------------------------------------------------------------
+
+    async def delegate(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> T:
+        """Run as a task what needs asyncio, and return its result."""
+        return await self._stepper.delegate(work, context)
+
+    async def drain(self) -> None:
+        """Wait in a task until the client takes more of the answer."""
+        if self.is_full:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def end_request(self, *, is_last: bool) -> None:
+        """Note that the answer is written to its last byte, and whether it said it is the last."""
+        accepts_requests = self.parts.accepts_requests and not self._is_crowded
+        if is_last or not self.is_whole or not accepts_requests:
+            is_gentle = not self.is_whole or bool(self.ahead) or self._is_crowded
+            self._forget_body()
+            if self.state < _LINGERING:
+                self.end(gently=is_gentle)
+            return
+        if self._arrival is not None or self._pieces:
+            self._forget_body()
+        self.request = None
+        self.state = _IDLE
+        self._since = self._loop.time()
+
+    def _forget_body(self) -> None:
+        """Drop the request in hand, and what there is of its body."""
+        self.end_holding()
+        if self.body_error is not None:
+            self.body_error.__traceback__ = None
+        self.request = None
+        self.left = 0
+        self.is_whole = True
+        self.body_error = None
+        self._pieces = []
+        self._untaken = 0
+        self._decoder = None
         self._arrival = None
-        if was_at_once and not self.has_ended:  # nothing has held the caller back
-            return
-        if self.is_for_good:
-            if not self._application.waiting:
-                self._take_ahead()
-        elif len(self.ahead) <= _AHEAD_BYTES:
-            self._read_on()
-        if self.ahead or self.has_ended:
-            self._next()
-
-    def hold_back(self) -> None:
-        """Read no more while much waits behind the request in hand, or a read for its turn."""
-        if self._is_crowded or self._late is not None or len(self.ahead) > _AHEAD_BYTES:
-            self.transport.pause_reading()
-
-    def _read_on(self) -> None:
-        if not self.transport.is_reading():
-            self.transport.resume_reading()
-
-    def _next(self) -> None:
-        if self.ahead and not self.is_full:
-            self._read_on()
-            self._read_head(self._take_ahead())
-        if self.has_ended and self.is_idle() and not self.is_full:
-            self.close()
+        self._body_news = None
+        self.unpause(_UNTAKEN)
 
     # -- time limits ------------------------------------------------------------------------
 
     def check_time_limits(self, now: float) -> None:
         """Close what has waited for too long; called every now and then."""
         try:
-            # aiohttp may have done so; the fast path waits to be told that the caller is lost
-            if self.transport.is_closing() and self.state != _FAST:
+            if self.transport.is_closing() and self.state != _REQUEST:
                 self._enter(_CLOSING)
             if now >= self._write_due or now >= self._gone_due:
                 self.abort()
-            elif self.state in {_FAST, _APPLICATION}:
-                self._check_request(now)
+            elif self.state == _REQUEST:
+                self._check_body(now)
             else:
                 self._check_waiting(now - self._since)
         except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
+            self._end_after(error)
 
     def _check_waiting(self, seconds: float) -> None:
-        """`seconds`: how long it has been in its state."""
-        state, limits = self.state, self._server.limits
+        """Act on a connection that has been in its state for so long."""
+        state = self.state
+        limits = self._listener.limits
         if state == _IDLE and seconds >= limits.idle:
             self.close()
         elif state == _HEAD and seconds >= limits.head:
             self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
-        elif (state == _LINGERING and seconds >= self._server.linger_seconds) or (
+        elif (state == _LINGERING and seconds >= self._listener.linger_seconds) or (
             state == _CLOSING and seconds >= limits.answer
         ):
             self.abort()
 
-    def _check_request(self, now: float) -> None:
-        if self._arrival is not None and not self._is_whole():
-            is_reading = self.transport.is_reading() and not self._application.is_held_back()
+    def _check_body(self, now: float) -> None:
+        if self._arrival is not None and not self.is_whole:
+            is_reading = self.transport.is_reading() and not self._awaits_continue()
             error = self._arrival.check_time_limits(now, is_reading=is_reading)
             if error is not None:
-                self._fail(error)
-
-    def _is_whole(self) -> bool:
-        return self._application.is_whole() if self.is_for_good else not self.left
-
-    def _fail(self, error: AdapterError) -> None:
-        """The rest of the body will not come."""
-        if self.state == _FAST:
-            self._inference.failed(error)
-        elif self.state == _APPLICATION:
-            self._application.failed(error)
-
-    def refuse(self, why: str) -> None:
-        """The request in hand, if its body has not come yet."""
-        if self.state in {_FAST, _APPLICATION} and not self._is_whole():
-            self._fail(NotStarted(f"{why}; the body of this request had not come yet"))
-
-    def bug(self, error: Exception) -> None:
-        """An error that nobody expected, of a callback of this connection."""
-        self._inference.bug(error)
+                self.fail(error)
 
     # -- ends -------------------------------------------------------------------------------
 
     def _refuse_long_head(self) -> None:
-        self.refuse_head(f"the head of the request is longer than {HEAD_BYTES} bytes")
+        self.refuse_head(f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")
 
-    def refuse_head(self, why: str) -> None:
-        """Nobody knows where the next request would begin."""
-        self.transport.write(self._server.malformed(why))
+    def refuse_head(self, reason: str) -> None:
+        """Refuse what is no request, and end: nobody knows where the next request would begin."""
+        self.transport.write(self._listener.word_misread(reason))
         self.end(gently=True)
+        self.step()
 
     def _enter(self, state: int) -> None:
         if self.state != state:
@@ -486,8 +712,10 @@ class Connection:
             self._since = self._loop.time()
 
     def end(self, *, gently: bool) -> None:
-        """`gently`: bytes that were not read would reset the connection, maybe before the caller
-        has seen the answer; so they are read for a while, for nothing.
+        """Close the connection behind what was written.
+
+        Bytes that were not read would reset the connection, maybe before the client has seen the
+        answer; gently means that they are read for a while, for nothing.
         """
         if self.has_ended or not gently:
             self.close()
@@ -495,18 +723,35 @@ class Connection:
         self._take_ahead()
         self._enter(_LINGERING)
         self.transport.write_eof()
+        self._pauses = 0
         self.transport.resume_reading()
 
     def stop(self) -> None:
-        """The server closes: at once where nothing is in hand, else behind the answer."""
+        """Close at once if no request is in hand, else behind the answer."""
         if self.is_idle():
             self.close()
+            self.step()
 
     def close(self) -> None:
-        """When what was written is out."""
+        """Close once what was written is out."""
         self._enter(_CLOSING)
         self._gone_due = math.inf
         self.transport.close()
 
     def abort(self) -> None:
+        """Close at once; what waits for the client ends once the connection is lost."""
+        self._enter(_CLOSING)
         self.transport.abort()
+
+    def _end_after(self, error: BaseException) -> None:
+        """Log an error that nobody expected, and end the connection."""
+        if isinstance(error, asyncio.CancelledError):
+            return  # the connection is lost already
+        if isinstance(error, Exception):
+            self.parts.instrumentation.bug(error, ("", ""))
+        self.abort()
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

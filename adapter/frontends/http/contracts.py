@@ -1,59 +1,59 @@
-"""Contracts of inferences: each leases models, and words answers and refusals.
+"""Says what differs by contract in an inference: its lease, its own headers, its refusals.
 
-SageMaker's container contract and V2 are here; endpoint/call.py has InvokeEndpoint.
+SageMaker's container contract and V2 are here; endpoint/contract.py has InvokeEndpoint.
 """
 
 from typing import Protocol
 
-from aiohttp import web
-
 from adapter.control.door import Lease, Models, TritonState, WaitForLease
-from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError
+from adapter.frontends.http.endpoint.errors import CallInfo
 from adapter.frontends.http.instrumentation import Refusal, own_refusal
 
 
-class Attempt(Protocol):
-    """A refused inference. `was_found`: its model is loaded. `was_sent`: Triton ran out of memory
-    with the request before.
-    """
+class CallFacts(Protocol):
+    """Says what a contract needs to know of a request, and keeps what it tells of the call."""
 
-    was_found: bool
-    was_sent: bool
+    model_id: ModelId | None
+    call_info: CallInfo | None  # of a call of an endpoint, for its answer
+    caller: str  # access key of a signed call
+    has_lease: bool
+    was_sent: bool  # Triton ran out of memory with it before
+    was_waited_for: bool  # its model was not loaded when it came
 
-    def authorization(self) -> str:
-        """Return the Authorization header of the request, or an empty string."""
+    def read_authorization(self) -> str:
+        """Return its Authorization header, or an empty string."""
 
 
 class Contract(Protocol):
-    """`sends_again`: the whole body is kept, to be sent once more when memory was freed for it.
-    `renames`: the model has another name in Triton's answers than for its callers.
-    """
+    """Decides how an inference of one protocol is leased, answered and refused."""
 
-    sends_again: bool
-    renames: bool
+    sends_again: bool  # the whole body is kept, to be sent once more when memory was freed for it
 
-    def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
-        """Lease the model; return None to have aiohttp answer, raise an error to refuse at once."""
+    def find_lease(self, model_id: ModelId) -> Lease | None:
+        """Return a lease of a loaded model; None if `wait_for_lease` is to wait for the model.
 
-    async def wait(self, model_id: ModelId, request: web.BaseRequest) -> Lease:
-        """Lease the model for a request of aiohttp's, once it is loaded."""
+        Raises the error of a request that is refused at once.
+        """
 
-    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]: ...
-    def answer_line(self) -> bytes:
-        """Return header lines that this answer alone has."""
+    async def wait_for_lease(self, model_id: ModelId, request: CallFacts) -> Lease:
+        """Return a lease of the model once it is loaded."""
 
-    def refusal(self, error: AdapterError | None, model_id: ModelId, attempt: Attempt) -> Refusal:
+    def answer_lines(self, request: CallFacts) -> bytes:
+        """Return the header lines that answers of this contract have besides the echoed ones."""
+
+    def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal for `error`; None stands for a bug."""
 
-    async def frees_memory(self, error: CapacityError) -> bool: ...
+    async def frees_memory(self, error: CapacityError) -> bool:
+        """Free memory for a request that ran out of it; return whether any was freed."""
 
 
 class ContainerContract:
-    """SageMaker's container contract, or V2: what is not loaded is refused, or waited for by
-    aiohttp.
-    """
+    """SageMaker's container contract, or V2."""
+
+    sends_again = False
 
     def __init__(
         self,
@@ -62,9 +62,8 @@ class ContainerContract:
         *,
         is_v2: bool,
         on_demand: WaitForLease | None = None,  # has models loaded for calls of V2
-        load_wait_seconds: float = 0,  # for a load by somebody else
+        load_wait_seconds: float = 0,  # how long a call of V2 waits for a load by somebody else
     ) -> None:
-        self.sends_again = self.renames = False
         self._models = models
         self._triton = triton
         self._is_v2 = is_v2
@@ -72,44 +71,44 @@ class ContainerContract:
         self._wait_for_lease = on_demand or models.wait_for_lease
         self._load_wait = load_wait_seconds
 
-    def lease(self, model_id: ModelId, is_typed: bool) -> Lease | None:
+    def find_lease(self, model_id: ModelId) -> Lease | None:
+        """Return a lease; None if the model is being loaded and the contract waits for that."""
         try:
             lease = self._models.lease(model_id)
         except AdapterError:
             may_wait = self._loads_for_calls or self._models.is_being_loaded(model_id)
             if self._is_v2 and may_wait:
-                return None  # aiohttp waits for the model
+                return None
             raise
-        record = lease.record
-        is_other = record.is_renamed or (is_typed and record.content_types)
-        return None if is_other or self._triton.has_lost(record) else lease
+        return None if self._triton.has_lost(lease.record) else lease
 
-    async def wait(self, model_id: ModelId, _: web.BaseRequest) -> Lease:
+    async def wait_for_lease(self, model_id: ModelId, _: CallFacts) -> Lease:
+        """Return a lease of the model once it is loaded."""
         return await self._wait_for_lease(model_id, self._load_wait)
 
-    def renamed(self, headers: RawHeaders, body: bytes) -> tuple[RawHeaders, bytes]:
-        return headers, body
-
-    def answer_line(self) -> bytes:
+    def answer_lines(self, _: CallFacts) -> bytes:
+        """Return no header lines: the contract has none of its own."""
         return b""
 
-    def refusal(self, error: AdapterError | None, model_id: ModelId, _: Attempt) -> Refusal:
-        return own_refusal(error, model_id)
+    def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
+        """Word the refusal with the model that the path names, for errors that name none."""
+        return own_refusal(error, request.model_id)
 
     async def frees_memory(self, _: CapacityError) -> bool:
+        """Free no memory: the contract sends no request again."""
         return False
 
 
 class ContainerContracts:
-    """Both, before the same models."""
+    """Holds SageMaker's container contract and V2 before the same models."""
 
     def __init__(
         self,
         models: Models,
         triton: TritonState,
         *,
-        on_demand: WaitForLease | None = None,
-        load_wait_seconds: float = 0,
+        on_demand: WaitForLease | None = None,  # has models loaded for calls of V2
+        load_wait_seconds: float = 0,  # how long a call of V2 waits for a load by somebody else
     ) -> None:
         self.sagemaker = ContainerContract(models, triton, is_v2=False)
         self.v2 = ContainerContract(

@@ -1,358 +1,485 @@
-"""Inferences that a coroutine awaits, as something of them is not plain: the model, the body or the
-answer. Plain ones never come here (http/fast_path.py).
+"""One inference, straight down: the lease of its model, its body, Triton, and the answer.
+
+A small body is gathered before the model is leased, so that nobody waits for a slow caller; a
+large one, or one in chunks, goes on as it comes, checked piece by piece. A contract that sends
+again keeps the whole body, for a second try once memory was freed.
+
+The coroutine waits by hand for bytes of the client and of Triton. A wait for a load, a new
+connection to Triton and a long check are delegated to a task.
 """
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
-from functools import partial
-
-from aiohttp import HttpVersion11, web
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Protocol, cast
 
 from adapter.control.door import Lease, ModelRecord
-from adapter.core.calls import V2Answer, V2Call, V2DataPlane
-from adapter.core.model import ModelId
-from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
-from adapter.frontends.http import binary
-from adapter.frontends.http.application import application_of
-from adapter.frontends.http.content_types import (
-    JSON,
-    answer_type,
-    as_answer,
-    as_request,
-    codec_for,
-    explained,
-    is_typed,
-    refuse_unlisted,
+from adapter.core.calls import FastDataPlane, RawHeaders, Upstream
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    CapacityError,
+    InvalidRequest,
+    NotJson,
+    PayloadTooLarge,
 )
-from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on
-from adapter.frontends.http.middleware import chunks_of, error_format_of, held_body, whole_body
-from adapter.protocols.codecs.base import Source
-from adapter.protocols.tensors import ContentTypes
-from adapter.runtime.byte_budget import ByteBudget
-from adapter.telemetry.traffic import waiting_for_caller
+from adapter.frontends.http import binary
+from adapter.frontends.http.answers import JOINED_BYTES, StreamedAnswer, end_of_head, first_line
+from adapter.frontends.http.content_types import explained
+from adapter.frontends.http.head import CHUNKED
+from adapter.frontends.http.instrumentation import Clock, given_back
+from adapter.frontends.http.plans import Plan
+from adapter.frontends.http.request import Request
+from adapter.frontends.http.stepping import wait_for_news
+from adapter.runtime import clock
+from adapter.telemetry.traffic import WAITED, Waited
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
-_EVENT_END = b"\n\n"
-_INFER, _GENERATE_STREAM = "infer", "generate_stream"
-# Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
-_SEVERAL_ANSWERS = b'{"error":"generate expects'
-# Bodies up to this size are taken whole: one write each way instead of a stream.
-_WHOLE_BYTES = 2**20
+if TYPE_CHECKING:
+    from adapter.frontends.http.connection import Connection
 
+# Bodies up to this size are gathered, others are passed on as they come.
+GATHERED_BYTES = 256 * 2**10
+# AWS's own limit of a body. Up to this it is gathered where it may be sent to Triton twice.
+SENT_AGAIN_BYTES = 6_291_456
 
-class SlowPath:
-    """Holds what all inferences that aiohttp serves share. `default_model` is what /invocations
-    serves in single-model mode. `operation`: what Triton is asked for an invocation: infer,
-    generate or generate_stream.
-    """
-
-    def __init__(
-        self,
-        dataplane: V2DataPlane,
-        contracts: ContainerContracts,
-        *,
-        max_body_bytes: int,
-        default_model: ModelId | None,
-        budget: ByteBudget,
-        operation: str = _INFER,
-        shares_memory: bool = False,  # as in V2Call
-    ) -> None:
-        self.shares_memory = shares_memory
-        self.dataplane, self.contracts, self.budget = dataplane, contracts, budget
-        self.max_body, self.operation = max_body_bytes, operation
-        self._default_model = default_model
-
-    async def invoke(self, request: web.BaseRequest) -> web.StreamResponse:
-        """An inference of SageMaker's container contract."""
-        model_id = request["model_id"] = request.get("model_id", self._default_model)
-        if model_id is None:
-            raise InvalidRequest(
-                "many models are served here: POST /models/{model_name}/invoke, "
-                "or start with --single-model"
-            )
-        contract = self.contracts.sagemaker
-        return await self.attempt(contract, model_id, request, AwaitedInference.invoke)
-
-    async def infer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Answer an inference of V2; `path` stands behind the model's name."""
-        send = partial(AwaitedInference.infer, path=path)
-        return await self.attempt(self.contracts.v2, request["model_id"], request, send)
-
-    async def attempt(
-        self,
-        contract: Contract,
-        model_id: ModelId,
-        request: web.BaseRequest,
-        send: "Callable[[AwaitedInference], Awaitable[web.StreamResponse]]",
-        body: bytes | None = None,
-    ) -> web.StreamResponse:
-        """Lease the model as its contract says, and have `send` answer with it. Whatever is no good
-        answer of Triton's is raised as one of our errors.
-        """
-        lease = await contract.wait(model_id, request)
-        try:
-            with lease, ExitStack() as held:
-                return await send(AwaitedInference(self, request, lease, held, body))
-        except (BackendError, CapacityError) as error:
-            raise await lease.judge(error) from error
+_OK = 200
+_HEADER_LENGTH = b"inference-header-content-length"
+_LAST_CHUNK = b"0\r\n\r\n"
+_CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
 
 
-class AwaitedInference:
-    """One inference of a coroutine. `body`: where it was read before; `held` is closed when the
-    inference is over.
-    """
+class ServingParts(Protocol):
+    """Holds the parts that all inferences of a listener share."""
+
+    dataplane: FastDataPlane
+    clock: Clock
+    max_body_bytes: int
+    shares_memory: bool  # inferences may name regions of shared memory
+
+
+class NeedsHandler(Exception):
+    """Raised for a request whose model converts bodies: the handler of its route answers it."""
+
+
+class Inference:
+    """One planned inference, with what it has to release when it ends."""
+
+    __slots__ = (
+        "_answer",
+        "_begun_at",
+        "_connection",
+        "_exchange",
+        "_heard_at",
+        "_lease",
+        "_parts",
+        "_plan",
+        "_request",
+        "_sent_at",
+    )
 
     def __init__(
         self,
-        path: SlowPath,
-        request: web.BaseRequest,
-        lease: Lease,
-        held: ExitStack,
-        body: bytes | None,
+        request: Request,
+        plan: Plan,
+        parts: ServingParts,
+        begun_at: float,  # by time.monotonic
     ) -> None:
-        self.request, self.lease, self.held, self.body = request, lease, held, body
-        self.path = path
-        self._is_stream = False
-        self._record = lease.record
-        self._type = request.headers.get("Content-Type", "")
-        self._accept = ", ".join(request.headers.getall("Accept", []))
-        self._encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        self._is_packed = self._encoding not in {"", "identity"}
-        if self._encoding not in _ENCODINGS:
-            why = f"Content-Encoding {self._encoding!r}; gzip and deflate are understood"
-            raise InvalidRequest(why)
+        self._request = request
+        self._plan = plan
+        connection = cast("Connection", request.connection)
+        self._connection = connection
+        self._exchange = connection.exchange
+        self._parts = parts
+        self._begun_at = begun_at
+        self._lease: Lease | None = None
+        self._answer: StreamedAnswer | None = None
+        self._sent_at = 0.0
+        self._heard_at = 0.0
 
-    # -- SageMaker's ------------------------------------------------------------------------
-
-    async def invoke(self) -> web.StreamResponse:
-        types = self._record.content_types
-        if self.path.operation != _INFER:
-            return await self._generate(self.path.operation)
+    async def serve(self) -> None:
+        """Answer the inference. Raises the error to refuse it with, once all it had is released."""
+        connection = self._connection
+        body: bytes | None = None
         try:
-            if types is not None and is_typed(self._type, self._accept):
-                return await self._convert(types)
-            headers = self._invocation_headers()
-            sent = _not_empty(await self._read_body())
-            async with self.forward("/infer", headers, sent) as found:
-                return await self._respond(found)
-        except NotJson as error:
-            raise explained(error, self.request.headers, types) from error
+            # a body that is there at once, as most are, needs no wait
+            body = connection.take_body() if connection.is_whole else await self._read_body()
+            error = await self._try_once(body)
+            if isinstance(error, CapacityError) and await self._can_send_again(error, body):
+                self._request.was_sent = True
+                error = await self._try_once(body)
+        except BaseException as ending:
+            self._release(ending)
+            if body is not None and isinstance(ending, NeedsHandler):
+                connection.put_body_back(body)
+            raise
+        if error is not None:
+            raise self._explain(error) if self._plan.is_typed else error
 
-    async def _convert(self, types: ContentTypes) -> web.StreamResponse:
-        """Convert by the model's own content types (docs/content-types.md)."""
-        codec = codec_for(self._type, types, is_packed=self._is_packed)
-        is_choosing = codec is None or codec.may_be_json
-        wanted = answer_type(self._accept, types, is_choosing=is_choosing)
-        headers = self._invocation_headers() | {"Accept-Encoding": "identity"}
-        # these become whole before Triton is sent the first byte of them
-        holds_whole = codec is not None and codec.holds_whole_body
-        length = self.request.content_length
-        sent = await self._read_body(is_kept=holds_whole or length is None)
-        async with aclosing(Source(sent)) as source:
-            if codec is not None and codec.may_be_json:
-                if await source.begins_with_brace():
-                    codec = None
-                else:
-                    refuse_unlisted(codec, types)
-            if codec is None:
-                sent = source.pieces(0)
-                sent = b"".join([p async for p in sent]) if source.is_whole else sent
+    async def _try_once(self, body: bytes | None) -> AdapterError | None:
+        """Send the request to Triton, and answer the client; return the error of what failed."""
+        exchange = self._exchange
+        try:
+            lease = self._lease or self._begin_lease() or await self._wait_for_lease()
+            if body is None:
+                await self._send_in_pieces(lease)
+            elif not self._send_at_once(lease.record, body):
+                await self._send_whole(lease.record, body)
+            while not exchange.is_answered:
+                if exchange.error is not None:
+                    raise exchange.error
+                await wait_for_news()
+            if exchange.answer is None or lease.record.is_renamed:
+                await self._answer_slowly(lease.record)
             else:
-                length = len(sent) if isinstance(sent, bytes) else length
-                asked = await as_request(codec, source, length, types, wanted)
-                headers, sent = headers | asked.headers, asked.body
-            async with self.forward("/infer", headers, _not_empty(sent)) as found:
-                if wanted in {JSON, binary.MEDIA_TYPE}:
-                    return await self._respond(found, is_binary=wanted == binary.MEDIA_TYPE)
-                answer = await as_answer(found, wanted)
-                if isinstance(answer.body, bytes):
-                    return web.Response(body=answer.body, headers=answer.headers)
-                size = int(answer.headers["Content-Length"])
-                return await self._stream(answer.headers, size, answer.body)
+                self._answer_at_once(exchange.answer)
+        except AdapterError as error:
+            if self._request.status:
+                raise  # the answer has begun
+            return error if self._lease is None else await self._judge(self._lease, error)
+        exchange.upstream = None
+        exchange.answer = None
+        self._lease = None
+        lease.end(None, self._heard_at)
+        return None
 
-    async def _generate(self, operation: str) -> web.StreamResponse:
-        """An invocation as a call of Triton's generate extension, which takes JSON alone."""
-        headers = self._invocation_headers()
-        if headers.pop(_HEADER_LENGTH, None) is not None:
-            raise InvalidRequest(f"inference_type is {operation}, which takes JSON alone")
-        async with self.forward(f"/{operation}", headers, await self._read_body()) as found:
-            return await self._respond(found, is_v2=True, is_one=not self._is_stream)
+    async def _judge(self, lease: Lease, error: AdapterError) -> AdapterError:
+        """Release all that the request has; return the error for its caller."""
+        reported = self._release(error)
+        if not isinstance(reported, AdapterError):
+            raise reported
+        if not isinstance(reported, BackendError | CapacityError):
+            return reported
+        return await self._connection.delegate(lease.judge(reported))
 
-    # -- V2 ---------------------------------------------------------------------------------
+    # -- the lease, and the body before it ---------------------------------------------------
 
-    async def infer(self, path: str) -> web.StreamResponse:
-        given = self.request.headers
-        if len(given.getall(_HEADER_LENGTH, ())) > 1:
-            raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
-        headers = call_headers(given, is_rewritten=self._record.is_renamed)
-        self._put_length(headers)
-        async with self.forward(path, headers, await self._read_body()) as found:
-            return await self._respond(found, is_v2=True)
+    async def _read_body(self) -> bytes | None:
+        """Return a body that is gathered first, once it is there; None for one to pass on."""
+        connection = self._connection
+        length = self._request.head.length
+        sends_again = self._plan.contract.sends_again
+        if length == CHUNKED or length > (SENT_AGAIN_BYTES if sends_again else GATHERED_BYTES):
+            return None
+        # a request that is refused anyway is refused before its body has come
+        if not sends_again and self._find_lease() is None:
+            lease = await self._wait_for_lease()
+            lease.arrives(self._refuse_body)
+        connection.send_continue()
+        connection.hold_body()
+        body = await connection.gather_body()
+        self._request.callers_seconds = clock.monotonic() - self._begun_at
+        if length <= GATHERED_BYTES:
+            connection.end_holding()
+        return body
 
-    # -- the request ------------------------------------------------------------------------
+    def _find_lease(self) -> Lease | None:
+        """Return a lease, None if the model has to be waited for. Raises NeedsHandler."""
+        plan = self._plan
+        lease = plan.contract.find_lease(plan.model_id)
+        if lease is not None:
+            self._request.has_lease = True
+            if plan.is_typed and lease.record.content_types:
+                raise NeedsHandler
+        return lease
 
-    def _invocation_headers(self) -> dict[str, str]:
-        given = self.request.headers
-        headers = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
-        if self._record.is_renamed:
-            # the answer names the model, and its name will have to be put back
-            headers.pop("Accept-Encoding", None)
-        length = None if self._is_packed else self.request.content_length
-        if (size := binary.json_header_bytes(self._type, length)) is not None:
-            headers[_HEADER_LENGTH] = str(size)
-        self._put_length(headers)
-        return headers
+    def _begin_lease(self) -> Lease | None:
+        """Begin a lease, and return it; None if the model has to be waited for."""
+        lease = self._find_lease()
+        if lease is not None:
+            self._lease = lease
+            lease.begin(self._begun_at)
+        return lease
 
-    def _put_length(self, headers: dict[str, str]) -> None:
-        """Add the length of the caller's body, if it was announced."""
-        length = self.request.content_length
-        if length is not None:
-            headers["Content-Length"] = str(length)
+    async def _wait_for_lease(self) -> Lease:
+        """Begin a lease once the model is loaded, and return it. Raises NeedsHandler."""
+        self._request.was_waited_for = True
+        context = copy_context()
+        context.run(WAITED.set, Waited())
+        return await self._connection.delegate(self._begin_lease_in_task(), context)
 
-    async def _read_body(self, *, is_kept: bool = False) -> bytes | AsyncIterator[bytes]:
-        """Return the whole body if it was read before or is small, else a stream. A stream counts
-        until it has been read, or until `held` is closed if it `is_kept`; never for longer than
-        `held` is open.
+    async def _begin_lease_in_task(self) -> Lease:
+        """Begin the lease in the task that has waited for it: an unload may come before the next
+        step of the coroutine.
         """
-        request, most = self.request, self.path.max_body
-        if self.body is not None:
-            return self.body
-        if not request.content.is_eof():
-            front = application_of(request).client
-            self.lease.arrives(lambda: front.refuse("the model is being unloaded"))
-        length = request.content_length if request.can_read_body else 0
-        is_encoded = "Content-Encoding" in request.headers
-        if length is None or length > _WHOLE_BYTES or (length and is_encoded):
-            return self._counted(chunks_of(request, most), is_kept=is_kept)
-        if request.content.is_eof():
-            return await whole_body(request, most)
-        with waiting_for_caller(), held_body(request, self.path.budget) as counted:
-            return await whole_body(request, most, counted)
+        plan = self._plan
+        lease = await plan.contract.wait_for_lease(plan.model_id, self._request)
+        self._request.has_lease = True
+        if plan.is_typed and lease.record.content_types:
+            raise NeedsHandler
+        self._lease = lease
+        lease.begin()
+        return lease
 
-    async def _counted(
-        self, chunks: AsyncIterator[bytes], *, is_kept: bool
-    ) -> AsyncIterator[bytes]:
-        """Triton holds what it has of a body until the body is complete."""
-        counted = self.held.enter_context(held_body(self.request, self.path.budget))
-        async for piece in chunks:
-            await counted.take(len(piece))
-            yield piece
-        counted.arrived()
-        if not is_kept:
-            counted.end()
+    def _refuse_body(self) -> None:
+        self._connection.refuse_body("the model is being unloaded")
 
-    def forward(
-        self, path: str, headers: dict[str, str], body: bytes | AsyncIterator[bytes]
-    ) -> AbstractAsyncContextManager[V2Answer]:
-        self._is_stream = path.endswith(_GENERATE_STREAM)
-        if self._is_stream:
-            self.held.enter_context(self.path.budget.open_stream())
-        path = f"/models/{self._record.name}{path}"
-        end = application_of(self.request).client.abort  # who does not read gets no error
-        call = V2Call(
-            "POST",
-            path,
-            headers,
-            body,
-            is_stream=self._is_stream,
-            on_cut=end,
-            shares_memory=self.path.shares_memory,
-        )
-        return self.path.dataplane.forward(call, self.lease)
+    # -- to Triton ---------------------------------------------------------------------------
 
-    # -- the answer -------------------------------------------------------------------------
+    async def _begin_exchange(self, record: ModelRecord) -> Upstream:
+        """Begin an exchange, on a new connection to Triton if none is idle."""
+        upstream = self._parts.dataplane.idle()
+        if upstream is not None:
+            self._exchange.begin(upstream, record)
+            return upstream
+        upstream = await self._connection.delegate(self._begin_exchange_in_task(record))
+        if self._exchange.error is not None:
+            raise self._exchange.error
+        return upstream
 
-    async def _respond(
-        self,
-        found: V2Answer,
-        *,
-        is_v2: bool = False,
-        is_binary: bool = False,
-        is_one: bool = False,
-    ) -> web.StreamResponse:
-        """Return Triton's answer under the caller's name of the model. `is_v2`: keep all headers.
-        `is_binary`: use SageMaker's binary media type, even if the whole body is JSON. `is_one`:
-        raise InvalidRequest if the model gave several answers, or none.
+    async def _begin_exchange_in_task(self, record: ModelRecord) -> Upstream:
+        """Begin the exchange in the task that has connected: the connection may break before the
+        next step of the coroutine, which the exchange is told then.
         """
-        record, size, length = self._record, found.json_header_bytes, found.content_length
-        back: bytes | None = None
-        if record.is_renamed and self._is_stream:
-            events = events_of(found.chunks(), record)
-            return await self._stream(passed_on(found.headers), None, events)
-        if record.is_renamed:
-            back, size = binary.put_name_back(
-                await found.read(), size, record.name, record.asked_for
+        upstream = await self._parts.dataplane.connected(self._plan.model_id)
+        self._exchange.begin(upstream, record)
+        return upstream
+
+    def _head_for(self, record: ModelRecord) -> bytes:
+        plan = self._plan
+        head = plan.upstream_head
+        if record.name != plan.name:
+            head = plan.head_for(str(record.name), is_renamed=record.is_renamed)
+        lines = self._request.lines
+        return head[:-2] + lines + b"\r\n" if lines else head
+
+    def _send_at_once(self, record: ModelRecord, body: bytes) -> bool:
+        """Send a whole body if that needs no wait; return False if it does."""
+        plan = self._plan
+        if plan.is_packed or len(body) > GATHERED_BYTES:
+            return False
+        if not body and plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        parts = self._parts
+        parts.dataplane.check(body, plan.json_bytes, record, shares_memory=parts.shares_memory)
+        upstream = parts.dataplane.idle()
+        if upstream is None:
+            return False
+        self._exchange.begin(upstream, record)
+        self._send(upstream, record, body)
+        return True
+
+    def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
+        self._sent_at = clock.monotonic()
+        if self._request.head.length == CHUNKED:
+            body = (_write_chunk(body) if body else b"") + _LAST_CHUNK
+        plan = self._plan
+        is_usual = record.name == plan.name and not self._request.lines
+        upstream.send(plan.upstream_head if is_usual else self._head_for(record), body)
+
+    async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
+        """Send a whole body after a long check, or on a new connection."""
+        plan = self._plan
+        if not body and plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        if plan.is_packed:
+            await self._check_packed(record, body)
+        elif len(body) > GATHERED_BYTES:
+            work = self._parts.dataplane.check_in_turns(
+                body,
+                plan.json_bytes,
+                record,
+                is_packed=False,
+                shares_memory=self._parts.shares_memory,
             )
-        elif is_one or (length is not None and length <= _WHOLE_BYTES):
-            back = await found.read()
-        if is_one and back is not None and back.startswith(_SEVERAL_ANSWERS):
-            raise InvalidRequest(str(json.loads(back)["error"]))
-        if is_binary and size is None:
-            size = length if back is None else len(back)
-        headers = passed_on(found.headers) if is_v2 else _invoke_headers(found, size)
-        if is_v2 and record.is_renamed and size is not None:
-            headers[_HEADER_LENGTH] = str(size)
-        if back is None:
-            return await self._stream(headers, length, found.chunks())
-        return web.Response(body=back, headers=headers)
+            await self._connection.delegate(work)
+        self._send(await self._begin_exchange(record), record, body)
 
-    async def _stream(
-        self, headers: dict[str, str], length: int | None, chunks: AsyncIterator[bytes]
-    ) -> web.StreamResponse:
-        response = await self.begin_answer(headers, length)
-        with waiting_for_caller():
-            async for piece in chunks:
-                await response.write(piece)
-        return response
+    async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
+        """Check a compressed body, in a task if it is large once it is unpacked."""
+        dataplane = self._parts.dataplane
+        json_bytes = self._plan.json_bytes
+        shares_memory = self._parts.shares_memory
+        if not dataplane.check_packed(body, json_bytes, record, shares_memory=shares_memory):
+            work = dataplane.check_in_turns(
+                body, json_bytes, record, is_packed=True, shares_memory=shares_memory
+            )
+            await self._connection.delegate(work)
 
-    async def begin_answer(
-        self, headers: dict[str, str], length: int | None = None
-    ) -> web.StreamResponse:
-        """`length` None: in chunks, which HTTP/1.0 does not know: its connection ends the body."""
-        request, response = self.request, web.StreamResponse(headers=headers)
-        response.headers.update(error_format_of(request).headers(request))
-        if length is not None:
-            response.content_length = length
-        elif request.version != HttpVersion11:
-            response.force_close()
-        if not application_of(request).may_be_kept(request):
-            response.force_close()
-        await response.prepare(request)
-        return response
+    async def _send_in_pieces(self, lease: Lease) -> None:
+        """Pass the body on as it comes, and no faster than Triton takes it."""
+        connection = self._connection
+        exchange = self._exchange
+        record = lease.record
+        length = self._request.head.length
+        is_chunked = length == CHUNKED
+        check = self._parts.dataplane.checking(
+            self._plan.json_bytes,
+            max(length, 0),
+            record,
+            shares_memory=self._parts.shares_memory,
+        )
+        lease.arrives(self._refuse_body)
+        connection.send_continue()
+        connection.hold_body()
+        upstream = await self._begin_exchange(record)
+        self._sent_at = clock.monotonic()
+        upstream.write(self._head_for(record))
+        size = 0
+        while not exchange.is_answered:
+            error = connection.body_error or exchange.error
+            if error is not None:
+                raise error
+            if not exchange.is_blocked:
+                piece = connection.take_body()
+                if piece:
+                    size += len(piece)
+                    self._refuse_above_limit(size)
+                    check.feed(piece)
+                    upstream.write(_write_chunk(piece) if is_chunked else piece)
+                if connection.is_whole:
+                    self._end_body(upstream, size, is_chunked=is_chunked)
+                    break
+            await wait_for_news()
+        connection.end_holding()
+
+    def _refuse_above_limit(self, size: int) -> None:
+        limit = self._parts.max_body_bytes
+        if size > limit:
+            raise PayloadTooLarge(f"the body has more than {limit} bytes")
+
+    def _end_body(self, upstream: Upstream, size: int, *, is_chunked: bool) -> None:
+        if not size and self._plan.needs_body:
+            raise InvalidRequest("a body is needed")
+        if is_chunked:
+            upstream.write(_LAST_CHUNK)
+        upstream.sent()
+
+    # -- the answer --------------------------------------------------------------------------
+
+    def _answer_at_once(self, body: bytes) -> None:
+        """Answer with a body that came whole, and goes to the client as it is."""
+        upstream = self._exchange.upstream
+        assert upstream is not None  # noqa: S101 - it has just answered
+        head = self._begin_answer(upstream.headers, len(body))
+        self._request.status = _OK
+        if len(body) <= JOINED_BYTES:
+            self._connection.transport.write(head + body)
+        else:
+            self._connection.transport.writelines((head, body))
+
+    async def _answer_slowly(self, record: ModelRecord) -> None:
+        """Answer with a body that comes in pieces, or under the caller's name of the model."""
+        exchange = self._exchange
+        upstream = exchange.upstream
+        assert upstream is not None  # noqa: S101 - it has just answered
+        if not record.is_renamed:
+            await self._stream_answer(upstream)
+            return
+        body = exchange.answer
+        if body is None:
+            body = await self._gather_answer()
+        headers, body = self._rename(upstream.headers, body, record)
+        head = self._begin_answer(headers, len(body))
+        self._request.status = _OK
+        self._connection.transport.writelines((head, body))
+
+    async def _gather_answer(self) -> bytes:
+        exchange = self._exchange
+        while not exchange.has_ended:
+            if exchange.error is not None:
+                raise exchange.error
+            await wait_for_news()
+        return b"".join(exchange.take_pieces())
+
+    async def _stream_answer(self, upstream: Upstream) -> None:
+        """Pass the answer on as it comes, and no faster than the client takes it."""
+        connection = self._connection
+        exchange = self._exchange
+        request = self._request
+        length = upstream.length
+        is_chunked = length is None and not request.head.is_http_1_0
+        head = self._begin_answer(upstream.headers, length)
+        answer = StreamedAnswer(connection, head, length, is_chunked=is_chunked)
+        self._answer = answer
+        while True:
+            for piece in exchange.take_pieces():
+                if answer.add(piece):
+                    request.status = _OK
+            if exchange.has_ended:
+                break
+            if exchange.error is not None:
+                raise exchange.error
+            if connection.is_full:
+                upstream.pause_reading()
+            else:
+                upstream.resume_reading()
+            await wait_for_news()
+        if request.status:  # the answer was passed on as it came, at the pace of the client
+            request.callers_seconds += clock.monotonic() - self._heard_at
+        answer.end()
+        request.status = _OK
+        answer.release()
+        self._answer = None
+
+    @staticmethod
+    def _rename(headers: RawHeaders, body: bytes, record: ModelRecord) -> tuple[RawHeaders, bytes]:
+        """Put the caller's name of the model back."""
+        sizes = [int(value) for name, value in headers if name.lower() == _HEADER_LENGTH]
+        size = sizes[0] if sizes else None
+        body, size = binary.put_name_back(body, size, record.name, record.asked_for)
+        if size is None:
+            return headers, body
+        kept = [pair for pair in headers if pair[0].lower() != _HEADER_LENGTH]
+        return [*kept, (b"Inference-Header-Content-Length", b"%d" % size)], body
+
+    def _begin_answer(self, headers: RawHeaders, length: int | None) -> bytes:
+        """Return the head of the answer, with Triton's `headers`; chunks have no length."""
+        request = self._request
+        plan = self._plan
+        connection = self._connection
+        self._heard_at = clock.monotonic()
+        if not (request.was_sent or request.was_waited_for):
+            request.upstream_seconds = self._heard_at - self._sent_at
+        request.is_last = not (connection.is_whole and connection.can_be_kept())
+        operation = plan.operation
+        if operation.answered is not headers or operation.length != length:
+            operation.answered = headers
+            operation.length = length
+            frame = _CHUNKED_LINE if length is None else b"Content-Length: %d\r\n" % length
+            fields = given_back(headers, is_v2=operation.is_v2)
+            lines = [b"%b: %b\r\n" % pair for pair in fields]
+            operation.answer = b"".join((first_line(_OK), *lines, frame))
+        begin = operation.answer
+        end = self._parts.clock.last if request.is_last else self._parts.clock.line
+        if request.head.is_http_1_0:
+            end = end_of_head(request, self._parts.clock)
+        if length is None and request.head.is_http_1_0:  # which knows no chunks
+            request.is_last = True  # the end of the connection ends the body
+            begin = begin.removesuffix(_CHUNKED_LINE)
+            end = self._parts.clock.line
+        return begin + plan.echoed + plan.contract.answer_lines(request) + end
+
+    # -- how it fails ------------------------------------------------------------------------
+
+    def _release(self, error: BaseException) -> BaseException:
+        """Release the exchange, the lease and the answer. Return the error for the caller, which
+        the end of the lease may have replaced.
+        """
+        lease = self._lease
+        self._lease = None
+        upstream = self._exchange.upstream
+        is_bug = isinstance(error, Exception) and not isinstance(error, AdapterError)
+        self._exchange.leave(None if is_bug else lease)
+        if is_bug and upstream is not None:
+            upstream.abort()
+        reported: BaseException | None = None
+        if lease is not None and lease.is_held():
+            reported = lease.end(error if isinstance(error, AdapterError) else None)
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None
+        return error if reported is None else reported
+
+    async def _can_send_again(self, error: CapacityError, body: bytes | None) -> bool:
+        contract = self._plan.contract
+        if body is None or not contract.sends_again:
+            return False
+        return await self._connection.delegate(contract.frees_memory(error))
+
+    def _explain(self, error: AdapterError) -> AdapterError:
+        """Return what is said of a body that is not the JSON for which it was taken."""
+        if isinstance(error, NotJson):
+            return explained(error, self._request.headers, None)
+        return error
 
 
-def _not_empty(body: bytes | AsyncIterator[bytes]) -> bytes | AsyncIterator[bytes]:
-    """Refuse an empty body, which Triton takes for a tensor without values."""
-    if not body:
-        raise InvalidRequest("a body is needed")
-    return body if isinstance(body, bytes) else _not_without_pieces(body)
-
-
-async def _not_without_pieces(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    piece = b""
-    async for piece in body:
-        yield piece
-    _not_empty(piece)
-
-
-def _invoke_headers(found: V2Answer, json_header_size: int | None) -> dict[str, str]:
-    headers = {"Content-Type": binary.content_type(json_header_size)}
-    if "Content-Encoding" in found.headers:
-        headers["Content-Encoding"] = found.headers["Content-Encoding"]
-    return headers
-
-
-async def events_of(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:
-    """Yield each event of generate_stream, under the caller's name of the model."""
-    rest = b""
-    async for chunk in chunks:
-        *events, rest = (rest + chunk).split(_EVENT_END)
-        for event in events:
-            names = record.name, record.asked_for
-            named = binary.put_name_back(event, None, *names)[0] if record.is_renamed else event
-            yield named + _EVENT_END
-    if rest:
-        yield rest
+def _write_chunk(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -60,10 +60,6 @@ quoted: Callable[[str], str] = json.JSONEncoder().encode
 # Method, target and headers of a request. Only for its line in the log, if it gets one.
 Asked: TypeAlias = Callable[[], tuple[str, str, Mapping[str, str]]]
 
-# of each status, those that only AWS has included
-PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
-_LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in PHRASES.items()}
-
 
 def contract_of(target: str, headers: Mapping[str, str]) -> str:
     """Return whose contract a request is of, before it is looked at closely.
@@ -107,7 +103,8 @@ def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str,
 def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:
     """Return the headers of Triton's answer that its caller gets."""
     if is_v2:
-        return [pair for pair in headers if pair[0].lower() not in _DROPPED]
+        dropped = _DROPPED | names_of_connection(headers)
+        return [pair for pair in headers if pair[0].lower() not in dropped]
     fields = _JSON
     for name, value in headers:
         key = name.lower()
@@ -116,6 +113,16 @@ def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]
         elif key == b"content-encoding":
             fields = [*fields, (name, value)]
     return fields
+
+
+def names_of_connection(fields: RawHeaders) -> set[bytes]:
+    """Return the names, in lower case, of fields that are for one connection alone."""
+    return {
+        name.strip().lower()
+        for key, value in fields
+        if key.lower() == b"connection"
+        for name in value.split(b",")
+    }
 
 
 def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -196,23 +203,6 @@ class Clock:
     def tick(self) -> None:
         self.line = f"Date: {formatdate(usegmt=True)}\r\n\r\n".encode()
         self.last = b"Connection: close\r\n" + self.line
-
-
-def begin_of_head(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return _LINES[status] + b"".join([b"%b: %b\r\n" % pair for pair in fields])
-
-
-def refusal_answer(refusal: Refusal, clock: Clock, *, echoed: bytes = b"", is_last: bool) -> bytes:
-    """Return all bytes of the answer. `echoed`: lines of its head."""
-    body, head = b"%b\n" % refusal.body.encode(), _LINES[refusal.status]
-    if refusal.headers:
-        head += "".join(
-            [f"{name}: {value}\r\n" for name, value in refusal.headers.items()]
-        ).encode()
-    end = clock.last if is_last else clock.line
-    return b"%bContent-Type: application/json\r\n%bContent-Length: %d\r\n%b%b" % (
-        *(head, echoed, len(body), end, body),
-    )
 
 
 class Instrumentation:

@@ -2,42 +2,27 @@
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
 from adapter.core.model import ModelId
-from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http import connection, fast_path, middleware, streamed_answer
-from adapter.frontends.http.application import Application
+from adapter.frontends.http import answers
+from adapter.frontends.http.answers import answer_json
+from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.endpoint.endpoint import EndpointErrorFormat
-from adapter.frontends.http.engine import answers
-from adapter.frontends.http.engine import calls as next_calls
-from adapter.frontends.http.engine import connection as next_connection
-from adapter.frontends.http.engine import contracts as next_contracts
-from adapter.frontends.http.engine import heads as next_heads
-from adapter.frontends.http.engine import inference as next_inference
-from adapter.frontends.http.engine.chunks import ChunkDecoder
-from adapter.frontends.http.engine.handled_inference import Inferences
-from adapter.frontends.http.engine.request import Request
-from adapter.frontends.http.engine.serve import Parts, Service
-from adapter.frontends.http.engine.server import HttpServer
-from adapter.frontends.http.fast_path import FastPath
-from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import SlowPath
+from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
-from adapter.frontends.http.middleware import Calls, HttpMiddleware
-from adapter.frontends.http.server import Connections, HttpListener
+from adapter.frontends.http.plans import Heads
+from adapter.frontends.http.request import Request
+from adapter.frontends.http.serve import Handle, Parts, Service
+from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
@@ -48,22 +33,9 @@ from tests.fakes.http_triton import Script, Upstream, served
 MIB = 2**20
 MAX_BODY = 64 * MIB
 
-# The tests of the wire run against the listener that is to take the place of today's, if the
-# environment says so.
-IS_NEXT = os.environ.get("TRITON_ADAPTER_HTTP") == "next"
-
-# A path that is served on the fast path, and one that aiohttp serves.
-FAST, APP = "/models/m/invoke", "/app"
-PATHS = (FAST, APP)
-
-# What of the listener under test some tests look into: its connection, what serves an inference,
-# and what reads the chunks of a body.
-Connection: Any = next_connection.Connection if IS_NEXT else connection.Connection
-Inference: Any = next_inference.Inference if IS_NEXT else fast_path.Inference
-StreamedAnswer: Any = answers.StreamedAnswer if IS_NEXT else streamed_answer.StreamedAnswer
-PARSERS: list[tuple[Any, str]] = (
-    [(ChunkDecoder, "feed")] if IS_NEXT else [(Application, "serve"), (Application, "feed")]
-)
+# A path whose requests are served by hand, and one that a handler answers in a task.
+PLANNED, HANDLED = "/models/m/invoke", "/app"
+PATHS = (PLANNED, HANDLED)
 
 # Takes requests by any name, as a listener that is not on loopback does.
 ANYWHERE = SitePolicy(parse_address("0.0.0.0:0"), ())
@@ -92,27 +64,6 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("it never came true")
-
-
-def answer(body: dict[str, Any]) -> Any:
-    """Return an answer of JSON, as handlers of the listener under test do."""
-    return answers.answer_json(body) if IS_NEXT else middleware.answer(body)
-
-
-def plain_answer(body: bytes) -> Any:
-    return answers.Answer(body) if IS_NEXT else web.Response(body=body)
-
-
-async def whole_body(asked: Any, limit: int) -> bytes:
-    """Read a body, as handlers of the listener under test do."""
-    if IS_NEXT:
-        body: bytes = await asked.read_body(limit)
-        return body
-    return await middleware.whole_body(asked, limit)
-
-
-def contract_of(asked: Any) -> str:
-    return str(asked.head.contract_name if IS_NEXT else asked["contract"])
 
 
 @dataclass
@@ -183,13 +134,14 @@ class Caller:
 @dataclass
 class Listener:
     address: str
-    server: Any  # with what the tests look at of an HttpListener
+    server: HttpServer
     house: House
     upstream: Upstream
     drain: Drain
-    contracts: Any
-    seen: list[Any] = field(default_factory=list)
+    contracts: ContainerContracts
+    seen: list[Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    handled: list[str] = field(default_factory=list)  # targets of calls that were not planned
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -206,18 +158,18 @@ class Listener:
         self.callers.append(caller)
         return caller
 
-    async def application(self, asked: Any) -> Any:
+    async def handle(self, asked: Request) -> answers.Answer | None:
         """`/app/early` answers before it has read the body; `/app/late` waits for the gate before
         that, `/app/gate` behind it. What is for an endpoint raises what `raised` says.
         """
         path = asked.raw_path
-        if contract_of(asked) == "endpoint":
+        if asked.head.contract_name == "endpoint":
             raise self.raised
         if path == "/app/early":
-            return answer({"early": True})
+            return answer_json({"early": True})
         if path == "/app/late":
             await self.gate.wait()
-        body = await whole_body(asked, MAX_BODY)
+        body = await asked.read_body(MAX_BODY)
         self.seen.append(asked)
         self.bodies.append(body)
         if path == "/app/gate":
@@ -227,12 +179,12 @@ class Listener:
             finally:
                 self.gone.set()
         if path == "/app/echo":
-            return plain_answer(body)
-        return answer({})
+            return answers.Answer(body)
+        return answer_json({})
 
     async def waiting(self, path: str) -> str:
         """Where a request of this kind stands still, at the gate; `reached` says that it does."""
-        if path == APP:
+        if path == HANDLED:
             return "/app/gate"
 
         async def script(talk: Any) -> None:
@@ -248,11 +200,11 @@ class Listener:
                 await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
         self.upstream.script = script
-        return FAST
+        return PLANNED
 
     def in_hand(self, path: str) -> int:
         """Requests of this kind that stand still at the gate."""
-        return self.in_flight() if path == FAST else len(self.bodies)
+        return self.in_flight() if path == PLANNED else len(self.bodies)
 
     def in_flight(self) -> int:
         return sum(record.usage.in_flight for record in self.house.control.registry.records())
@@ -284,129 +236,15 @@ def is_inference(path: str) -> bool:
     return route is not None and route.scope is INFERENCE and route.contract != "endpoint"
 
 
-def make_today(
-    plane: HttpDataPlane,
-    house: House,
-    budget: ByteBudget,
-    drain: Drain,
-    application: Callable[[Any], Any],
-    *,
-    sites: SitePolicy,
-    limits: Limits | None,
-    connections: Connections | None,
-) -> tuple[Any, Any]:
-    """Make the listener of callbacks and aiohttp."""
-    contracts = ContainerContracts(
-        house.control, house.control_state.triton, load_wait_seconds=0.01
-    )
-    slow = SlowPath(
-        plane,
-        contracts,
-        max_body_bytes=MAX_BODY,
-        default_model=ModelId("m"),
-        budget=budget,
-    )
-
-    async def infer(asked: web.BaseRequest) -> web.StreamResponse:
-        return await slow.infer(asked, asked["match"].below_model())
-
-    invoke = dict.fromkeys(("invoke", "invocations"), slow.invoke)
-    generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
-    calls = Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
-
-    async def handle(asked: web.BaseRequest) -> web.StreamResponse:
-        is_ours = asked.method == "POST" and is_inference(asked.raw_path)
-        response: web.StreamResponse = await (calls.serve if is_ours else application)(asked)
-        return response
-
-    observer = Instrumentation(house.metrics)
-    heads = Heads(
-        house.metrics.traffic.served,
-        contracts,
-        default_model=ModelId("m"),
-        max_body_bytes=MAX_BODY,
-        sites=sites,
-    )
-    heads.host = plane.host
-    server = HttpListener(
-        HttpMiddleware(handle, observer, sites, {"endpoint": EndpointErrorFormat()}).serve,
-        FastPath(plane, observer, Clock(), budget),
-        heads,
-        observer,
-        drain=drain,
-        limits=limits,
-        look_seconds=0.02,
-        connections=connections,
-        is_endpoint=connections is not None,
-    )
-    return server, contracts
-
-
-class NextServer(HttpServer):
-    """Shows its parts under the name that the tests know them by."""
-
-    @property
-    def fast(self) -> Parts:
-        return self.parts
-
-
-def make_next(
-    plane: HttpDataPlane,
-    house: House,
-    budget: ByteBudget,
-    drain: Drain,
-    application: Callable[[Any], Any],
-    *,
-    sites: SitePolicy,
-    limits: Limits | None,
-    connections: Any,
-) -> tuple[Any, Any]:
-    """Make the listener whose connections are coroutines."""
-    contracts = next_contracts.ContainerContracts(
-        house.control, house.control_state.triton, load_wait_seconds=0.01
-    )
-    inferences = Inferences(plane, contracts, max_body_bytes=MAX_BODY, default_model=ModelId("m"))
+def handle_inferences(inferences: Inferences) -> Handle:
+    """Return what answers inferences that are not planned."""
 
     async def infer(asked: Request) -> answers.Answer | None:
         return await inferences.infer(asked, asked.match.below_model())
 
     invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
     generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
-    calls = next_calls.Calls(Access("http"), {"sagemaker": invoke, "v2": generate})
-
-    async def handle(asked: Request) -> answers.Answer | None:
-        if asked.method == "POST" and is_inference(asked.raw_path):
-            return await calls.handle(asked)
-        found: answers.Answer | None = await application(asked)
-        return found
-
-    heads = next_heads.Heads(
-        house.metrics.traffic.served,
-        contracts,
-        default_model=ModelId("m"),
-        max_body_bytes=MAX_BODY,
-        sites=sites,
-    )
-    heads.host = plane.host
-    parts = Parts(
-        plane,
-        Instrumentation(house.metrics),
-        Clock(),
-        budget,
-        sites,
-        max_body_bytes=MAX_BODY,
-    )
-    server = NextServer(
-        Service(parts, handle),
-        parts,
-        heads,
-        drain=drain,
-        limits=limits,
-        check_interval_seconds=0.02,
-        connections=connections,
-        is_endpoint=connections is not None,
-    )
-    return server, contracts
+    return Calls(Access("http"), {"sagemaker": invoke, "v2": generate}).handle
 
 
 @asynccontextmanager
@@ -418,7 +256,6 @@ async def opened(
     sites: SitePolicy = ANYWHERE,
     *,
     connections: Connections | None = None,
-    is_next: bool = IS_NEXT,
 ) -> AsyncIterator[Listener]:
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
@@ -427,17 +264,45 @@ async def opened(
         await house.load("m")
         budget = ByteBudget(inflight_bytes)
         drain = Drain(house.control, house.control_state, house.metrics.traffic, 0)
-        make = make_next if is_next else make_today
-        server, contracts = make(
-            plane,
-            house,
-            budget,
-            drain,
-            lambda asked: listener.application(asked),  # noqa: PLW0108 - it is not made yet
-            sites=sites,
-            limits=limits,
-            connections=connections,
+        contracts = ContainerContracts(
+            house.control, house.control_state.triton, load_wait_seconds=0.01
         )
+        heads = Heads(
+            house.metrics.traffic.served,
+            contracts,
+            default_model=ModelId("m"),
+            max_body_bytes=MAX_BODY,
+            sites=sites,
+        )
+        heads.host = plane.host
+        parts = Parts(
+            plane,
+            Instrumentation(house.metrics),
+            Clock(),
+            budget,
+            sites,
+            max_body_bytes=MAX_BODY,
+        )
+        inferences = Inferences(
+            plane, contracts, max_body_bytes=MAX_BODY, default_model=ModelId("m")
+        )
+        server = HttpServer(
+            Service(parts, lambda asked: handle(asked)),  # noqa: PLW0108 - it is not made yet
+            parts,
+            heads,
+            drain=drain,
+            limits=limits,
+            check_interval_seconds=0.02,
+            connections=connections,
+            is_endpoint=connections is not None,
+        )
+        calls = handle_inferences(inferences)
+
+        async def handle(asked: Request) -> answers.Answer | None:
+            listener.handled.append(asked.raw_path)
+            is_ours = asked.method == "POST" and is_inference(asked.raw_path)
+            return await (calls if is_ours else listener.handle)(asked)
+
         listening = parse_address(where)
         port = await server.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)

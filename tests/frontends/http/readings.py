@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from tests.frontends.http.listener import APP, FAST
+from tests.frontends.http.listener import HANDLED, PLANNED
 
 V2 = "/v2/models/m/infer"
 UNKNOWN_MODEL = "/models/nobody/invoke"
@@ -208,7 +208,7 @@ class Streams:
         parts = [self._good() for _ in range(self._chance.randint(1, 6))]
         if self._rarely():
             last = self._chance.choice(ENDS_CONNECTION)
-            parts.append(self.message(f"POST {APP} HTTP/1.1", [last], self._body()))
+            parts.append(self.message(f"POST {HANDLED} HTTP/1.1", [last], self._body()))
         data = b"".join(parts)
         return Stream(data, data, is_ordinary=True)
 
@@ -253,16 +253,18 @@ class Streams:
         mark = b'{"number":%d' % self._number
         match kind:
             case "request":
-                line = f"POST {self._chance.choice((FAST, APP))} HTTP/1.1"
+                line = f"POST {self._chance.choice((PLANNED, HANDLED))} HTTP/1.1"
                 return mark + b"}\r\n\r\n" + self.message(line, [], b'{"smuggled":1}')
             case "chunks":
-                return mark + b"}\r\n0\r\n\r\n" + self.message(f"GET {APP} HTTP/1.1", [], b"")
+                return mark + b"}\r\n0\r\n\r\n" + self.message(f"GET {HANDLED} HTTP/1.1", [], b"")
             case "large":
                 return mark + b',"x":"' + b"y" * self._chance.choice((2**16, 300_000)) + b'"}'
         return mark + b"}"
 
     def _good(self) -> bytes:
-        path = self._chance.choice((FAST, FAST, FAST, V2, V2, APP, APP, UNKNOWN_MODEL))
+        path = self._chance.choice(
+            (PLANNED, PLANNED, PLANNED, V2, V2, HANDLED, HANDLED, UNKNOWN_MODEL)
+        )
         kind = self._chance.choice(("plain",) * 5 + ("chunked", "get", "head", "expect", "kept"))
         line, body = f"POST {path} HTTP/1.1", self._body()
         match kind:
@@ -271,7 +273,7 @@ class Streams:
                 return self.message(line, fields, self.chunks(body), length=False)
             case "get" | "head":
                 return self.message(
-                    f"{kind.upper()} {APP}/{self._number} HTTP/1.1", [], b"", length=False
+                    f"{kind.upper()} {HANDLED}/{self._number} HTTP/1.1", [], b"", length=False
                 )
             case "expect":
                 return self.message(line, ["Expect: 100-continue"], body)
@@ -290,7 +292,7 @@ class Streams:
 
     def _bad(self) -> bytes:
         choice, body = self._chance.choice, self._body()[:2000]
-        path = choice((FAST, FAST, V2, APP))
+        path = choice((PLANNED, PLANNED, V2, HANDLED))
         line = f"POST {path} HTTP/1.1"
         good, chunked = f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"
         kinds = {

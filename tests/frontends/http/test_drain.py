@@ -3,17 +3,18 @@
 import asyncio
 
 import pytest_asyncio
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.answers import Answer, Writer, answer_json
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.fast_path import FastPath
-from adapter.frontends.http.head import Heads
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.middleware import HttpMiddleware, answer
-from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.plans import Heads
+from adapter.frontends.http.request import Request
+from adapter.frontends.http.serve import Parts, Service
+from adapter.frontends.http.server import HttpServer
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from tests.fakes.house import House
@@ -42,10 +43,17 @@ class Listener:
         self.drain = drain_of(house)
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
-        observer = Instrumentation(house.metrics)
-        self._lane = HttpListener(
-            HttpMiddleware(self._handle, observer, ANYWHERE).serve,
-            FastPath(NoTriton(), observer, Clock(), ByteBudget(2**30)),
+        parts = Parts(
+            NoTriton(),
+            Instrumentation(house.metrics),
+            Clock(),
+            ByteBudget(2**30),
+            ANYWHERE,
+            max_body_bytes=1000,
+        )
+        self._server = HttpServer(
+            Service(parts, self._handle),
+            parts,
             Heads(
                 house.metrics.traffic.served,
                 ContainerContracts(house.control, house.control_state.triton),
@@ -53,29 +61,26 @@ class Listener:
                 max_body_bytes=1000,
                 sites=ANYWHERE,
             ),
-            observer,
             drain=self.drain,
         )
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/quick":
-            return answer({})
-        response = web.StreamResponse()
-        if request.path == "/stream":
-            await response.prepare(request)
+    async def _handle(self, request: Request) -> Answer | None:
+        if request.raw_path == "/quick":
+            return answer_json({})
+        writer = Writer(request, {}, b"", None) if request.raw_path == "/stream" else None
         self.reached.set()
         await self.go_on.wait()
-        if request.path != "/stream":
-            return answer({})
-        await response.write_eof()
-        return response
+        if writer is None:
+            return answer_json({})
+        writer.end()
+        return None
 
     async def open(self) -> str:
-        port = await self._lane.open(parse_address("127.0.0.1:0"))
+        port = await self._server.open(parse_address("127.0.0.1:0"))
         return f"http://127.0.0.1:{port}"
 
     async def close(self) -> None:
-        await self._lane.close(10)
+        await self._server.close(10)
 
 
 @pytest_asyncio.fixture

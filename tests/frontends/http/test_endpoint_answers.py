@@ -5,7 +5,7 @@ import pytest
 from adapter.core.calls import NOT_STARTED
 from adapter.errors import BackendUnavailable, NoRoom, Overloaded
 from adapter.frontends.http.server import Connections
-from tests.frontends.http.listener import APP, head, opened, request
+from tests.frontends.http.listener import HANDLED, head, opened, request
 
 PATH = "/endpoints/any/invocations"
 
@@ -42,7 +42,7 @@ async def test_an_error_has_the_code_of_aws_and_says_whether_another_machine_may
 
 async def test_one_connection_too_many_is_told_to_come_again_in_both_contracts() -> None:
     async with opened(connections=Connections(1)) as listener:
-        await (await listener.connect()).send(head(APP, "Content-Length: 9"))
+        await (await listener.connect()).send(head(HANDLED, "Content-Length: 9"))
         found = await (await listener.connect()).answer()
         assert (found.status, found.json()["code"]) == (503, "TooManyConnections")
         assert found.json()["Message"] == "too many connections"

@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 
-from tests.frontends.http.listener import FAST, opened, request
+from tests.frontends.http.listener import PLANNED, opened, request
 from tests.running import EXAMPLES, RunningAdapter
 
 SECONDS = 30
@@ -46,14 +46,14 @@ async def test_an_answer_within_a_body_is_a_part_of_that_body():
 
     async with opened(script) as listener, asyncio.timeout(SECONDS):
         caller, other = await listener.connect(), await listener.connect()
-        assert (await caller.ask(request(FAST))).body == b"[1]"
-        await caller.send(request(FAST))
+        assert (await caller.ask(request(PLANNED))).body == b"[1]"
+        await caller.send(request(PLANNED))
         assert (await caller.head()).headers["content-length"] == str(len(whole))
         for piece in (first, forged, rest):
             found = await caller.reader.read(1)
             is_taken.release()
             assert found + await caller.reader.readexactly(len(piece) - 1) == piece
-        assert (await other.ask(request(FAST))).body == b"[3]"
+        assert (await other.ask(request(PLANNED))).body == b"[3]"
         assert len(listener.upstream.talks) == 1
 
 

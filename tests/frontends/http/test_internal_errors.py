@@ -6,13 +6,12 @@ import pytest
 
 from adapter.control.triton import RequestFailures
 from adapter.dataplane.http_connection import Connection
-from adapter.frontends.http.contracts import ContainerContract
+from adapter.frontends.http.answers import StreamedAnswer
+from adapter.frontends.http.inference import Inference
 from tests.fakes.http_triton import says
 from tests.frontends.http.listener import (
-    FAST,
     MIB,
-    Inference,
-    StreamedAnswer,
+    PLANNED,
     head,
     opened,
     request,
@@ -32,11 +31,11 @@ def forgets(listener, monkeypatch):
 
 
 def looks_badly(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.fast.dataplane, "check", raises_at_once)
+    monkeypatch.setattr(listener.server.parts.dataplane, "check", raises_at_once)
 
 
 def finds_no_upstream(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.fast.dataplane, "idle", raises_at_once)
+    monkeypatch.setattr(listener.server.parts.dataplane, "idle", raises_at_once)
 
 
 def judges_badly(listener, monkeypatch):
@@ -50,11 +49,6 @@ def begins_badly(listener, monkeypatch):
     monkeypatch.setattr(Connection, "begin", raises_at_once)
 
 
-def names_badly(listener, monkeypatch):
-    monkeypatch.setattr(listener.contracts.sagemaker, "renames", True)
-    monkeypatch.setattr(ContainerContract, "renamed", raises_at_once)
-
-
 def writes_no_head(listener, monkeypatch):
     monkeypatch.setattr(Inference, "_begin_answer", raises_at_once)
 
@@ -65,7 +59,6 @@ FAULTS = (
     finds_no_upstream,
     judges_badly,
     begins_badly,
-    names_badly,
     writes_no_head,
 )
 
@@ -76,19 +69,19 @@ async def test_a_bug_in_an_inference_is_500_in_the_log_and_nothing_is_left_of_it
 ):
     async with opened() as listener:
         caller = await listener.connect()
-        assert (await caller.ask(request(FAST))).status == 200
+        assert (await caller.ask(request(PLANNED))).status == 200
         script = listener.upstream.script
         with monkeypatch.context() as broken:
             fault(listener, broken)
-            found = await caller.ask(request(FAST))
+            found = await caller.ask(request(PLANNED))
         assert (found.status, found.json()["code"]) == (500, "InternalError")
         assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.fast.budget.held == 0
+        assert listener.server.parts.budget.held == 0
         listener.upstream.script = script
-        assert (await (await listener.connect()).ask(request(FAST))).status == 200
+        assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
     (record,) = [record for record in caplog.records if record.exc_info]
     assert (record.levelname, record.message) == ("ERROR", "request.failed")
-    assert (record.path, record.model_id) == (FAST, "m")
+    assert (record.path, record.model_id) == (PLANNED, "m")
     assert (record.listener, record.method, record.status) == ("http", "POST", 500)
 
 
@@ -99,11 +92,11 @@ async def test_a_bug_before_a_large_body_has_come_is_500_and_the_connection_ends
     async with opened() as listener:
         caller = await listener.connect()
         fault(listener, monkeypatch)
-        await caller.send(head(FAST, f"Content-Length: {MIB}") + bytes(1000))
+        await caller.send(head(PLANNED, f"Content-Length: {MIB}") + bytes(1000))
         assert (await caller.answer()).status == 500
         assert await caller.rest() == b""
         assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.fast.budget.held == 0
+        assert listener.server.parts.budget.held == 0
 
 
 async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):
@@ -116,7 +109,7 @@ async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):
             await talk.say(bytes(3_000_000))
 
         listener.upstream.script = script
-        await caller.send(request(FAST))
+        await caller.send(request(PLANNED))
         assert (await caller.head()).status == 200
         monkeypatch.setattr(StreamedAnswer, "add", raises_at_once)
         listener.gate.set()

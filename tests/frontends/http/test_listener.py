@@ -1,4 +1,4 @@
-"""What callers of the http listener meet, on the fast path and where aiohttp serves."""
+"""What callers of the http listener meet, at an inference and at a call that a handler answers."""
 
 import asyncio
 import json
@@ -11,11 +11,10 @@ from adapter.core.states import ModelState
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import (
-    APP,
-    FAST,
-    IS_NEXT,
+    HANDLED,
     MIB,
     PATHS,
+    PLANNED,
     head,
     opened,
     request,
@@ -40,10 +39,10 @@ async def test_one_connection_serves_one_request_after_the_other(path):
             assert (found.status, found.json()) == (200, {})
             assert "connection" not in found.headers
         assert len(listener.server._connections) == 1
-        assert len(listener.upstream.requests if path == FAST else listener.bodies) == 3
+        assert len(listener.upstream.requests if path == PLANNED else listener.bodies) == 3
 
 
-@pytest.mark.parametrize("path", [APP, "/models/other/invoke", "no-path"])
+@pytest.mark.parametrize("path", [HANDLED, "/models/other/invoke", "no-path"])
 async def test_json_of_the_adapter_ends_its_line(path):
     async with opened() as listener:
         caller = await listener.connect()
@@ -74,12 +73,20 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer():
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
     async with opened(says(answer)) as listener:
         caller = await listener.connect()
-        found = await caller.ask(request(FAST, b"{}", KEEP, version="1.0"))
+        found = await caller.ask(request(PLANNED, b"{}", KEEP, version="1.0"))
         assert (found.body, found.headers.get("connection")) == (b"ab", None)
         assert "transfer-encoding" not in found.headers
 
 
-@pytest.mark.parametrize("order", [(FAST, APP, FAST), (APP, FAST, APP), (FAST, FAST), (APP, APP)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        (PLANNED, HANDLED, PLANNED),
+        (HANDLED, PLANNED, HANDLED),
+        (PLANNED, PLANNED),
+        (HANDLED, HANDLED),
+    ],
+)
 async def test_requests_sent_at_once_are_answered_in_their_order(order):
     async with opened() as listener:
         caller = await listener.connect()
@@ -99,7 +106,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order(order):
 async def test_what_comes_behind_a_request_waits_for_its_answer(path):
     async with opened() as listener:
         caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)) + request(APP, b"next"))
+        await caller.send(request(await listener.waiting(path)) + request(HANDLED, b"next"))
         await listener.reached.wait()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -116,7 +123,7 @@ async def test_what_waits_is_bounded(path):
         await caller.send(request(await listener.waiting(path)))
         await listener.reached.wait()
         sent = 0
-        more = request(APP) * 1000
+        more = request(HANDLED) * 1000
 
         async def send_on() -> None:
             nonlocal sent
@@ -139,7 +146,7 @@ async def test_what_waits_is_bounded(path):
 async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
     async with opened(where=f"unix:{tmp_path / 'socket'}") as listener:
         caller = await listener.connect()
-        one = request(APP, b"{}", *(f"a{i}: {'x' * 100}" for i in range(120)))
+        one = request(HANDLED, b"{}", *(f"a{i}: {'x' * 100}" for i in range(120)))
         sent = one * 40 + request("/app/gate") + one * 400
         caller.writer.write(sent)
         for _ in range(40):
@@ -177,7 +184,7 @@ async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before():
                 await talk.say(body)
 
             listener.upstream.script = script
-            assert (await caller.ask(request(FAST))).body == byte * MIB
+            assert (await caller.ask(request(PLANNED))).body == byte * MIB
 
 
 @pytest.mark.parametrize("sends_again", [False, True])
@@ -185,10 +192,12 @@ async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_ag
     """As long as it is idle, and there may be thousands."""
     async with opened() as listener:
         listener.contracts.sagemaker.sends_again = sends_again
-        fast, bodies = listener.server.fast, []
-        monkeypatch.setattr(fast.dataplane, "check", lambda body, *_, **__: bodies.append(body))
+        bodies = []
+        monkeypatch.setattr(
+            listener.server.parts.dataplane, "check", lambda body, *_, **__: bodies.append(body)
+        )
         caller = await listener.connect()
-        assert (await caller.ask(request(FAST, b"x" * 1000))).status == 200
+        assert (await caller.ask(request(PLANNED, b"x" * 1000))).status == 200
         (body,), bare = bodies, bytes(1000)
         bodies.clear()
         await until(lambda: sys.getrefcount(body) == sys.getrefcount(bare))
@@ -197,17 +206,15 @@ async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, sends_ag
 @pytest.mark.parametrize(
     ("path", "is_chunked", "is_one_read"),
     [(path, False, one) for path in PATHS for one in (True, False)]
-    + [(APP, True, one) for one in (True, False)],
+    + [(HANDLED, True, one) for one in (True, False)],
 )
 async def test_what_waits_on_all_connections_is_bounded(path, is_chunked, is_one_read):
-    """Without room a connection ends with the answer, or before it where aiohttp alone knows what
-    came behind the request.
-    """
+    """Without room a connection ends with the answer."""
     shed: list[str] = []
     connections = Connections(on_shed=shed.append)
     async with opened(inflight_bytes=MIB // 2, connections=connections) as listener:
-        budget, target = listener.server.fast.budget, await listener.waiting(path)
-        first, more = request(target), request(APP, bytes(60_000))
+        budget, target = listener.server.parts.budget, await listener.waiting(path)
+        first, more = request(target), request(HANDLED, bytes(60_000))
         if is_chunked:
             first = head(target, CHUNKED) + b"2\r\n{}\r\n0\r\n\r\n"
         callers = []
@@ -227,7 +234,7 @@ async def test_what_waits_on_all_connections_is_bounded(path, is_chunked, is_one
             assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
         for caller in cut:
             statuses = [int(line.split()[1]) for line in STATUS.findall(await caller.rest())]
-            assert statuses == ([] if is_chunked and not IS_NEXT else [200])
+            assert statuses == [200]
 
 
 @both
@@ -255,7 +262,7 @@ async def test_a_chunked_body_is_a_body(path, ending):
                 await caller.send(piece)
                 await asyncio.sleep(0)
             assert (await caller.answer()).status == 200
-        assert (await caller.ask(raw + request(APP, b"x"))).status == 200
+        assert (await caller.ask(raw + request(HANDLED, b"x"))).status == 200
         assert (await caller.answer()).status == 200
         seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
         assert seen == ([b"{ }"] * 3 + [b"x"])
@@ -355,7 +362,7 @@ async def test_large_bodies_go_both_ways_and_the_connection_is_kept():
 
     async with opened(echoes) as listener:
         caller = await listener.connect()
-        for path in (FAST, "/app/echo", FAST):
+        for path in (PLANNED, "/app/echo", PLANNED):
             await caller.send(request(path, body))
             assert (await caller.answer()).body == body
 
@@ -373,7 +380,7 @@ async def test_an_answer_is_passed_on_piece_by_piece(is_chunked):
 
     async with opened(script) as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST))
+        await caller.send(request(PLANNED))
         found = await caller.head()
         assert ("transfer-encoding" in found.headers) == is_chunked
         if is_chunked:
@@ -386,10 +393,10 @@ async def test_an_answer_is_passed_on_piece_by_piece(is_chunked):
             await caller.reader.readexactly(MIB // 2)
             go_on.set()
             await caller.reader.readexactly(3 * MIB - MIB // 2)
-        assert (await caller.ask(request(APP))).status == 200
+        assert (await caller.ask(request(HANDLED))).status == 200
 
 
-@pytest.mark.parametrize("path", [FAST, "/app/echo"])
+@pytest.mark.parametrize("path", [PLANNED, "/app/echo"])
 async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back(path):
     size = 48 * MIB
     sent = 0
@@ -403,18 +410,18 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
 
     async with opened(script) as listener:
         caller = await listener.connect(limit=2**16)
-        await caller.send(request(path, b"{}" if path == FAST else bytes(size)))
+        await caller.send(request(path, b"{}" if path == PLANNED else bytes(size)))
         (connection,) = listener.server._connections
         await until(lambda: connection.is_full)
         for _ in range(200):
             await asyncio.sleep(0)
-        if path == FAST:
+        if path == PLANNED:
             assert sent < 32 * MIB
         found = await caller.answer()
         assert len(found.body) == size
 
 
-@pytest.mark.parametrize("path", [FAST, "/app/late"])
+@pytest.mark.parametrize("path", [PLANNED, "/app/late"])
 async def test_who_does_not_read_the_body_holds_the_caller_back(path):
     async def script(talk):
         await listener.gate.wait()
@@ -445,7 +452,7 @@ async def test_a_socket_of_unix_is_a_listener(tmp_path):
 async def test_answers_are_counted_by_contract_operation_and_status():
     async with opened() as listener:
         caller = await listener.connect()
-        for path in (FAST, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
+        for path in (PLANNED, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
             await caller.ask(request(path))
         assert listener.count("sagemaker", "invoke", 200) == 1
         assert listener.count("sagemaker", "invoke", 404) == 1
@@ -476,7 +483,7 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
     async with opened() as listener:
         caller = await listener.connect()
         listener.house.control.registry.serving = None
-        found = await caller.ask(request(FAST, b"{}", way))
+        found = await caller.ask(request(PLANNED, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
 
@@ -491,9 +498,9 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
         )
         listener.house.triton.models.clear()
         caller = await listener.connect()
-        found = await caller.ask(request(FAST))
+        found = await caller.ask(request(PLANNED))
         assert (found.status, found.json()["code"]) == (503, "ModelNotReady")
         await until(lambda: "m" in listener.house.triton.models)
         await listener.house.until_state("m", ModelState.READY)
         listener.upstream.script = asked
-        assert (await caller.ask(request(FAST))).status == 200
+        assert (await caller.ask(request(PLANNED))).status == 200

@@ -10,7 +10,7 @@ from adapter.core.calls import NOT_STARTED
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, says
-from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
+from tests.frontends.http.listener import HANDLED, MIB, PATHS, PLANNED, head, opened, request, until
 
 LONG = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
 
@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("path", PATHS)
 async def let_go(listener, path):
     """Its connection has ended, and what serves it; what Triton works on goes on there."""
     await listener.until_lost()
-    if path == FAST:
+    if path == PLANNED:
         await until(lambda: listener.abandoned() == 1)
         assert (listener.in_flight(), listener.gone.is_set()) == (1, False)
         listener.gate.set()
@@ -47,7 +47,9 @@ async def test_who_has_only_ended_its_side_gets_its_answer(path):
 async def test_all_that_was_sent_before_the_end_is_answered():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST) + request(APP) + request(FAST) + request(APP)[:10])
+        await caller.send(
+            request(PLANNED) + request(HANDLED) + request(PLANNED) + request(HANDLED)[:10]
+        )
         caller.writer.write_eof()
         assert [(await caller.answer()).status for _ in range(3)] == [200] * 3
         assert await caller.rest() == b""
@@ -66,7 +68,7 @@ async def test_who_has_gone_is_let_go_soon(path):
 @both
 async def test_new_caller_gets_the_place_of_one_disconnected(path):
     """Triton still works on the requests of all that there may be, and nobody waits for them."""
-    other = APP if path == FAST else FAST
+    other = HANDLED if path == PLANNED else PLANNED
     async with opened(limits=LONG, connections=Connections(4)) as listener:
         target = await listener.waiting(path)
         for _ in range(4):
@@ -84,14 +86,14 @@ async def test_new_caller_keeps_its_place_before_one_disconnected():
     """It has not sent its request yet, which comes a moment later."""
     async with opened(limits=LONG, connections=Connections(2)) as listener:
         caller = await listener.connect()
-        await caller.send(request(await listener.waiting(APP)))
+        await caller.send(request(await listener.waiting(HANDLED)))
         caller.writer.write_eof()
         await listener.reached.wait()
         await until(lambda: any(each.has_ended for each in listener.server._connections))
         new = await listener.connect()
         await until(lambda: len(listener.server._connections) == 2)
-        assert (await (await listener.connect()).ask(request(FAST))).status == 200
-        assert (await new.ask(request(FAST))).status == 200
+        assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
+        assert (await new.ask(request(PLANNED))).status == 200
         assert await caller.rest() == b""
 
 
@@ -123,7 +125,7 @@ async def test_a_body_that_breaks_off_is_refused(path, field):
 async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(path):
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST) + head(path, "Content-Length: 10") + b"{}")
+        await caller.send(request(PLANNED) + head(path, "Content-Length: 10") + b"{}")
         caller.writer.write_eof()
         assert (await caller.answer()).status == 200
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
@@ -133,7 +135,7 @@ async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(
 async def test_a_head_that_breaks_off_is_refused():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST)[:20])
+        await caller.send(request(PLANNED)[:20])
         caller.writer.write_eof()
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
@@ -141,7 +143,7 @@ async def test_a_head_that_breaks_off_is_refused():
 async def test_empty_lines_behind_the_last_request_are_no_request():
     async with opened() as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST) + b"\r\n\r\n")
+        await caller.send(request(PLANNED) + b"\r\n\r\n")
         assert (await caller.answer()).status == 200
         caller.writer.write_eof()
         assert await caller.rest() == b""
@@ -149,7 +151,7 @@ async def test_empty_lines_behind_the_last_request_are_no_request():
 
 
 @both
-async def test_nor_are_they_on_a_connection_that_aiohttp_has_for_good(path):
+async def test_nor_are_they_behind_a_chunked_body(path):
     chunked = head(path, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
     async with opened() as listener:
         caller = await listener.connect()
@@ -182,7 +184,7 @@ async def test_what_is_left_of_a_small_body_is_skipped(path):
             assert found.status in {200, 404}
             assert "connection" not in found.headers
             await caller.send(bytes(19_900))
-        assert (await caller.ask(request(FAST))).status == 200
+        assert (await caller.ask(request(PLANNED))).status == 200
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early", *PATHS])
@@ -204,8 +206,8 @@ async def test_what_always_waits_for_its_turn_is_answered_all_the_same(path, mon
         await caller.send(body)
         found = [await caller.answer() for _ in range(2)]
         assert {one.status for one in found} <= {200, 404}
-        assert (await caller.ask(request(FAST))).status == 200
-        assert listener.server.fast.budget.buffered == 0
+        assert (await caller.ask(request(PLANNED))).status == 200
+        assert listener.server.parts.budget.buffered == 0
 
 
 async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(monkeypatch):
@@ -217,7 +219,7 @@ async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before
         waiting = []
         monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
         caller = await listener.connect()
-        await caller.send(request(await listener.waiting(FAST)) + chunked[:20_000])
+        await caller.send(request(await listener.waiting(PLANNED)) + chunked[:20_000])
         await listener.reached.wait()
         monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
         await caller.send(chunked[20_000:])
@@ -227,7 +229,7 @@ async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before
         while waiting:
             waiting.pop(0)()
         assert (await caller.answer()).body == body
-        assert listener.server.fast.budget.buffered == 0
+        assert listener.server.parts.budget.buffered == 0
 
 
 async def test_who_leaves_while_its_bytes_wait_leaves_nothing(monkeypatch):
@@ -236,12 +238,12 @@ async def test_who_leaves_while_its_bytes_wait_leaves_nothing(monkeypatch):
         monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
         monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
         caller = await listener.connect()
-        await caller.send(head(FAST, "Content-Length: 40000") + bytes(20_000))
+        await caller.send(head(PLANNED, "Content-Length: 40000") + bytes(20_000))
         await until(lambda: bool(waiting))
         caller.reset()
         waiting.pop()()
         await listener.until_lost()
-        assert listener.server.fast.budget.buffered == 0
+        assert listener.server.parts.budget.buffered == 0
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
@@ -274,7 +276,7 @@ async def test_who_never_stops_sending_what_nobody_wants_is_cut_off():
 async def test_a_body_over_the_limit_is_refused_at_once():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
-        found = await caller.ask(head(FAST, f"Content-Length: {64 * MIB + 1}"))
+        found = await caller.ask(head(PLANNED, f"Content-Length: {64 * MIB + 1}"))
         assert found.refusal == (413, "PayloadTooLarge")
 
 
@@ -296,7 +298,7 @@ async def test_an_idle_connection_is_closed_after_a_while(before):
 async def test_a_head_that_takes_too_long_is_refused():
     async with opened(limits=replace(LONG, head=0.1)) as listener:
         caller = await listener.connect()
-        raw = request(FAST)
+        raw = request(PLANNED)
         for at in range(20):
             await caller.send(raw[at : at + 1])
             await asyncio.sleep(0)
@@ -322,13 +324,13 @@ async def test_a_rest_that_is_skipped_must_come_too():
         await listener.until_lost()
 
 
-@pytest.mark.parametrize("path", [FAST, "/app/echo"])
+@pytest.mark.parametrize("path", [PLANNED, "/app/echo"])
 async def test_a_caller_that_does_not_read_its_answer_is_cut_off(path):
     size = 32 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
     async with opened(says(answer), limits=replace(LONG, answer=0.2)) as listener:
         caller = await listener.connect(limit=2**16)
-        await caller.send(request(path, b"{}" if path == FAST else bytes(size)))
+        await caller.send(request(path, b"{}" if path == PLANNED else bytes(size)))
         await listener.until_lost()
         await until(lambda: listener.in_flight() == 0)
 
@@ -340,17 +342,17 @@ async def test_a_connection_that_triton_closed_between_two_requests_is_not_notic
     async with opened() as listener:
         caller = await listener.connect()
         for expected in (1, 2):
-            assert (await caller.ask(request(FAST))).status == 200
+            assert (await caller.ask(request(PLANNED))).status == 200
             assert len(listener.upstream.talks) == expected
             with listener.upstream.talks[-1].socket() as triton:
                 triton.shutdown(socket.SHUT_WR)
         assert len(listener.upstream.requests) == 2
 
 
-@pytest.mark.parametrize("path", [FAST, "/v2/models/m/infer"])
+@pytest.mark.parametrize("path", [PLANNED, "/v2/models/m/infer"])
 async def test_what_never_reached_triton_may_be_sent_to_another_machine(path):
     async with opened() as listener:
-        listener.server.fast.dataplane.connect("127.0.0.1:1")
+        listener.server.parts.dataplane.connect("127.0.0.1:1")
         found = await (await listener.connect()).ask(request(path))
         assert found.refusal == (503, "BackendUnavailable")
         assert found.headers[NOT_STARTED.lower()] == "1"
@@ -366,19 +368,19 @@ async def test_what_may_have_reached_triton_is_not_sent_again():
     async with opened() as listener:
         listener.upstream.script = script
         caller = await listener.connect()
-        assert (await caller.ask(request(FAST))).status == 200
-        found = await caller.ask(request(FAST))
+        assert (await caller.ask(request(PLANNED))).status == 200
+        found = await caller.ask(request(PLANNED))
         assert found.refusal == (503, "BackendUnavailable")
         assert NOT_STARTED.lower() not in found.headers
         assert len(listener.upstream.requests) == 2
-        assert (await caller.ask(request(APP))).status == 200
+        assert (await caller.ask(request(HANDLED))).status == 200
 
 
 async def test_an_answer_that_breaks_off_closes_the_connection():
     broken = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\nab"
     async with opened(says(broken, closes=True)) as listener:
         caller = await listener.connect()
-        await caller.send(request(FAST))
+        await caller.send(request(PLANNED))
         assert (await caller.head()).status == 200
         assert len(await caller.rest()) < 3_000_000
 
@@ -392,7 +394,7 @@ async def test_at_the_drain_what_is_in_hand_is_answered_and_the_rest_is_closed(p
         idle, half, busy = [await listener.connect() for _ in range(3)]
         await idle.ask(request(path))
         await half.send(request(path)[:10])
-        await busy.send(request(await listener.waiting(path)) + request(APP, b"later"))
+        await busy.send(request(await listener.waiting(path)) + request(HANDLED, b"later"))
         await listener.reached.wait()
         closing = asyncio.create_task(listener.server.close(30))
         assert await idle.rest() == b""
@@ -437,7 +439,7 @@ async def test_an_answer_that_is_under_way_at_the_drain_goes_to_its_end():
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
     async with opened(says(answer), limits=LONG) as listener:
         caller = await listener.connect(limit=2**16)
-        await caller.send(request(FAST))
+        await caller.send(request(PLANNED))
         found = await caller.head()
         closing = asyncio.create_task(listener.server.close(30))
         assert len(await caller.rest()) == int(found.headers["content-length"])

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tests.cases import case
-from tests.frontends.http.listener import APP, FAST, PATHS, Listener, head, opened, request
+from tests.frontends.http.listener import HANDLED, PATHS, PLANNED, Listener, head, opened, request
 
-GOOD = request(FAST, b"smuggled")
+GOOD = request(PLANNED, b"smuggled")
 
 
 def raw(path: str, *fields: bytes, line: bytes | None = None, body: bytes = b"") -> bytes:
@@ -120,7 +120,7 @@ async def refused(listener: Listener, data: bytes, *, after: bytes = b"") -> Non
     assert b"smuggled" not in seen
     assert len(seen) == before
     other = await listener.connect()
-    assert (await other.ask(request(FAST))).status == 200
+    assert (await other.ask(request(PLANNED))).status == 200
 
 
 both = pytest.mark.parametrize("path", PATHS)
@@ -140,7 +140,7 @@ async def test_also_behind_a_good_request(before):
         for vector in ("two lengths", "length and chunks", "a folded line"):
             with case(vector):
                 fields, body = VECTORS[vector]
-                await refused(listener, raw(FAST, *fields, body=body), after=request(before))
+                await refused(listener, raw(PLANNED, *fields, body=body), after=request(before))
 
 
 async def test_http_2_is_refused_by_its_name():
@@ -169,7 +169,7 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
 async def test_a_refusal_names_what_is_wrong_with_the_line(line, why):
     async with opened() as listener:
         caller = await listener.connect()
-        await caller.send(raw(FAST, line=line))
+        await caller.send(raw(PLANNED, line=line))
         assert json.loads((await caller.answer()).body)["error"] == why
 
 
@@ -223,11 +223,11 @@ async def test_a_head_that_is_too_long_is_refused(path, field):
 async def test_a_head_without_an_end_is_refused_and_not_kept():
     async with opened() as listener:
         caller = await listener.connect()
-        await caller.send(head(FAST)[:-2] + b"X: " + b"a" * 20_000)
+        await caller.send(head(PLANNED)[:-2] + b"X: " + b"a" * 20_000)
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("path", [FAST, "/v2/models/m/infer"])
+@pytest.mark.parametrize("path", [PLANNED, "/v2/models/m/infer"])
 async def test_what_goes_on_to_triton_is_framed_anew(path):
     fields = (b"Transfer-Encoding: Chunked", b"Connection: X-Hop, TE", b"X-Hop: 1", b"TE: trailers")
     chunks = b"2;ext=1\r\n{}\r\n0\r\nX-Late: 9\r\n\r\n"
@@ -246,10 +246,10 @@ async def test_what_goes_on_to_triton_is_framed_anew(path):
 
 
 async def test_a_body_that_looks_like_a_request_is_a_body():
-    body = request(FAST, b"smuggled")
+    body = request(PLANNED, b"smuggled")
     async with opened() as listener:
         caller = await listener.connect()
-        for path in (FAST, APP, "/models/other/invoke", "/nothing/early"):
+        for path in (PLANNED, HANDLED, "/models/other/invoke", "/nothing/early"):
             await caller.ask(request(path, body))
         assert [asked.body for asked in listener.upstream.requests] == [body]
         assert set(listener.bodies) == {body}
@@ -257,7 +257,7 @@ async def test_a_body_that_looks_like_a_request_is_a_body():
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64])
 async def test_what_is_refused_does_not_depend_on_how_it_is_cut(size):
-    data = raw(FAST, b"Transfer-Encoding: chunked", b"X: a\nb: c", body=b"0\r\n\r\n")
+    data = raw(PLANNED, b"Transfer-Encoding: chunked", b"X: a\nb: c", body=b"0\r\n\r\n")
     async with opened() as listener:
         caller = await listener.connect()
         for at in range(0, len(data), size):

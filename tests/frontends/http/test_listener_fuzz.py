@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapter.frontends.bodies import Limits
-from tests.frontends.http.listener import APP, FAST, opened, request
+from tests.frontends.http.listener import HANDLED, PLANNED, opened, request
 
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "40"))
 # no connection ends by one of these: what is to be answered or closed is so at once
@@ -21,7 +21,9 @@ PATIENT = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
 SECONDS = 30
 HEAD = re.compile(rb"POST /v2/models/m/infer HTTP/1\.1\r\n([!-9;-~]+: [\t -~\x80-\xff]*\r\n)+\r\n")
 
-PATHS = st.sampled_from([FAST, APP, "/v2/models/m/infer", "/models/x/invoke", "/models", "*", "/"])
+PATHS = st.sampled_from(
+    [PLANNED, HANDLED, "/v2/models/m/infer", "/models/x/invoke", "/models", "*", "/"]
+)
 FIELDS = st.lists(
     st.sampled_from(
         [
@@ -106,7 +108,7 @@ async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
             lengths = asked.head.lower().count(b"\r\ncontent-length:")
             assert lengths + asked.head.count(b"\r\nTransfer-Encoding: chunked\r\n") == 1
         other = await listener.connect()
-        for path in (FAST, APP):
+        for path in (PLANNED, HANDLED):
             assert (await other.ask(request(path))).status == 200
 
 

@@ -5,7 +5,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.frontends.http.listener import FAST, Connection, Listener, opened, request, until
+from adapter.frontends.http.connection import Connection
+from tests.frontends.http.listener import PLANNED, Listener, opened, request, until
 
 
 class Scripted(asyncio.Transport):
@@ -56,14 +57,14 @@ async def test_whoever_resumes_a_caller_whose_read_waits_for_its_turn_it_is_held
     async with opened() as listener:
         with connected(listener) as (connection, transport):
             body = b"x" * 20_000
-            whole = request(FAST, body)
+            whole = request(PLANNED, body)
             listener.server.turns.until = 0.0  # this turn has no time left
             connection.data_received(whole[:-1])
             assert not transport.is_reading()
-            transport.resume_reading()  # as aiohttp does at the end of a body
+            transport.resume_reading()  # as an end of a pause for another reason does
             connection.hold_back()
             assert not transport.is_reading()
-            transport.resume_reading()  # as a fast inference does
+            transport.resume_reading()
             connection.data_received(whole[-1:])
             assert not transport.is_reading()
             assert listener.upstream.requests == []

@@ -1,4 +1,4 @@
-"""Where a request ends has one reading: ours, aiohttp's behind it, and h11's.
+"""Where a request ends has one reading: ours is h11's.
 
 The same bytes are sent in several cuts. What is served is what h11 reads, in its order and with its
 bodies; what either refuses is the last that is answered. For minutes: make nightly, fuzz_http.
@@ -16,23 +16,22 @@ from dataclasses import dataclass
 
 import pytest
 import uvloop
-from aiohttp import web
 
 from adapter.frontends.bodies import Limits
+from adapter.frontends.http import answers
+from adapter.frontends.http.request import Request
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
-    APP,
-    FAST,
+    HANDLED,
     MAX_BODY,
     PATHS,
+    PLANNED,
     Answer,
     Listener,
-    answer,
     head,
     opened,
     request,
     until,
-    whole_body,
 )
 from tests.frontends.http.readings import Read, Reading, Stream, Streams, read_by_h11
 
@@ -51,7 +50,7 @@ class Served:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        listener.application = self._application  # type: ignore[method-assign]
+        listener.handle = self._handle  # type: ignore[method-assign]
         listener.upstream.script = self._triton
 
     async def _triton(self, talk: Talk) -> None:
@@ -61,9 +60,9 @@ class Served:
         body = json.dumps(said_of("POST", "inference", asked.body)).encode()
         await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
-    async def _application(self, asked: web.BaseRequest) -> web.StreamResponse:
-        body = await whole_body(asked, MAX_BODY)
-        return answer(said_of(asked.method, asked.raw_path, body))
+    async def _handle(self, asked: Request) -> answers.Answer | None:
+        body = await asked.read_body(MAX_BODY)
+        return answers.answer_json(said_of(asked.method, asked.raw_path, body))
 
     async def answers(self, pieces: list[bytes], methods: list[str]) -> list[Answer]:
         """To all of it, until the connection ends. The methods say which have no body."""
@@ -217,12 +216,14 @@ async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(path, behind) -
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("first", [b"", request(FAST), request(APP)], ids=["", "fast", "aiohttp"])
+@pytest.mark.parametrize(
+    "first", [b"", request(PLANNED), request(HANDLED)], ids=["", "planned", "handled"]
+)
 async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(count, first) -> None:
     async with opened(limits=PATIENT) as listener:
         caller = await listener.connect()
-        chunked = head(FAST, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
-        await caller.send(first + chunked * count + head(APP, method="GET"))
+        chunked = head(PLANNED, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
+        await caller.send(first + chunked * count + head(HANDLED, method="GET"))
         caller.writer.write_eof()
         async with asyncio.timeout(SECONDS):
             found = list(parsed(await caller.rest(), []))
@@ -235,9 +236,9 @@ async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_beh
     async with opened(limits=PATIENT) as listener:
         caller = await listener.connect()
         if is_behind:
-            await caller.send(head(APP, "Transfer-Encoding: chunked") + b"0\r\n\r\n")
+            await caller.send(head(HANDLED, "Transfer-Encoding: chunked") + b"0\r\n\r\n")
             assert (await caller.answer()).status == 200
-        await caller.send(request(APP).replace(b"HTTP/1.1", protocol.encode()))
+        await caller.send(request(HANDLED).replace(b"HTTP/1.1", protocol.encode()))
         async with asyncio.timeout(SECONDS):
             assert (await caller.answer()).refusal == (400, "InvalidRequest")
             assert await caller.rest() == b""
@@ -248,7 +249,7 @@ async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_beh
 async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, kind) -> None:
     """It is answered as though it asked for none; what comes behind is answered or not served."""
     upgrade = ("Connection: Upgrade", f"Upgrade: {kind}")
-    data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(FAST)
+    data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(PLANNED)
     async with opened(limits=PATIENT) as listener:
         served = Served(listener)
         for at in range(1 if kind == "h2c" else 2, len(data), 2):

@@ -19,13 +19,13 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.fast_path import FastPath
-from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import SlowPath
+from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.middleware import Calls, HttpMiddleware
-from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.plans import Heads
+from adapter.frontends.http.serve import Parts, Service
+from adapter.frontends.http.server import HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
 from adapter.runtime import byte_budget
@@ -88,23 +88,24 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     contracts = ContainerContracts(
         house.control, house.control_state.triton, load_wait_seconds=0.01
     )
-    path = SlowPath(
-        dataplane,
-        contracts,
-        max_body_bytes=2 * MIB,
-        default_model=None,
-        budget=budget,
-    )
+    inferences = Inferences(dataplane, contracts, max_body_bytes=2 * MIB, default_model=None)
     v2 = V2(
         house.control,
         house.control_state.triton,
-        path,
+        inferences,
         Repository(house.control, no_versions, []),
         extensions=Extensions(passthrough),
         max_body_bytes=2 * MIB,
     )
     calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
-    observer = Instrumentation(house.metrics)
+    parts = Parts(
+        dataplane,
+        Instrumentation(house.metrics),
+        Clock(),
+        budget,
+        ANYWHERE,
+        max_body_bytes=2 * MIB,
+    )
     heads = Heads(
         house.metrics.traffic.served,
         contracts,
@@ -113,11 +114,10 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         sites=ANYWHERE,
     )
     heads.host = dataplane.host
-    server = HttpListener(
-        HttpMiddleware(calls.serve, observer, ANYWHERE).serve,
-        FastPath(dataplane, observer, Clock(), budget),
+    server = HttpServer(
+        Service(parts, calls.handle),
+        parts,
         heads,
-        observer,
         drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
     )
     port = await server.open(parse_address("127.0.0.1:0"))
@@ -367,12 +367,13 @@ async def test_without_triton_it_is_503(closed, path):
 
 
 _LOAD = "/v2/repository/models/m/load"
+_LARGE = b"{}" + b" " * (MIB // 2)  # more than is there before its handler begins
 
 
 async def test_the_body_of_a_load_waits_while_others_take_all_there_is(closed):
     with HeldBody(closed.budget, 2 * MIB) as other:
         await other.take(MIB)
-        asking = asyncio.create_task(closed.caller.post(_LOAD, data=pieces(b"{}")))
+        asking = asyncio.create_task(closed.caller.post(_LOAD, data=pieces(_LARGE)))
         async with asyncio.timeout(5):
             while not closed.budget.waiting:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
@@ -385,7 +386,7 @@ async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed, monk
     monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     with HeldBody(closed.budget, 2 * MIB, is_reading=lambda: False) as other:
         await other.take(MIB)
-        async with closed.caller.post(_LOAD, data=pieces(b"{}")) as reply:
+        async with closed.caller.post(_LOAD, data=pieces(_LARGE)) as reply:
             assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
             assert reply.headers["Retry-After"] == "1"
             assert reply.headers["X-Triton-Adapter-Not-Started"] == "1"

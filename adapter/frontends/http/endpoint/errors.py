@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 from random import getrandbits
 
-from aiohttp import web
-
 from adapter.core.artifacts import CacheUse
 from adapter.core.calls import NOT_STARTED
 from adapter.core.model import ModelId
@@ -76,11 +74,6 @@ class CallInfo:
             VARIANT_HEADER: self.variant,
             CACHE: self.cache.value,
         }
-
-
-def call_info_of(request: web.BaseRequest) -> CallInfo:
-    call_info: CallInfo = request["told"]
-    return call_info
 
 
 def _region_of(authorization: str) -> str:

@@ -1,4 +1,4 @@
-"""InvokeEndpointWithResponseStream: answers of a model one by one, as AWS's event stream.
+"""Answers InvokeEndpointWithResponseStream: answers of a model one by one, as AWS's event stream.
 
 A V2 inference goes over Triton's gRPC stream, and each answer is a line of JSON; any other JSON
 object goes to the model's generate_stream, whose server-sent events are passed on.
@@ -7,14 +7,9 @@ object goes to the model's generate_stream, whose server-sent events are passed 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
-
-from aiohttp import web
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
+from http import HTTPStatus
 
 from adapter.control.door import ModelRecord
 from adapter.core.calls import RpcCall, RpcDataPlane
@@ -28,20 +23,20 @@ from adapter.errors import (
     drop_tracebacks,
 )
 from adapter.frontends.bodies import json_object
-from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.http import binary
-from adapter.frontends.http.application import application_of
-from adapter.frontends.http.endpoint.errors import call_info_of, message_of
-from adapter.frontends.http.inference import AwaitedInference, events_of
+from adapter.frontends.http.answers import Writer
+from adapter.frontends.http.endpoint.errors import message_of
+from adapter.frontends.http.endpoint.stream_messages import StreamError, as_line, as_request
+from adapter.frontends.http.handled_inference import HandledInference, events_of
 from adapter.frontends.http.instrumentation import FORWARDED, Instrumentation
-from adapter.frontends.http.middleware import asked_by
+from adapter.frontends.http.request import Request
 from adapter.protocols.codecs.base import converted
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
-from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
 
 log = logging.getLogger(__name__)
 
-_LINES, _EVENTS = "application/jsonlines", "text/event-stream"
+_LINES = "application/jsonlines"
+_EVENTS = "text/event-stream"
 _ERROR = b'data: {"error":'
 _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
@@ -49,125 +44,12 @@ _BROKEN = "StreamBroken"
 _MAX_JSON_BYTES = 16 * 2**20
 # A tensor is an object. It takes 6 to 10 us to convert, as 1 KiB of numbers does, and far more
 # memory than its text.
-_MAX_OBJECTS, _OBJECT_BYTES = 1024, 2**10
-# That there are more answers, or not: of the gRPC stream, whose end the caller sees anyway.
-_FINAL = "triton_final_response"
-_BINARY = frozenset({"binary_data", "binary_data_size"})
-
-
-def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> bytes:
-    """Return the ModelInferRequest of a V2 inference; `raw` is what follows its JSON."""
-    try:
-        message = bytes(_request(call, raw, record.name).SerializeToString())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise InvalidRequest(
-            f"the body is not a V2 inference: {why}", model_id=record.id
-        ) from error
-    check_parameters(message, record, shares_memory=False)
-    return message
-
-
-def _request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
-    if not isinstance(call.get("id", ""), str):
-        raise ValueError("id is not a string")  # noqa: TRY004 - caught with all that is wrong
-    request = pb.ModelInferRequest(model_name=name, id=call.get("id", ""))
-    _put(request.parameters, call.get("parameters", {}))
-    at = 0
-    for given in call["inputs"]:
-        size = given.get("parameters", {}).get("binary_data_size")
-        into = request.inputs.add(
-            name=given["name"], datatype=given["datatype"], shape=given["shape"]
-        )
-        _put(into.parameters, given.get("parameters", {}))
-        if size is None:
-            request.raw_input_contents.append(packed(given["datatype"], flat(given["data"])))
-        elif 0 <= size <= len(raw) - at:
-            request.raw_input_contents.append(raw[at : at + size])
-            at += size
-        else:
-            raise ValueError(f"{size} bytes of {given['name']!r} are not all there")
-    if at != len(raw):
-        raise ValueError(f"{len(raw) - at} bytes follow the last tensor")
-    for given in call.get("outputs", []):
-        _put(request.outputs.add(name=given["name"]).parameters, given.get("parameters", {}))
-    return request
-
-
-def _put(into: Any, given: Mapping[str, Any]) -> None:
-    """Parameters, but those that say how tensors lie in a body."""
-    for name, value in given.items():
-        if name.startswith("shared_memory"):
-            raise ValueError("shared memory is not taken by a stream")
-        if name in _BINARY or name == "binary_data_output":
-            continue
-        match value:
-            case bool():
-                into[name].bool_param = value
-            case int():
-                into[name].int64_param = value
-            case float():
-                into[name].double_param = value
-            case str():
-                into[name].string_param = value
-            case _:
-                raise ValueError(f"parameter {name!r} is not a string, number or boolean")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamError:
-    """`was_accepted`: the model has seen the request; else Triton names none with its error."""
-
-    text: str
-    was_accepted: bool
-
-
-def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
-    """Return a ModelStreamInferResponse as a line of JSON."""
-    found = pb.ModelStreamInferResponse()
-    try:
-        found.ParseFromString(message)
-    except DecodeError as error:
-        return StreamError(f"Triton's answer cannot be read: {error}", was_accepted=True)
-    answer = found.infer_response
-    if found.error_message:
-        return StreamError(found.error_message, was_accepted=bool(answer.model_name))
-    told: dict[str, Any] = {"model_name": record.id, "model_version": answer.model_version}
-    if answer.id:
-        told["id"] = answer.id
-    parameters = {n: _value(one) for n, one in answer.parameters.items() if n != _FINAL}
-    if parameters:
-        told["parameters"] = parameters
-    pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
-    outputs = b", ".join(_output(output, raw) for output, raw in pairs)
-    return json.dumps(told)[:-1].encode() + b', "outputs": [' + outputs + b"]}\n"
-
-
-def _output(output: Any, raw: bytes) -> bytes:
-    """Return an output as JSON, its values piece by piece: `json.dumps` holds Python's lock."""
-    told = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
-    data = b", ".join(map(_json, unpacked(output.datatype, raw)))
-    return json.dumps(told)[:-1].encode() + b', "data": [' + data + b"]}"
-
-
-def _json(values: list[Any]) -> bytes:
-    """Return a few thousand values as JSON, long strings among them piece by piece."""
-    if not isinstance(values[0], str) or sum(map(len, values)) <= PIECE_BYTES:
-        return json.dumps(values)[1:-1].encode()
-    return b", ".join(map(_json_string, values))
-
-
-def _json_string(text: str) -> bytes:
-    pieces = (text[at : at + PIECE_BYTES] for at in range(0, len(text), PIECE_BYTES))
-    return b'"%b"' % b"".join(json.dumps(piece)[1:-1].encode() for piece in pieces)
-
-
-def _value(parameter: Any) -> Any:
-    return getattr(parameter, parameter.WhichOneof("parameter_choice"))
+_MAX_OBJECTS = 1024
+_OBJECT_BYTES = 2**10
 
 
 class Streams:
-    """`timeout_seconds`: how long each answer may take."""
+    """Answers the calls of an endpoint that ask for a stream."""
 
     def __init__(
         self,
@@ -175,15 +57,18 @@ class Streams:
         faults: Faults,
         instrumentation: Instrumentation,
         *,
-        timeout_seconds: float,
+        timeout_seconds: float,  # limits the wait for each answer
     ) -> None:
         self._rpc = rpc
         self._faults = faults
         self._instrumentation = instrumentation
         self._timeout = timeout_seconds
 
-    async def invoke(self, inference: AwaitedInference) -> web.StreamResponse:
-        lease, request, body = inference.lease, inference.request, inference.body or b""
+    async def invoke(self, inference: HandledInference) -> None:
+        """Answer an inference by a stream of events."""
+        lease = inference.lease
+        request = inference.request
+        body = request.body or b""
         kind = request.headers.get("Content-Type", "")
         size = binary.json_header_bytes(kind, len(body))
         text = body[:size]
@@ -207,23 +92,24 @@ class Streams:
     # -- from Triton ------------------------------------------------------------------------
 
     async def _inferred(
-        self, inference: AwaitedInference, message: bytes
+        self, inference: HandledInference, message: bytes
     ) -> AsyncGenerator[bytes, None]:
-        lease, request = inference.lease, inference.request
-        inference.held.enter_context(inference.path.budget.open_stream())
+        lease = inference.lease
+        request = inference.request
+        inference.held.enter_context(request.count_stream())
         metadata = [(n.lower(), v) for n, v in _forwarded(request).items()]
-        end = application_of(request).client.abort  # who does not read gets no error
+        end = request.connection.abort  # a client that does not read gets no error
         call = RpcCall("ModelStreamInfer", metadata, None, end)
         async with self._rpc.stream(call, lease) as upstream:
             await upstream.write(message)
             await upstream.done_writing()
-            async for answer in self._in_time(upstream.messages(), lease.record):
+            async for answer in self._bound_waits(upstream.messages(), lease.record):
                 line = await converted(len(answer), as_line, answer, lease.record)
                 if isinstance(line, StreamError):
                     raise self._fault(line, lease.record)
                 yield line
 
-    async def _in_time(
+    async def _bound_waits(
         self, messages: AsyncIterator[bytes], record: ModelRecord
     ) -> AsyncGenerator[bytes, None]:
         try:
@@ -239,9 +125,10 @@ class Streams:
             ) from error
 
     async def _generated(
-        self, inference: AwaitedInference, body: bytes
+        self, inference: HandledInference, body: bytes
     ) -> AsyncGenerator[bytes, None]:
-        record, headers = inference.lease.record, _forwarded(inference.request)
+        record = inference.lease.record
+        headers = _forwarded(inference.request)
         async with inference.forward("/generate_stream", headers, body) as found:
             try:
                 async for event in events_of(found.chunks(), record):
@@ -266,12 +153,12 @@ class Streams:
     # -- to the caller ----------------------------------------------------------------------
 
     async def _tell(
-        self, kind: str, answers: AsyncGenerator[bytes, None], inference: AwaitedInference
-    ) -> web.StreamResponse:
+        self, kind: str, answers: AsyncGenerator[bytes, None], inference: HandledInference
+    ) -> None:
         """A failure before the first answer is an answer of its own, as it is to InvokeEndpoint."""
         async with aclosing(answers):
             first = await anext(answers, None)
-            response = await inference.begin_answer(
+            response = inference.begin_answer(
                 {"Content-Type": CONTENT_TYPE, "X-Amzn-SageMaker-Content-Type": kind}
             )
             try:
@@ -288,18 +175,22 @@ class Streams:
                 drop_tracebacks(error)
                 said = json.dumps({"Message": "internal error; see the log"}).encode()
                 await response.write(exception("InternalStreamFailure", said))
-        return response
+        response.end()
 
-    async def _failed(self, error: AdapterError, inference: AwaitedInference) -> bytes:
+    async def _failed(self, error: AdapterError, inference: HandledInference) -> bytes:
         """Return the message that ends a stream which has begun."""
-        lease, request = inference.lease, inference.request
+        lease = inference.lease
+        request = inference.request
         ended = lease.end(error)
         model_id = lease.record.id
         judged = await lease.judge(ended if isinstance(ended, AdapterError) else error)
-        told = call_info_of(request)
-        more = {"status": web.HTTPOk.status_code, "aws_request_id": told.request_id}
-        operation = request["operation"]
-        self._instrumentation.refused(judged, asked_by(request), operation, model_id, more=more)
+        told = request.call_info
+        assert told is not None  # noqa: S101 - each call of an endpoint has it
+        more = {"status": HTTPStatus.OK.value, "aws_request_id": told.request_id}
+        operation = request.operation
+        self._instrumentation.refused(
+            judged, request.describe_for_log, operation, model_id, more=more
+        )
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
         body = {"Message": message_of(judged, told), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())
@@ -316,7 +207,7 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
     return as_request(call, raw or b"", record)
 
 
-def _forwarded(request: web.BaseRequest) -> dict[str, str]:
+def _forwarded(request: Request) -> dict[str, str]:
     given = request.headers
     found = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
     if found.pop("Content-Encoding", "identity").strip().lower() != "identity":
@@ -325,6 +216,6 @@ def _forwarded(request: web.BaseRequest) -> dict[str, str]:
     return found
 
 
-async def _write(response: web.StreamResponse, payload: bytes) -> None:
+async def _write(response: Writer, payload: bytes) -> None:
     for at in range(0, len(payload), MAX_PAYLOAD_BYTES):
         await response.write(event("PayloadPart", payload[at : at + MAX_PAYLOAD_BYTES]))

@@ -7,7 +7,7 @@ import random
 import h11
 import pytest
 
-from adapter.frontends.http.engine.chunks import ChunkDecoder, MalformedChunks
+from adapter.frontends.http.chunks import ChunkDecoder, MalformedChunks
 from tests.cases import case
 from tests.frontends.http.readings import CHUNKED
 from tests.frontends.http.test_listener_framing import CHUNKS

@@ -5,23 +5,24 @@ whose plan would need more (a signature, a browser's Origin, a header that is re
 its request is answered by a handler of calls.py.
 """
 
+import re
 from collections.abc import Callable, Iterable
 
-from adapter.core.calls import has_long_line
+from adapter.core.calls import RawHeaders, has_long_line
 from adapter.core.model import ModelId, parse_model_id, triton_name
 from adapter.core.triton_input import OF_THE_CONNECTION, HeaderTable
 from adapter.errors import AdapterError
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
-from adapter.frontends.http.engine.contracts import ContainerContracts, Contract
-from adapter.frontends.http.engine.endpoint_contract import EndpointCalls
-from adapter.frontends.http.engine.head import CHUNKED, RawHead, read_head
-from adapter.frontends.http.head import Operation, without_differing
+from adapter.frontends.http.contracts import ContainerContracts, Contract
+from adapter.frontends.http.endpoint.contract import EndpointCalls
+from adapter.frontends.http.head import CHUNKED, RawHead, read_head
 from adapter.frontends.http.instrumentation import (
     ECHOED,
     FORWARDED,
     contract_of,
+    names_of_connection,
     path_segments,
 )
 from adapter.frontends.routes import INFERENCE, INVOKE_ENDPOINT, Match, Route, bare, find
@@ -48,6 +49,38 @@ _OF_THE_CONNECTION = frozenset(name.encode() for name in OF_THE_CONNECTION)
 _JSON_LINE = b"Content-Type: application/json\r\n"
 _BINARY_LINES = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %b\r\n"
 _CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
+
+# Lines that differ from request to request, as clients spell them: to ignore the case takes twice
+# as long. Each is one line of printable characters, so that the head is read the same without it.
+_TRACE = rb"[Tt]race(?:parent|state):[\t\x20-\x7e]*(?=\r\n[^\t ])"
+_SIGNING = (
+    rb"(?:[Xx]-[Aa]mz-(?:[Dd]ate|[Ss]ecurity-[Tt]oken|[Cc]ontent-[Ss][Hh][Aa]256)"
+    rb"|[Aa]uthorization|amz-sdk-(?:invocation-id|request)|[Xx]-[Aa]mzn-[Tt]race-[Ii]d)"
+    rb":[\t\x20-\x7e]*(?=\r\n[^\t ])"
+)
+# Triton is told those of a trace; the others say nothing to it, nor to an endpoint without keys.
+_DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
+
+
+def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a head as a client sends it again and again, and the lines for Triton that it had
+    besides.
+    """
+    parts = _DIFFERING.split(raw)
+    return b"".join(parts[::2]), [line for line in parts[1::2] if line]
+
+
+class Operation:
+    """Holds what all planned requests of one operation share."""
+
+    def __init__(self, served: Callable[[str, str], Served], frontend: str, name: str) -> None:
+        self.name = name
+        self.is_v2 = frontend == "v2"
+        self.served = served(frontend, name)
+        # how an answer begins where Triton's headers are `answered`, and its body has that length
+        self.answer = b""
+        self.answered: RawHeaders | None = None
+        self.length: int | None = None
 
 
 class Plan:
@@ -298,8 +331,7 @@ def _connection_of(head: RawHead) -> bytes:
 
 def _list_passed_on(head: RawHead) -> list[tuple[bytes, bytes]]:
     """Return the fields without those of one connection."""
-    named = {name.strip() for name in _connection_of(head).split(b",")}
-    dropped = _OF_THE_CONNECTION | named
+    dropped = _OF_THE_CONNECTION | names_of_connection(head.fields)
     return [(name, value) for name, value in head.fields if name.lower() not in dropped]
 
 

@@ -3,23 +3,42 @@
 from multidict import CIMultiDict
 
 from adapter.control.door import Lease, StoreModels
-from adapter.core.artifacts import CacheUse
+from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, ArtifactNotFound, InvalidCall, InvalidRequest
-from adapter.frontends.http.endpoint.call import EndpointCall
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    CapacityError,
+    InvalidCall,
+    InvalidRequest,
+)
+from adapter.frontends.http.contracts import CallFacts
 from adapter.frontends.http.endpoint.errors import (
+    CACHE,
+    VARIANT_HEADER,
     CallInfo,
     new_request_id,
     new_request_id_line,
     refusal_of,
 )
-from adapter.frontends.http.endpoint.members import Endpoints, missing, read_members
-from adapter.frontends.http.engine.contracts import CallFacts
+from adapter.frontends.http.endpoint.members import Endpoints, Members, missing, read_members
 from adapter.frontends.http.instrumentation import Refusal
 
 
-class EndpointContract(EndpointCall):
+class EndpointContract:
     """The contract of all calls that name the same endpoint, model and variant."""
+
+    sends_again = True
+
+    def __init__(
+        self, models: StoreModels, members: Members, model_id: ModelId, key: ArtifactKey
+    ) -> None:
+        self.model_id = model_id
+        self._models = models
+        self._members = members
+        self._key = key
+        variant_line = f"{VARIANT_HEADER}: {members.variant}\r\n"
+        self._lines = f"{variant_line}{CACHE}: {CacheUse.HIT.value}\r\n".encode()
 
     def find_lease(self, model_id: ModelId) -> Lease | None:
         """Return a lease of a loaded model; None if it has to be fetched or loaded."""
@@ -57,7 +76,7 @@ class EndpointContract(EndpointCall):
         """Return the variant, the cache's part, and the request id as header lines."""
         call_info = request.call_info
         if call_info is None:
-            return self.lines + new_request_id_line()
+            return self._lines + new_request_id_line()
         pairs = call_info.headers().items()
         return "".join([f"{name}: {value}\r\n" for name, value in pairs]).encode()
 
@@ -67,9 +86,11 @@ class EndpointContract(EndpointCall):
         if request.has_lease and call_info.cache is CacheUse.MISS and not request.was_waited_for:
             call_info.cache = CacheUse.HIT
         call_info.was_sent = call_info.was_sent or request.was_sent
-        refusal = refusal_of(error, call_info)
-        refusal.headers = {**refusal.headers, **call_info.headers()}
-        return refusal
+        return refusal_of(error, call_info)
+
+    async def frees_memory(self, error: CapacityError) -> bool:
+        """Free memory for a call that ran out of it; return whether any was freed."""
+        return await self._models.make_room(error)
 
 
 class EndpointCalls:

@@ -12,25 +12,25 @@ from http import HTTPStatus
 from adapter.core.calls import FastDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.access import SitePolicy
-from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
-from adapter.frontends.http.engine.answers import (
+from adapter.frontends.http.answers import (
     Answer,
-    answer_refusal,
+    end_of_head,
+    word_refusal,
     write_answer,
     write_fields,
 )
-from adapter.frontends.http.engine.connection import Connection
-from adapter.frontends.http.engine.heads import Plan
-from adapter.frontends.http.engine.inference import Inference, NeedsHandler
-from adapter.frontends.http.engine.request import Request
+from adapter.frontends.http.connection import Connection
+from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
+from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
     Clock,
     Instrumentation,
     Refusal,
     echoed_headers,
     own_refusal,
-    refusal_answer,
 )
+from adapter.frontends.http.plans import Plan
+from adapter.frontends.http.request import Request
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.tracing import MODEL, Tracing
@@ -221,14 +221,10 @@ class Service:
     def _write_refusal(self, request: Request, refusal: Refusal) -> None:
         connection = request.connection
         request.is_last = not connection.can_be_kept()
-        plan = request.head.plan
-        lines = self._own_lines(request) if plan is None else plan.echoed
-        if plan is None or request.head.is_http_1_0:
-            write_answer(request, answer_refusal(refusal), lines)
-            return
         request.status = refusal.status
-        answer = refusal_answer(refusal, self._parts.clock, echoed=lines, is_last=request.is_last)
-        connection.transport.write(answer)
+        end = end_of_head(request, self._parts.clock)
+        head, body = word_refusal(refusal, self._own_lines(request), end)
+        connection.transport.write(head if request.method == "HEAD" else head + body)
 
     def _own_lines(self, request: Request) -> bytes:
         """Return the header lines that any answer of the request's contract has."""

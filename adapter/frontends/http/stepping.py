@@ -11,7 +11,7 @@ coroutine; it is refused with RuntimeError where it is awaited.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import Context, copy_context
+from contextvars import Context
 from types import coroutine
 from typing import Any, Final, TypeVar
 
@@ -29,20 +29,17 @@ def wait_for_news() -> Generator[object, None, None]:
 class Stepper:
     """Drives one coroutine: each step runs it until it waits again, or ends."""
 
-    __slots__ = ("_coroutine", "_has_news", "_is_running", "_on_error", "context")
+    __slots__ = ("_coroutine", "_has_news", "_is_running", "_on_error")
 
     def __init__(
         self,
         coroutine: Coroutine[object, None, None],
         on_error: Callable[[BaseException], None],  # called with what ended the coroutine
-        *,
-        context: Context | None = None,  # each step runs in it; None: in that of its caller
     ) -> None:
         self._coroutine: Coroutine[object, None, None] | None = coroutine
         self._on_error = on_error
         self._is_running = False
         self._has_news = False
-        self.context = context
 
     def step(self) -> None:
         """Run the coroutine until it waits. Within a step, have it look again before it waits."""
@@ -53,7 +50,7 @@ class Stepper:
         self._is_running = True
         self._has_news = False
         try:
-            signal = coroutine.send(None) if self.context is None else self._resume(coroutine)
+            signal = coroutine.send(None)
             if signal is not _NEWS or self._has_news:
                 self._run_on(coroutine, signal)
         except StopIteration:
@@ -79,7 +76,7 @@ class Stepper:
             return
         self._is_running = True
         try:
-            self._run_on(coroutine, self._resume(coroutine, asyncio.CancelledError()))
+            self._run_on(coroutine, coroutine.throw(asyncio.CancelledError()))
         except StopIteration:
             pass
         except BaseException as ending:  # noqa: BLE001 - the owner of the coroutine decides
@@ -94,21 +91,10 @@ class Stepper:
         """Resume the coroutine while it has news, or has awaited what no step can wait for."""
         while signal is not _NEWS or self._has_news:
             self._has_news = False
-            error = None if signal is _NEWS else _refuse(signal)
-            signal = self._resume(coroutine, error)
-
-    def _resume(
-        self, coroutine: Coroutine[object, None, None], error: BaseException | None = None
-    ) -> object:
-        act = coroutine.send if error is None else coroutine.throw
-        if self.context is None:
-            return act(error)  # type: ignore[arg-type] # the one sends None
-        return self.context.run(act, error)  # type: ignore[arg-type]
+            signal = coroutine.send(None) if signal is _NEWS else coroutine.throw(_refuse(signal))
 
     async def delegate(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> T:
         """Run `work` as a task, and return its result; cancel the task if the wait is cancelled."""
-        if context is None:
-            context = copy_context() if self.context is None else self.context.copy()
         task = asyncio.get_running_loop().create_task(work, context=context)
         task.add_done_callback(lambda _: self.step())
         try:

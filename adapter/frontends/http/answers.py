@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from adapter.frontends.http.engine.connection import Connection
-from adapter.frontends.http.engine.request import Request
-from adapter.frontends.http.instrumentation import PHRASES, Clock, Refusal, encoded
+from adapter.frontends.http.connection import Connection
+from adapter.frontends.http.instrumentation import Clock, Refusal, encoded
+from adapter.frontends.http.request import Request
 
 # To join a head with so short a body costs less than a second write.
 JOINED_BYTES = 2**14
 # Answers up to this size are written when they are whole: until then they may still fail.
 _WHOLE_BYTES = 2**20
-_LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in PHRASES.items()}
+# The phrases of all statuses, with the one that only AWS has.
+_PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
+_LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in _PHRASES.items()}
 _JSON = {"Content-Type": "application/json"}
+_JSON_LINE = b"Content-Type: application/json\r\n"
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
@@ -31,11 +34,6 @@ class Answer:
 def answer_json(body: Mapping[str, Any] | list[Any], status: int = 200) -> Answer:
     """Return an answer of JSON, which ends its line."""
     return Answer(encoded(json.dumps(body)), _JSON, status)
-
-
-def answer_refusal(refusal: Refusal) -> Answer:
-    """Return the answer that tells a refusal."""
-    return Answer(encoded(refusal.body), {**_JSON, **refusal.headers}, refusal.status)
 
 
 def write_fields(headers: Mapping[str, str]) -> bytes:
@@ -57,6 +55,15 @@ def first_line(status: int) -> bytes:
     """Return the first line of an answer."""
     line = _LINES.get(status)
     return f"HTTP/1.1 {status} \r\n".encode() if line is None else line
+
+
+def word_refusal(refusal: Refusal, lines: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Return head and body of the answer that tells a refusal, with more lines in its head."""
+    body = encoded(refusal.body)
+    own = write_fields(refusal.headers) if refusal.headers else b""
+    length = b"Content-Length: %d\r\n" % len(body)
+    head = first_line(refusal.status) + own + _JSON_LINE + lines + length + end
+    return head, body
 
 
 def _has_no_length(status: int) -> bool:

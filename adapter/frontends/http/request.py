@@ -10,10 +10,10 @@ from multidict import CIMultiDict
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, PayloadTooLarge
 from adapter.frontends.http.endpoint.errors import CallInfo
-from adapter.frontends.http.engine.exchange import Exchange
-from adapter.frontends.http.engine.head import CHUNKED, read_head
-from adapter.frontends.http.engine.heads import Head
+from adapter.frontends.http.exchange import Exchange
+from adapter.frontends.http.head import CHUNKED, read_head
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.plans import Head
 from adapter.frontends.routes import Match
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers

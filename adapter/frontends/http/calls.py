@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import InvalidRequest, MethodNotAllowed, NotPassedThrough
 from adapter.frontends.access import Access
-from adapter.frontends.http.engine.answers import Answer
-from adapter.frontends.http.engine.request import Request
-from adapter.frontends.http.engine.serve import Handle
+from adapter.frontends.http.answers import Answer
 from adapter.frontends.http.instrumentation import path_segments
+from adapter.frontends.http.request import Request
+from adapter.frontends.http.serve import Handle
 from adapter.frontends.routes import Match, Route, bare, find
 
 # The largest body of a load or another control call; loads that bring files may have more.

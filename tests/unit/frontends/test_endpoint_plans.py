@@ -1,12 +1,14 @@
-"""Which calls of the endpoint are plain, and what of their heads is the same in each."""
+"""Which calls of the endpoint are planned, and what of their heads is the same in each."""
 
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
-from adapter.frontends.http.endpoint.call import EndpointCall, EndpointCalls
+from adapter.errors import InvalidCall
+from adapter.frontends.http.endpoint.contract import EndpointCalls, EndpointContract
 from adapter.frontends.http.endpoint.members import Endpoints
-from adapter.frontends.http.head import without_differing
+from adapter.frontends.http.plans import without_differing
 from tests.cases import rows
 
 HEAD = (
@@ -49,37 +51,33 @@ def test_each_of_such_lines_is_left_out_and_one_that_goes_on_is_not() -> None:
     assert without_differing(HEAD % (b"X-Amz-Date: a\r\n" + folded))[0] == HEAD % folded
 
 
-def call(target: bytes = b"/endpoints/any/invocations", **headers: bytes) -> EndpointCall | None:
-    fields = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+def call(endpoint: str = "any", **headers: str) -> EndpointContract:
+    fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
     nowhere: Any = None
-    return EndpointCalls(Endpoints(["named"], takes_all=True), nowhere).read(target, fields)
+    return EndpointCalls(Endpoints(["named"], takes_all=True), nowhere).read(endpoint, fields)
 
 
-def test_a_model_is_known_to_triton_by_a_safe_name() -> None:
-    found = call(x_amzn_sagemaker_target_model=b"team-a/m.tar.gz")
-    assert (found.model_id, found.name, found.renames) == (
-        *("team-a/m.tar.gz", "ta.u.team-a_2fm_2etar_2egz", True),
-    )
-    assert not call(x_amzn_sagemaker_target_model=b"m.tar.gz").renames
+def test_call_names_a_model_of_the_store() -> None:
+    found = call(x_amzn_sagemaker_target_model="team-a/m.tar.gz")
+    assert found.model_id == "team-a/m.tar.gz"
 
 
 def test_a_named_endpoint_has_models_of_its_own() -> None:
-    found = call(b"/endpoints/named/invocations", x_amzn_sagemaker_target_model=b"m")
+    found = call("named", x_amzn_sagemaker_target_model="m")
     assert found.model_id == "named/m"
 
 
 @rows(
-    ("target", "headers"),
+    ("endpoint", "headers"),
     [
-        (b"/endpoints/any/invocations-response-stream", {}),
-        (b"/endpoints/any/invocations?a=b", {}),
-        (b"/endpoints/a%20b/invocations", {}),
-        (b"/endpoints/-a/invocations", {}),
-        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_target_model": b""}),
-        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_target_model": b"../a"}),
-        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_session_id": b"NEW_SESSION"}),
-        (b"/endpoints/any/invocations", {"accept": b"\xff"}),
+        ("a b", {}),
+        ("-a", {}),
+        ("any", {"x_amzn_sagemaker_target_model": ""}),
+        ("any", {"x_amzn_sagemaker_target_model": "../a"}),
+        ("any", {"x_amzn_sagemaker_session_id": "NEW_SESSION"}),
+        ("any", {"accept": "\xff"}),
     ],
 )
-def test_what_needs_a_word_is_not_plain(target: bytes, headers: dict[str, bytes]) -> None:
-    assert call(target, **{"x_amzn_sagemaker_target_model": b"m", **headers}) is None
+def test_call_that_is_refused_is_not_planned(endpoint: str, headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidCall):
+        call(endpoint, **{"x_amzn_sagemaker_target_model": "m", **headers})

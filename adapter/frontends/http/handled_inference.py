@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from functools import partial
 
-from adapter.control.door import Lease
+from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
 from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
+from adapter.frontends.http.answers import Answer, Writer, write_fields
 from adapter.frontends.http.content_types import (
     JSON,
     answer_type,
@@ -23,18 +24,17 @@ from adapter.frontends.http.content_types import (
     is_typed,
     refuse_unlisted,
 )
-from adapter.frontends.http.engine.answers import Answer, Writer, write_fields
-from adapter.frontends.http.engine.contracts import ContainerContracts, Contract
-from adapter.frontends.http.engine.request import Request
-from adapter.frontends.http.engine.serve import list_own_headers
-from adapter.frontends.http.inference import events_of
+from adapter.frontends.http.contracts import ContainerContracts, Contract
 from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on
+from adapter.frontends.http.request import Request
+from adapter.frontends.http.serve import list_own_headers
 from adapter.protocols.codecs.base import Source
 from adapter.protocols.tensors import ContentTypes
 from adapter.telemetry.traffic import waiting_for_caller
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
+_EVENT_END = b"\n\n"
 _INFER = "infer"
 _GENERATE_STREAM = "generate_stream"
 # Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
@@ -339,3 +339,16 @@ def _list_invoke_headers(answer: V2Answer, json_header_size: int | None) -> dict
     if "Content-Encoding" in answer.headers:
         headers["Content-Encoding"] = answer.headers["Content-Encoding"]
     return headers
+
+
+async def events_of(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:
+    """Yield each event of generate_stream, under the caller's name of the model."""
+    rest = b""
+    async for chunk in chunks:
+        *events, rest = (rest + chunk).split(_EVENT_END)
+        for event in events:
+            names = record.name, record.asked_for
+            named = binary.put_name_back(event, None, *names)[0] if record.is_renamed else event
+            yield named + _EVENT_END
+    if rest:
+        yield rest

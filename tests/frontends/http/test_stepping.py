@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar, copy_context
 
-from adapter.frontends.http.engine.stepping import Stepper, wait_for_news
+from adapter.frontends.http.stepping import Stepper, wait_for_news
 from tests.frontends.http.listener import until
 
 
@@ -144,25 +143,3 @@ async def test_cancel_ends_the_coroutine_and_its_task():
     await until(lambda: len(ended) == 2)
     assert ended == ["coroutine", "task"]
     assert [type(error) for error in driven.errors] == [asyncio.CancelledError]
-
-
-async def test_steps_run_in_the_context_of_the_stepper():
-    variable: ContextVar[str] = ContextVar("variable", default="unset")
-    seen: list[str] = []
-
-    async def read_variable() -> None:
-        seen.append(variable.get())
-
-    async def work(stepper: Stepper) -> None:
-        variable.set("mine")
-        await wait_for_news()
-        seen.append(variable.get())
-        await stepper.delegate(read_variable())
-
-    driven = Driven(work)
-    driven.stepper.context = copy_context()
-    driven.stepper.step()
-    driven.stepper.step()
-    await until(lambda: driven.has_ended)
-    assert seen == ["mine", "mine"]
-    assert variable.get() == "unset"

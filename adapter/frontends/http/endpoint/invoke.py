@@ -16,7 +16,8 @@ from adapter.errors import (
     PayloadTooLarge,
     UnknownOperation,
 )
-from adapter.frontends.http.endpoint.authenticator import Caller, SigV4Authenticator
+from adapter.frontends.http.answers import Answer
+from adapter.frontends.http.endpoint.contract import EndpointContract
 from adapter.frontends.http.endpoint.errors import CallInfo
 from adapter.frontends.http.endpoint.members import (
     TARGET_MODEL,
@@ -25,12 +26,11 @@ from adapter.frontends.http.endpoint.members import (
     missing,
     read_members,
 )
-from adapter.frontends.http.engine.answers import Answer
-from adapter.frontends.http.engine.endpoint_contract import EndpointContract
-from adapter.frontends.http.engine.handled_inference import HandledInference, Inferences
-from adapter.frontends.http.engine.request import Request
-from adapter.frontends.http.engine.streams import Streams
+from adapter.frontends.http.endpoint.signatures import Caller, SigV4Authenticator
+from adapter.frontends.http.endpoint.streams import Streams
+from adapter.frontends.http.handled_inference import HandledInference, Inferences
 from adapter.frontends.http.instrumentation import AWS_OPERATION, path_segments
+from adapter.frontends.http.request import Request
 from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT, find
 from adapter.protocols.sigv4 import Claim
 from adapter.runtime.byte_budget import ByteBudget
