@@ -307,6 +307,7 @@ def _build_listener(
         turns=shared.turns,
         is_endpoint=shared.stores is not None,
     )
+    shared.unready.add(server.renew_connections)
     return Rest(name, address, heads, server)
 
 

@@ -80,7 +80,7 @@ class InFlight:
 
 class Served:
     """The answers of one method of one frontend. Keep a reference: a look-up costs as much as a
-    count. The figures are complete after `add_up`. `fast`: of so many the fast path itself knows.
+    count. The figures are complete after `add_up`.
     """
 
     __slots__ = (
@@ -90,7 +90,6 @@ class Served:
         "answers",
         "callers",
         "codes",
-        "fast",
         "in_flight",
         "own",
         "total",
@@ -108,7 +107,6 @@ class Served:
         self._trace_id = trace_id
         self.in_flight = in_flight
         self._noted: list[tuple[int | str, float, float | None, float, Exemplar | None]] = []
-        self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
         self.total = _Histogram(_SECONDS)
@@ -241,21 +239,14 @@ class Traffic(Collector):
             "Part of the same requests that waited for the caller: while bodies arrive that are"
             " buffered first, and while answers are sent.",
         )
-        fast = CounterMetricFamily(
-            "triton_adapter_requests_fast",
-            "Those of them that took the fast path of the http listener.",
-            labels=("frontend", "method"),
-        )
         for names, served in self._added_up().items():
-            if served.fast:
-                fast.add_metric(names, served.fast)
             for code, count in served.codes.items():
                 requests.add_metric((*names, str(code)), count)
             served.total.add_to(total, names)
             served.upstream.add_to(upstream, names)
             served.own.add_to(own, names)
             served.callers.add_to(callers, names)
-        yield from (requests, fast, total, upstream, own, callers, self._in_flight())
+        yield from (requests, total, upstream, own, callers, self._in_flight())
 
     def _in_flight(self) -> Metric:
         gauge = GaugeMetricFamily(

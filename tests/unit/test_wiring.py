@@ -326,6 +326,15 @@ async def test_every_http_listener_plans_inferences_once_triton_is_known(tmp_pat
     }
 
 
+def test_every_http_listener_renews_its_connections_while_unready(tmp_path):
+    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
+    settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
+    adapter = Adapter(settings)
+    renewed = [rest.listener.renew_connections for rest in adapter._rest]
+    assert len(renewed) == 2
+    assert adapter._unready._end_connections == renewed
+
+
 @pytest.mark.parametrize(("kind", "contract"), [(SageMaker, "sagemaker"), (V2, "v2")])
 def test_every_call_of_the_table_has_a_handler_and_no_other(tmp_path, kind, contract):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}

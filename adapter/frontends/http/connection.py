@@ -118,6 +118,7 @@ class Connection:
         self.is_full = False  # the client does not take what is written
         self.has_ended = False  # the client has ended its side
         self.had_request = False
+        self.should_renew = False  # the next answer says that the connection closes behind it
         self.parts = listener.parts
         self.ahead = b""  # bytes behind the request in hand, or of the next head
         self._listener = listener
@@ -555,7 +556,7 @@ class Connection:
         request = self.request
         if request is None or request.head.wants_close:
             return False
-        if self._is_crowded or not self.parts.accepts_requests:
+        if self._is_crowded or self.should_renew or not self.parts.accepts_requests:
             return False
         if self.is_whole:
             return True

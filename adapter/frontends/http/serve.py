@@ -88,11 +88,9 @@ class Service:
         served.in_flight.count += 1
         try:
             await Inference(request, plan, self._parts, begun_at).serve()
-            served.fast += 1
         except NeedsHandler:
             await connection.delegate(self._handle_planned(request))
         except AdapterError as error:
-            served.fast += 1
             self._refuse(request, error)
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             self._report_bug(request, error)

@@ -245,6 +245,14 @@ class HttpServer:
             own = Refusal(own.status, headers, f"{own.body[:-1]}, {aws.body[1:]}")
         return b"".join(word_refusal(own, b"", self.parts.clock.last))
 
+    def renew_connections(self) -> None:
+        """Have clients connect anew: the next answer on each connection closes it, as in a drain.
+
+        An idle connection is not closed at once, since its client may have begun a request.
+        """
+        for connection in self._connections:
+            connection.should_renew = True
+
     def _accept_no_more(self) -> None:
         self.parts.accepts_requests = False
 

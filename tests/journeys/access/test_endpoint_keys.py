@@ -99,7 +99,7 @@ def test_no_method_but_those_about_the_server_is_open_without_a_signature(
 
 
 def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
-    """Those that take the fast path elsewhere."""
+    """Those that are planned elsewhere."""
     with closing(keyed.client()) as client:
         for path in ("/models/echo/invoke", "/v2/models/echo/infer"):
             for _ in range(2):

@@ -23,7 +23,7 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(
     adapter: RunningAdapter, client: Client
 ) -> None:
     asked = [
-        ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),  # the fast path
+        ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),
         ("DELETE", "/models/none-2", None, 404, "none-2"),
         ("GET", "/v2/models/none-3", None, 404, "none-3"),
     ]
