@@ -432,7 +432,7 @@ class TestOutage:
         await turns_of_the_loop()
         house.control.close()
         for load in (waiting, front.load("m")):
-            with pytest.raises(BackendUnavailable, match="stopping"):
+            with pytest.raises(BackendUnavailable, match="draining"):
                 await load
 
 
@@ -475,5 +475,5 @@ class TestStart:
         load = house.begin(front.load("m"))
         await turns_of_the_loop()
         house.control.close()
-        with pytest.raises(BackendUnavailable, match="stopping"):
+        with pytest.raises(BackendUnavailable, match="draining"):
             await load
