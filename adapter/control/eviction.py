@@ -14,7 +14,7 @@ from adapter.control.operations import Kind, Operations
 from adapter.control.ports import Evictor, StoreSettings
 from adapter.control.unloader import Unloader
 from adapter.core import times
-from adapter.core.admission import Candidate as LoadCandidate
+from adapter.core.admission import Evictable
 from adapter.core.model import ModelId, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
@@ -65,22 +65,22 @@ class Eviction:
 
     # -- room in memory ---------------------------------------------------------------------
 
-    def candidates(self, record: ModelRecord) -> tuple[LoadCandidate, ...]:
+    def candidates(self, record: ModelRecord) -> tuple[Evictable, ...]:
         """Return the models that may be evicted for the load of `record`, now or once they are
         idle, in the order of core/victims.py.
         """
         now = clock.monotonic()
         callers = list(self.leases.callers_of(record.id))
         idle: list[Candidate] = []
-        busy: list[LoadCandidate] = []
+        busy: list[Evictable] = []
         for model in self._list_loaded():
             reason = self.find_retention_reason(model)
             if reason is None:
                 idle.append(self._describe(model, callers, now))
             elif reason in FOR_NOW:
-                busy.append(LoadCandidate(model.name, is_busy=True))
+                busy.append(Evictable(model.name, is_busy=True))
         ordered = sort_candidates(idle, self.policy)
-        return (*(LoadCandidate(candidate.name) for candidate in ordered), *busy)
+        return (*(Evictable(candidate.name) for candidate in ordered), *busy)
 
     async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
         """Evict these idle models for a load; return whether any went."""
@@ -262,9 +262,9 @@ class OldVersionFirst:
     other_models: Evictor
     log_fields: Mapping[str, str]
 
-    def candidates(self, record: ModelRecord) -> tuple[LoadCandidate, ...]:
+    def candidates(self, record: ModelRecord) -> tuple[Evictable, ...]:
         """Return the old version, then those that may be evicted for any load."""
-        candidates = [LoadCandidate(self.old.name)] if self.old.state in LOADED else []
+        candidates = [Evictable(self.old.name)] if self.old.state in LOADED else []
         old_name = self.old.name
         evictable = self.other_models.candidates(record)
         candidates += [candidate for candidate in evictable if candidate.name != old_name]

@@ -21,7 +21,7 @@ from adapter.core import times
 from adapter.core.admission import (
     Answer,
     Decision,
-    LoadRequest,
+    MemoryRequest,
     Purpose,
     Reason,
     decide,
@@ -128,7 +128,7 @@ class Memory:
     def try_reserve(self, record: ModelRecord, terms: LoadTerms) -> bool:
         """Reserve what the load needs if that is free now; evict nothing for it."""
         now = clock.monotonic()
-        request = LoadRequest(terms.purpose, started_at=now, deadline=now)
+        request = MemoryRequest(terms.purpose, started_at=now, deadline=now)
         decision = self._decide(record, terms, request, now)
         if decision.answer is not Answer.ADMIT:
             return False
@@ -389,10 +389,10 @@ class Memory:
                 return earlier
         return None
 
-    def _request(self, waiter: _Waiter, evictor: Evictor) -> LoadRequest:
+    def _request(self, waiter: _Waiter, evictor: Evictor) -> MemoryRequest:
         purpose = waiter.terms.purpose
         is_planned = purpose is Purpose.PLANNED
-        return LoadRequest(
+        return MemoryRequest(
             purpose,
             waiter.started_at,
             deadline=waiter.started_at + waiter.terms.patience_seconds,
@@ -401,7 +401,7 @@ class Memory:
         )
 
     def _decide(
-        self, record: ModelRecord, terms: LoadTerms, request: LoadRequest, now: float
+        self, record: ModelRecord, terms: LoadTerms, request: MemoryRequest, now: float
     ) -> Decision:
         gpus = [device for device in self.ledger.devices if self._number(device) is not None]
         has_choice = self.settings.places_gpus and len(gpus) > 1

@@ -283,7 +283,7 @@ class Journal:
         if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
             phase = "refused" if is_refused else "load"
             self.metrics.count_out_of_memory(phase, error.pattern)
-        event = f"model.{operation}_{'refused' if is_refused else 'failed'}"
+        event = "model.load_refused" if is_refused else f"model.{operation}_failed"
         level = logging.INFO if is_refused else logging.WARNING
         ending = {"reason": str(error), "error": outcome, "seconds": seconds}
         log.log(level, event, extra=fields | ending)

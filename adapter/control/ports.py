@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from adapter.core.admission import Candidate
+from adapter.core.admission import Evictable
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.core.memory import Bytes, GpuBytes, MemoryReading
 from adapter.core.model import (
@@ -291,7 +291,7 @@ class Artifacts(Protocol):
 class Evictor(Protocol):
     """Makes room in memory for one load."""
 
-    def candidates(self, record: ModelRecord) -> tuple[Candidate, ...]:
+    def candidates(self, record: ModelRecord) -> tuple[Evictable, ...]:
         """Return the models that may be evicted for the load of `record`, now or once they are
         idle, in their order.
         """

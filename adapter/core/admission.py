@@ -79,7 +79,7 @@ class Purpose(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Evictable:
     """A model that may be evicted."""
 
     name: TritonName
@@ -87,13 +87,13 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
+class MemoryRequest:
     """Describes who asks for a load, how long it may wait, and which models may be evicted."""
 
     purpose: Purpose = Purpose.EXPLICIT
     started_at: float = 0.0  # when it began to wait
     deadline: float = 0.0  # when an on-demand or planned load has waited long enough
-    candidates: tuple[Candidate, ...] = ()  # in the order of eviction
+    candidates: tuple[Evictable, ...] = ()  # in the order of eviction
     is_mesh_evicting: bool = False  # see MeshBooks.is_evicting
 
 
@@ -109,7 +109,7 @@ class Decision:
     device: Device | None = None  # where the package is placed, if the adapter chooses
 
 
-def decide(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> Decision:
+def decide(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> Decision:
     """Return whether a load may begin on the devices of its need: at once, as a try, or after
     evictions or a wait. Or refuse it. Changes nothing.
     """
@@ -153,7 +153,7 @@ def place_on(
 def decide_place(
     ledger: Ledger,
     needs: Mapping[Device, Need],
-    request: LoadRequest,
+    request: MemoryRequest,
     now: float,
     former: Device | None = None,  # where the model was before Triton lost it
 ) -> Decision:
@@ -279,7 +279,7 @@ def _decide_on_empty_devices(
 
 
 def _decide_on_others(
-    ledger: Ledger, need: Need, request: LoadRequest, now: float, lacking: Collection[Device]
+    ledger: Ledger, need: Need, request: MemoryRequest, now: float, lacking: Collection[Device]
 ) -> Decision:
     """Evict others for a load, wait for them, or refuse it for now."""
     is_futile = _is_futile(ledger, need, now)
@@ -298,7 +298,7 @@ def _decide_on_others(
     return decision
 
 
-def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
+def _has_turn(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> bool:
     """Return whether a load need not wait for another one with a guessed need.
 
     Readings measure a load that is alone on its devices. Where there are no readings, and for a
@@ -318,7 +318,7 @@ def _has_turn(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> b
     return now - request.started_at >= times.MEMORY_SECONDS
 
 
-def _should_wait(ledger: Ledger, need: Need, request: LoadRequest, now: float) -> bool:
+def _should_wait(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> bool:
     """Return whether a load may wait for memory.
 
     An explicit load waits while an unload is in progress, and for 5 s after its turn and after
@@ -331,7 +331,7 @@ def _should_wait(ledger: Ledger, need: Need, request: LoadRequest, now: float) -
     return is_unloading or now - max(turn_at, ledger.returned_at) < times.MEMORY_SECONDS
 
 
-def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decision | None:
+def _decide_eviction(ledger: Ledger, need: Need, request: MemoryRequest) -> Decision | None:
     """Choose victims, or wait for leaving memory or busy models; None if eviction cannot help."""
     free = {device: ledger.free_soon(device) for device in need.bytes}
     lacking = _find_lacking(need, free)
@@ -361,7 +361,7 @@ def _decide_eviction(ledger: Ledger, need: Need, request: LoadRequest) -> Decisi
     return Decision(Answer.EVICT, Reason.EVICTION, need, victims=victims)
 
 
-def _can_evict_enough(ledger: Ledger, need: Need, request: LoadRequest) -> bool:
+def _can_evict_enough(ledger: Ledger, need: Need, request: MemoryRequest) -> bool:
     """Return whether the need would fit if all candidates were evicted, busy ones included.
 
     Two figures say what stays then, and the lesser counts. The first is what an empty device and

@@ -8,9 +8,9 @@ import math
 
 from adapter.core.admission import (
     Answer,
-    Candidate,
     Decision,
-    LoadRequest,
+    Evictable,
+    MemoryRequest,
     Purpose,
     decide,
     decide_place,
@@ -171,9 +171,9 @@ class Books:
         is_mesh_evicting=False,
     ):
         names = [*evict, *(name for name in busy if name not in evict)]
-        candidates = tuple(Candidate(TritonName(name), name in busy) for name in names)
+        candidates = tuple(Evictable(TritonName(name), name in busy) for name in names)
         started_at = self.now - waited
-        return LoadRequest(purpose, started_at, deadline, candidates, is_mesh_evicting)
+        return MemoryRequest(purpose, started_at, deadline, candidates, is_mesh_evicting)
 
     def decide(self, need, **options) -> Decision:
         return decide(self.ledger, need, self.request(**options), self.now)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from adapter.core.admission import (
     Answer,
-    Candidate,
     Decision,
-    LoadRequest,
+    Evictable,
+    MemoryRequest,
     Purpose,
     Reason,
     decide,
@@ -253,23 +253,23 @@ class Books:
         if caller == "mesh":
             deadline += PATIENCE[caller]  # as long again for its turn, which the oracle needs not
         if caller == "endpoint":
-            terms = LoadRequest(
+            terms = MemoryRequest(
                 Purpose.ON_DEMAND, request.arrived, deadline, candidates=self._candidates()
             )
         elif caller == "mesh":
             is_evicting = self.mesh.is_evicting
-            terms = LoadRequest(
+            terms = MemoryRequest(
                 Purpose.PLANNED, request.arrived, deadline, is_mesh_evicting=is_evicting
             )
         else:
-            terms = LoadRequest(Purpose.EXPLICIT, request.started)
+            terms = MemoryRequest(Purpose.EXPLICIT, request.started)
         return decide(self.ledger, need, terms, float(world.tick))
 
-    def _candidates(self) -> tuple[Candidate, ...]:
+    def _candidates(self) -> tuple[Evictable, ...]:
         idle = set(self.world.idle())
         loaded = self.ledger.models
         return tuple(
-            Candidate(TritonName(str(number)), number not in idle)
+            Evictable(TritonName(str(number)), number not in idle)
             for number in self.recent
             if str(number) in loaded
         )

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 from adapter.core import times
 from adapter.core.admission import (
     Answer,
-    Candidate,
-    LoadRequest,
+    Evictable,
+    MemoryRequest,
     Purpose,
     Reason,
     decide,
@@ -92,8 +92,8 @@ class TrueWorld(RuleBasedStateMachine):
         declared = self.sizes[key] if self.is_declared else None
         files = int(self.sizes[key] * self.factors[key])
         need = self.ledger.need_of(package(key, declared=declared, files=files))
-        candidates = tuple(Candidate(TritonName(name)) for name in self.ledger.models)
-        request = LoadRequest(started_at=self.now - 5, candidates=candidates if evicts else ())
+        candidates = tuple(Evictable(TritonName(name)) for name in self.ledger.models)
+        request = MemoryRequest(started_at=self.now - 5, candidates=candidates if evicts else ())
         decision = decide(self.ledger, need, request, self.now)
         # each package fits an empty device, and nothing but models takes memory
         assert decision.answer is not Answer.TOO_LARGE
@@ -269,8 +269,8 @@ class AnyBooks(RuleBasedStateMachine):
     def ask(self, *, key, size, flags, evictable, busy, terms):
         need = self.need(key, size, *flags)
         purpose, waited, remaining = terms
-        candidates = tuple(Candidate(TritonName(name), name in busy) for name in sorted(evictable))
-        request = LoadRequest(purpose, self.now - waited, self.now + remaining, candidates)
+        candidates = tuple(Evictable(TritonName(name), name in busy) for name in sorted(evictable))
+        request = MemoryRequest(purpose, self.now - waited, self.now + remaining, candidates)
         decision = decide(self.ledger, need, request, self.now)
         self.check_figures(decision)
         if decision.answer is Answer.TOO_LARGE:

@@ -9,7 +9,7 @@ import pytest
 
 from adapter.core.admission import (
     Answer,
-    LoadRequest,
+    MemoryRequest,
     Purpose,
     Reason,
     decide,
@@ -488,7 +488,7 @@ def test_explicit_wait_ends_after_the_last_unload():
     books.read(700)
     ended_at = books.before_reading
     books.ledger.end_unload("a", ended_at)
-    request = LoadRequest(started_at=books.now - 60)
+    request = MemoryRequest(started_at=books.now - 60)
     for seconds, answer in ((4.9, Answer.WAIT), (5, Answer.INSUFFICIENT)):
         assert decide(books.ledger, need, request, ended_at + seconds).answer is answer
 
@@ -546,7 +546,7 @@ def test_guess_has_no_turn_where_nothing_is_read():
     assert books.decide(guess(300)).reason is Reason.TURN
     nowhere = Ledger({})
     nowhere.begin_load("b", guess(key="b"))
-    assert decide(nowhere, guess(), LoadRequest(), 0.0).answer is Answer.ADMIT
+    assert decide(nowhere, guess(), MemoryRequest(), 0.0).answer is Answer.ADMIT
 
 
 def test_planned_guess_waits_for_its_turn_until_its_deadline():
