@@ -86,6 +86,7 @@ class EmbeddedTriton:
         self._environment: Mapping[str, str] = {}
         self._server: ServerProcess | None = None
         self._launched: ServerProcess | None = None
+        self._exit_reason = ""  # of the latest one that has ended
         self._model_processes: ModelProcesses | None = None
         self._delay = _BACKOFF_SECONDS[0]  # before the next server
         self._supervisor: asyncio.Task[NoReturn] | None = None
@@ -103,6 +104,12 @@ class EmbeddedTriton:
     def _running(self) -> ModelProcesses | None:
         """Return the processes, while the server runs."""
         return self._model_processes if self.pid is not None else None
+
+    @property
+    def exit_reason(self) -> str:
+        """Return how the latest server that has ended did so; "" if none has."""
+        present = "" if self._server is None else self._server.exit_reason
+        return present or self._exit_reason
 
     @property
     def load_threads(self) -> int:
@@ -232,6 +239,7 @@ class EmbeddedTriton:
         server = self._server
         assert server is not None  # noqa: S101 - start() comes first
         reason = await server.ended()
+        self._exit_reason = reason
         await REPOSITORY.run(self._folder.remove_environments)
         _log.warning("triton.exited", extra={"reason": reason})
         self._on_exit(reason)

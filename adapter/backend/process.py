@@ -94,6 +94,14 @@ class ServerProcess:
         await _heard_out(self._keeper, self._output)
         self._output.close()
         self._report.close()
+        return self.exit_reason
+
+    @property
+    def exit_reason(self) -> str:
+        """Return how the server has ended; "" while it runs."""
+        if not self._report.code.done():
+            return ""
+        code = self._report.code.result()
         if code is None:
             return "lost its keeper, and was killed"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

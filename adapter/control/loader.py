@@ -620,10 +620,11 @@ class Loader:
                 failure = error
                 if isinstance(error, TimeoutError):
                     failure = self.explain_timeout(record)
+                is_loading = record.state is ModelState.LOADING
                 is_suspect = self._is_warm_up_suspect(record)
                 await run_to_end(self._undo(record, failure))
-                if is_suspect and is_exit(error) and self.status.life != record.life:
-                    failure = _explain_warm_up(record)
+                if is_loading and is_exit(error) and self.status.life != record.life:
+                    failure = self._explain_exit(record, error, is_warm_up=is_suspect)
                 if failure is error:
                     raise
                 raise failure from error
@@ -640,6 +641,26 @@ class Loader:
             return False
         works = self.at_work.collect(clock.monotonic())
         return [model_id for model_id, work in works.items() if work.is_load] == [record.id]
+
+    def _explain_exit(
+        self,
+        record: ModelRecord,
+        error: BaseException,
+        *,
+        is_warm_up: bool,  # the exit has probably to do with the samples of the package
+    ) -> BaseException:
+        """Return the error of a load that an exit of Triton has broken off."""
+        if is_warm_up:
+            return _explain_warm_up(record)
+        server = self.status.server
+        if server is None or not server.exit_reason:
+            return error
+        text = (
+            f"Triton {server.exit_reason} while it was loading model {record.id!r}, and is started"
+            " again; see docs/operations.md#after-a-restart-of-triton"
+        )
+        is_delivered = isinstance(error, BackendUnavailable) and error.delivered
+        return BackendUnavailable(text, model_id=record.id, delivered=is_delivered)
 
     def explain_timeout(self, record: ModelRecord) -> BackendTimeout:
         """Return the error of a load that has passed its time limit."""

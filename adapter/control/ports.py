@@ -73,6 +73,10 @@ class Server(Protocol):
     def pid(self) -> int | None:
         """The pid of the process; None while there is none."""
 
+    @property
+    def exit_reason(self) -> str:
+        """How the latest process that has ended did so, such as "exited with 1"; "" before."""
+
     async def restart(self, reason: str) -> None:
         """End the process at once, so that another one is started."""
 

@@ -303,6 +303,8 @@ class FakeTriton:
     async def free_regions(self, names: Collection[TritonName]) -> int:
         return 0
 
+    exit_reason = "was killed by SIGKILL"
+
     async def restart(self, reason: str) -> None:
         self.exit()
 

@@ -1160,7 +1160,8 @@ async def test_triton_exits_during_a_load():
         call = asyncio.create_task(stage.call(B))
         await asyncio.sleep(3)
         stage.triton.exit()
-        await fails(load, BackendUnavailable)  # its caller decides
+        error = await fails(load, BackendUnavailable)  # its caller decides
+        assert "Triton was killed by SIGKILL while it was loading model 'a'" in str(error)
         assert await call == "b@1"  # loaded once more by the next Triton
         stage.check(B)
 

@@ -110,6 +110,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.pid: int | None = 1
+        self.exit_reason = "was killed by SIGKILL"
         self.live: dict[str, bool] = {}
         self.dies: set[str] = set()
         self.processes: dict[TritonName, set[ProcessId]] = {}

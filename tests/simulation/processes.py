@@ -81,6 +81,10 @@ class SimServer:
     def pid(self) -> int | None:
         return self._triton.life.number if self._triton.life else None
 
+    @property
+    def exit_reason(self) -> str:
+        return "was killed by SIGKILL"
+
     async def restart(self, reason: str) -> None:
         self._restart(reason)
 
