@@ -75,7 +75,7 @@ class Server(Protocol):
 
     @property
     def exit_reason(self) -> str:
-        """How the latest process that has ended did so, such as "exited with 1"; "" before."""
+        """Return how the latest process that has ended did so, as "exited with 1"; "" before."""
 
     async def restart(self, reason: str) -> None:
         """End the process at once, so that another one is started."""

@@ -377,6 +377,7 @@ class TritonWatcher:
         """Charge the exit to one model or none; mark all models at rest as LOST or absent."""
         now = clock.monotonic()
         at_work = self.at_work.collect(now)
+        self.journal.metrics.triton_exits.inc()
         verdict = self.blame.judge_exit(now, at_work, self.turns.list_loaded())
         _log_verdict(verdict)
         at_rest = [record for record in records if record.state in AT_REST]

@@ -116,6 +116,7 @@ class Metrics:
         name="load_timeout_seconds",
     )
     processes_killed = _metric(Counter, "Processes of models that outlived them and were killed.")
+    triton_exits = _metric(Counter, "Exits of Triton that the adapter has noticed.")
     left_running = _metric(
         Gauge,
         "Models that are gone, or have an unload that does not end, but still run in Triton.",

@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from prometheus_client import generate_latest
 
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
@@ -1251,6 +1252,7 @@ async def test_triton_exits_while_it_serves():
         stage.check(A, C)
         assert await stage.call(B) == "b@1"
         stage.check(A, B, C)
+        assert b"triton_adapter_triton_exits_total 2.0" in generate_latest(stage.metrics.registry)
 
 
 @played
