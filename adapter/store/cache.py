@@ -293,21 +293,32 @@ class ArtifactCache:
         """Return what the disk names an artifact by: where the store is, and the path in it."""
         return str(self._get_versions(key).store.location), key.path
 
-    async def _ask(self, key: ArtifactKey, *, is_existence_enough: bool = False) -> Version:
-        """Return what the store has; note on disk if it has nothing."""
+    async def _ask(
+        self,
+        key: ArtifactKey,
+        *,
+        is_existence_enough: bool = False,
+        limit_seconds: float | None = None,
+    ) -> Version:
+        """Return what the store has; note on disk if it has nothing. The limit is the store's
+        alone: once it has answered, notes on disk take the time that they take.
+        """
+        versions = self._get_versions(key)
         try:
-            return await self._get_versions(key).ask(
-                key.path, is_existence_enough=is_existence_enough
-            )
+            async with asyncio.timeout(limit_seconds):
+                return await versions.ask(key.path, is_existence_enough=is_existence_enough)
         except ArtifactNotFound:
             await self._mark_current(key, None)
             raise
+        except TimeoutError:
+            reason = f"it did not answer within {limit_seconds:g} s"
+            raise StoreUnavailable(failed(versions.store.location, key.path, reason)) from None
 
-    async def _ask_current(self, key: ArtifactKey) -> Version:
+    async def _ask_current(self, key: ArtifactKey, limit_seconds: float | None = None) -> Version:
         """Return what the store has, and note on disk that this version is the current one. To be
         called with the key's lock.
         """
-        version = await self._ask(key)
+        version = await self._ask(key, limit_seconds=limit_seconds)
         await self._mark_current(key, version.etag)
         return version
 
@@ -315,13 +326,10 @@ class ArtifactCache:
         """Return the store's current version. Give up after 1 s if the store could not be used
         when it was last asked and there is a copy on disk to serve.
         """
-        reason = self._get_versions(key).unreachable_reason
-        is_brief = reason is not None and self._disk.find_current(*self._place(key)) is not None
-        try:
-            async with asyncio.timeout(_BRIEFLY_SECONDS if is_brief else None):
-                return await self._ask_current(key)
-        except TimeoutError:
-            raise StoreUnavailable(reason or "") from None
+        is_reachable = self._get_versions(key).unreachable_reason is None
+        if is_reachable or self._disk.find_current(*self._place(key)) is None:
+            return await self._ask_current(key)
+        return await self._ask_current(key, _BRIEFLY_SECONDS)
 
     async def _mark_current(self, key: ArtifactKey, etag: str | None) -> None:
         """Mark the version `etag` as current, and all others on disk as replaced. `etag` is None

@@ -1,5 +1,6 @@
 """Which version of a model is served while its store is away: the one that the store had last."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -11,8 +12,10 @@ from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgres
 from adapter.errors import ArtifactNotFound, StoreUnavailable
 from adapter.packages.unpacking import Limits
 from adapter.settings.locations import parse_location
+from adapter.store import cache as cache_module
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
+from adapter.store.disk import Cached
 from adapter.store.ports import StoredFile
 from tests.store.conftest import archive, files_of, forget_refusals
 
@@ -292,3 +295,41 @@ async def test_deleted_key_is_not_found_while_store_is_away(store, start):
     cache = await start()
     with pytest.raises(StoreUnavailable):
         await cache.find(key_of("digits"))
+
+
+async def test_slow_note_of_a_new_version_is_no_outage(store, start, monkeypatch):
+    """The store was away before, so it has a moment to answer. It did, but what was noted on disk
+    took longer: the call failed, by a text with the key of another model.
+    """
+    cache = await start()
+    store.put("a", "v1")
+    await use(cache, "a")
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await use(cache, "b")
+    store.is_away = False
+    store.put("a", "v2")
+    monkeypatch.setattr(cache_module, "_BRIEFLY_SECONDS", 0.05)
+    mark = cache._disk.mark
+
+    async def mark_slowly(cached: Cached, *, is_replaced: bool) -> None:
+        await mark(cached, is_replaced=is_replaced)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(cache._disk, "mark", mark_slowly)
+    assert await use(cache, "a") == ("v2", CacheUse.MISS)
+
+
+async def test_silent_store_is_reported_with_the_key_asked_for(store, start, monkeypatch, caplog):
+    cache = await start()
+    store.put("a", "v1")
+    await use(cache, "a")
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await use(cache, "secret-of-another-team")
+    monkeypatch.setattr(cache_module, "_BRIEFLY_SECONDS", 0.05)
+    monkeypatch.setattr(store, "stat", lambda _: asyncio.Event().wait())
+    assert await use(cache, "a") == ("v1", CacheUse.DISK)
+    [event] = [each for each in caplog.records if each.message == "artifact.not_checked"]
+    assert "key: a): it did not answer within 0.05 s" in event.reason
+    assert "secret-of-another-team" not in event.reason
