@@ -117,7 +117,13 @@ class Fetch:
             await self._fetch_folder(self._files / self._name)
         else:
             await self._fetch_object(version.files[0])
-        self._checksums.check(self._wrong_sums)
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        """Raise Unfinished if objects that have come are not those of their ETags."""
+        wrong_sums = dict(self._wrong_sums)
+        self._wrong_sums.clear()
+        self._checksums.check(wrong_sums)
 
     # -- one object -------------------------------------------------------------------------
 
@@ -131,16 +137,26 @@ class Fetch:
                     break
             if can_stream(self._name, head):
                 if len(head) == file.size_bytes:
+                    await self._check_whole(chunks)
                     await self._refuse_excess(head)
                 async with self._unpackings:
                     await self._unpack_chunks(file, head, chunks)
             elif is_packed(self._name):
                 await CACHE.run_to_end(self._part.parent.mkdir)
                 await self._write_chunks(file, self._part, head, chunks)
+                self._check_sums()
                 async with self._unpackings:
                     await self._unpack_file()
             else:
                 await self._write_chunks(file, self._files / self._name, head, chunks)
+
+    async def _check_whole(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        """Compare an object that has come to its end, before anything is learned from it: a garbled
+        size would be kept for good.
+        """
+        async for _ in chunks:
+            pass  # there is no other chunk: the generator compares the sum before it ends
+        self._check_sums()
 
     async def _refuse_excess(self, packed: bytes) -> None:
         """Raise NoRoom, before anything leaves the disk, for a small gzip that never fits.

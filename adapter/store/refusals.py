@@ -1,11 +1,12 @@
-"""Remembers briefly what a store lacks or refuses; and for good which versions cannot be unpacked.
+"""Remembers briefly what a store lacks or refuses, and which versions cannot be unpacked.
 
-A store may err once about anything that it says. So what it says of a key is forgotten in seconds,
-and a version is known by its size as well as by its ETag: what was learned of an object under a
-false length is never applied to the same object under the right one.
+A store may err about anything that it says, and a proxy before it may garble what it sends. So what
+it says of a key is forgotten in seconds. That a version cannot be unpacked is forgotten in a
+minute, as to find it out costs up to two downloads. A version is known by its size as well as by
+its ETag: what was learned of an object under a false length is never applied to the same object
+under the right one.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -17,7 +18,7 @@ MAX_REMEMBERED = 1024
 # time-outs and failures of the store above all.
 Seconds = Mapping[type[AdapterError], float]
 OF_KEYS: Seconds = {ArtifactNotFound: 5.0, StoreDenied: 1.0, InvalidArtifact: 5.0}
-OF_VERSIONS: Seconds = {NoRoom: 5.0, InvalidArtifact: math.inf}
+OF_VERSIONS: Seconds = {NoRoom: 5.0, InvalidArtifact: 60.0}
 
 # a key, and what was sought there: nothing more for the key itself; or a version
 Question = tuple[str, ...]

@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,14 @@ from hypothesis import strategies as st
 from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import ArtifactNotFound, InvalidArtifact, StoreUnavailable
 from adapter.packages.unpacking import Limits
+from adapter.runtime import clock
 from adapter.settings.locations import parse_location
 from adapter.store import downloading
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.opening import open_store
 from tests.buckets import KEYS
-from tests.store.conftest import archive, files_of
+from tests.store.conftest import archive, files_of, zipped
 
 _KIB = 2**10
 _PART = 64 * _KIB
@@ -44,6 +47,14 @@ FAULTS = (
 
 def md5_of(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+
+
+def with_huge_size(packed: bytes) -> bytes:
+    """Return an archive of one file that says it unpacks to 4 GiB."""
+    if packed.startswith(b"PK"):
+        entry = packed.index(b"PK\1\2")
+        return packed[: entry + 24] + b"\xfe" * 4 + packed[entry + 28 :]
+    return packed[:-4] + b"\xfe" * 4
 
 
 class LyingBucket:
@@ -87,6 +98,8 @@ class LyingBucket:
         body = self.content[start:end] if is_part else self.content
         if fault == "other bytes":
             body = bytes(len(body))
+        elif fault == "huge size":
+            body = with_huge_size(body)
         headers = self._headers()
         if is_part:
             shift = 1 if fault == "wrong range" else 0
@@ -118,8 +131,9 @@ async def lying(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LyingBucket]:
     await runner.cleanup()
 
 
-async def fetch(folder: Path, key: str = "a.tar.gz") -> dict[str, bytes]:
-    """Fetch the object with a cache of its own; return what is in it."""
+@asynccontextmanager
+async def open_cache(folder: Path) -> AsyncIterator[ArtifactCache]:
+    """Open a cache of the bucket; its folder for work is empty at the end."""
     store = open_store("model_store", parse_location("s3://models"), 0.3)
     cache = ArtifactCache(
         {"": store},
@@ -130,11 +144,23 @@ async def fetch(folder: Path, key: str = "a.tar.gz") -> dict[str, bytes]:
     )
     await cache.open()
     try:
+        yield cache
+        assert not any((folder / "work").iterdir())
+    finally:
+        await cache.close()
+
+
+async def fetch(folder: Path, key: str = "a.tar.gz") -> dict[str, bytes]:
+    """Fetch the object with a cache of its own; return what is in it."""
+    async with open_cache(folder) as cache:
         artifact, _ = await cache.fetch(ArtifactKey("", key), FetchProgress())
         return files_of(artifact)
-    finally:
-        assert not any((folder / "work").iterdir())
-        await cache.close()
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let so many seconds pass at once."""
+    later = time.monotonic() + seconds
+    monkeypatch.setattr(clock, "monotonic", lambda: later)
 
 
 async def test_large_object_comes_in_parts(lying: LyingBucket, tmp_path):
@@ -184,6 +210,39 @@ async def test_archive_that_is_bad_twice_is_refused(lying: LyingBucket, tmp_path
     lying.etag = md5_of(lying.content)
     with pytest.raises(InvalidArtifact, match="its first bytes are those of no archive"):
         await fetch(tmp_path)
+
+
+async def test_garbled_archive_is_fetched_once_garbling_ends(
+    lying: LyingBucket, tmp_path, monkeypatch
+):
+    """Refuse it for a minute, no longer: what garbles two downloads, as a proxy may, says nothing
+    of the archive, which was refused until a restart.
+    """
+    key = ArtifactKey("", "a.tar.gz")
+    lying.faults = ["other bytes"] * 12
+    async with open_cache(tmp_path) as cache:
+        with pytest.raises(InvalidArtifact):
+            await cache.fetch(key, FetchProgress())
+        lying.faults = []
+        gets = len(lying.gets)
+        with pytest.raises(InvalidArtifact):
+            await cache.fetch(key, FetchProgress())
+        assert len(lying.gets) == gets, "a bad archive is not downloaded again at once"
+        pass_time(monkeypatch, 61)
+        artifact, _ = await cache.fetch(key, FetchProgress())
+        assert files_of(artifact) == _FILES
+
+
+@pytest.mark.parametrize("key", ["a.tar.gz", "a.zip"])
+async def test_garbled_size_is_not_learned(lying: LyingBucket, tmp_path, key):
+    """The end of an archive says how much room it takes. Once garbled, it lost the model until a
+    restart: each later fetch reserved as much.
+    """
+    files = {"1/model.bin": os.urandom(50 * _KIB)}
+    lying.content = zipped(files) if key.endswith(".zip") else archive(files)
+    lying.etag = md5_of(lying.content)
+    lying.faults = ["huge size"]
+    assert await fetch(tmp_path, key) == files
 
 
 @settings(
