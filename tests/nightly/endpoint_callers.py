@@ -27,15 +27,15 @@ SECRET = "the secret of the soak"  # noqa: S105 - of this test alone
 MODEL_WAIT_SECONDS = 20
 _ABSENT = "no-such-model.tar.gz"
 # For how long callers may get the errors of a fault that has ended: some are remembered.
-_AFTER_SECONDS = 12.0
+_AFTER_SECONDS = 20.0
 
-_PAUSE_SECONDS = 0.1  # after an error that may be another one the next time
+_MAX_PAUSE_SECONDS = 1.0  # after an error that may be another one the next time
 _GOOD_BODY = json.dumps(infer_body(1.0))
 
 # What a 503 says where the store, Triton or the adapter, or too little room is the cause.
 _OF_STORE = re.compile("^Failed to download")
 _OF_TRITON = re.compile("starting or stopping|is stopping|adapter stopped|Triton")
-_OF_ROOM = re.compile("all other models are in use|wait for model|cache_limit")
+_OF_ROOM = re.compile("all other models are in use|wait for model|no room on disk")
 _ABSENT_WORDS = "Please ensure that there is an object of this key"
 
 
@@ -216,7 +216,7 @@ class Caller:
         call.ended = time.monotonic()
         self._count(call, answer, is_stream=is_stream)
         if isinstance(answer, BotoCoreError) or (isinstance(answer, Refused) and answer.is_busy):
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(self._dice.uniform(0, _MAX_PAUSE_SECONDS))
         return answer
 
     def _count(self, call: Call, answer: object, *, is_stream: bool) -> None:
@@ -274,13 +274,13 @@ class Caller:
     def _can_be_unavailable(self, call: Call, refused: Refused) -> bool:
         """Return whether the store, Triton, the adapter or too little room explains it."""
         oracle = self._oracle
+        if _OF_ROOM.search(refused.message):
+            return True
         if _OF_STORE.search(refused.message):
             return oracle.storms.touch(call, _AFTER_SECONDS) or (
                 oracle.outages.touch(call, _AFTER_SECONDS)
             )
-        if _OF_TRITON.search(refused.message):
-            return self._is_of_kill(call, refused)
-        return _OF_ROOM.search(refused.message) is not None
+        return _OF_TRITON.search(refused.message) is not None and self._is_of_kill(call, refused)
 
     def _can_be_late(self, call: Call, refused: Refused) -> bool:
         has_waited = call.ended - call.began > MODEL_WAIT_SECONDS - 1

@@ -72,7 +72,7 @@ class Soak:
         self.count: Counter[str] = Counter()
         self.cache = place / "cache"
         self.regions: list[str] = []  # prefixes of the names in /dev/shm, one for each adapter
-        self.pids: set[int] = set()
+        self.processes: set[tuple[int, str]] = set()  # all that were seen below an adapter
         self.is_over = threading.Event()
         self._scratch = place / "scratch"
         self._outside = place / MARK
@@ -135,7 +135,7 @@ class Soak:
         """Stop the adapter with a signal, and start another one."""
         adapter = self.adapter
         repository = adapter.repository
-        self.pids.update(descendants(adapter.process.pid))
+        self.processes |= find_processes(adapter)
         self.oracle.record_break()
         self.oracle.adapter_down.begin()
         code = adapter.stop(number)
@@ -389,6 +389,10 @@ class Soak:
             assert MARK not in path.name, path
             assert path.resolve().is_relative_to(self.cache.resolve()), path
 
+    def _find_left(self) -> list[int]:
+        """Return the processes of earlier adapters that go on."""
+        return [pid for pid, start in self.processes if is_alive(pid) and start_of(pid) == start]
+
     def check_outside(self, place: Path) -> None:
         """Object to anything that a hostile archive has left."""
         assert {path.name for path in place.iterdir()} <= {"cache", "scratch"}
@@ -398,12 +402,12 @@ class Soak:
     def stop(self) -> None:
         """Stop the adapter; check that nothing of any Triton is left."""
         self._caller.close()
-        self.pids.update(descendants(self.adapter.process.pid))
+        self.processes |= find_processes(self.adapter)
         code = self.adapter.stop()
         self.check_log(self.adapter)
         assert code == 0, self.adapter.errors
         assert not self.adapter.repository.exists()
-        wait_until(lambda: not any(map(is_alive, self.pids)), 30, "no process is left")
+        wait_until(lambda: not self._find_left(), 30, "no process is left")
         for region in self.regions:
             assert not list(Path("/dev/shm").glob(f"{region}*")), region
 
@@ -416,6 +420,19 @@ class Rest:
     regions: int
     adapter_bytes: int
     triton_bytes: int
+
+
+def find_processes(adapter: RunningAdapter) -> set[tuple[int, str]]:
+    """Return those below the adapter, each with its start: a pid may be another's later."""
+    return {(pid, start_of(pid)) for pid in descendants(adapter.process.pid)}
+
+
+def start_of(pid: int) -> str:
+    """Return when a process was started, as the kernel counts; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def count_sockets(pid: int) -> int:
