@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -34,7 +35,7 @@ _GOOD_BODY = json.dumps(infer_body(1.0))
 
 # What a 503 says where the store, Triton or the adapter, or too little room is the cause.
 _OF_STORE = re.compile("^Failed to download")
-_OF_TRITON = re.compile("starting or stopping|is stopping|adapter stopped|Triton")
+_OF_TRITON = re.compile("adapter is (starting|stopping|draining)|adapter stopped|Triton")
 _OF_ROOM = re.compile("all other models are in use|wait for model|no room on disk")
 _ABSENT_WORDS = "Please ensure that there is an object of this key"
 
@@ -51,8 +52,11 @@ class Tally:
 
     def object(self, text: str) -> None:
         """Record something that must never be."""
+        line = f"{time.strftime('%X')} {text}"
+        sys.stdout.write(f"objection: {line}\n")
+        sys.stdout.flush()
         with self.lock:
-            self.objections.append(f"{time.strftime('%X')} {text}")
+            self.objections.append(line)
 
 
 @dataclass(frozen=True)

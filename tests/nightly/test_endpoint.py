@@ -81,7 +81,9 @@ class Soak:
         [self._port] = free_ports(1)
         bucket.on_named = self.oracle.record_name
         self._fill()
+        self.oracle.adapter_down.begin()
         self.adapter = self._start()
+        self.oracle.adapter_down.end()
         self._caller = self.new_caller(99)
 
     def _fill(self) -> None:
@@ -329,7 +331,7 @@ class Soak:
             if disk["bytes"] + disk["fetching_bytes"] > _CACHE_LIMIT:
                 self.tally.object(f"the cache is over its limit: {disk}")
             for device, book in state["memory"]["devices"].items():
-                if book["held_bytes"] + book["reserved_bytes"] > _ROOM * MODEL_BYTES:
+                if book["used_by_models_bytes"] + book["reserved_bytes"] > _ROOM * MODEL_BYTES:
                     self.tally.object(f"the ledger is over its limit: {device} {book}")
 
     def check_latest(self) -> None:
@@ -355,7 +357,7 @@ class Soak:
             wait_until(is_empty, 90, "all models are unloaded")
         self._wait_for_processes()
         books = adapter.state()["memory"]["devices"].values()
-        assert [book["held_bytes"] + book["reserved_bytes"] for book in books] == [0]
+        assert [book["used_by_models_bytes"] + book["reserved_bytes"] for book in books] == [0]
         assert not [path for path in adapter.repository.iterdir() if path.is_dir()]
         assert not list((self.cache / "work").iterdir())
         self._check_cache()
