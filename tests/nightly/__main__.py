@@ -54,7 +54,7 @@ SHARES = {
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
     "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
     "hundred_models": ("tests/fleet/test_hundred_models.py", 10.0),
-    "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
+    "endpoint": ("tests/nightly/test_endpoint.py", 10.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
     "v2": ("tests/journeys/v2", 2.0),
