@@ -261,13 +261,16 @@ class UnloadedMeanwhile(CallerError):
 class MemoryFigures:
     """Bytes as the ledger or the failing allocator knew them; None where nobody knew.
 
-    `device` is the one that free and limit are about, None when they are about all of them.
+    `device` is the one that free and limit are about, None when they are about all of them. Free
+    is what the next load could have, as `Ledger.free` counts it.
     """
 
     needed_bytes: int | None = None
     free_bytes: int | None = None
     limit_bytes: int | None = None
     device: str | None = None
+    # a bound: a load that was ended or has failed with this much needs more, nobody knows how much
+    needs_more_than_bytes: int | None = None
 
 
 class AboutMemory(AdapterError):

@@ -181,8 +181,10 @@ def errors_page() -> str:
         'Every error of the `http` listener is JSON: `{"error": TEXT, "code": CODE, '
         '"model_name": NAME or null}`. Programs should read `code` and the status; `error` may '
         "change.\n\n"
-        "Status 507 and `ModelTooLarge` add five members, null if unknown: `needed_bytes`, "
-        "`free_bytes`, `limit_bytes`, `device` and `matched`. `matched` has the words of the "
+        "Status 507 and `ModelTooLarge` add six members, null if unknown: `needed_bytes`, "
+        "`free_bytes`, `limit_bytes`, `device`, `needs_more_than_bytes` and `matched`. "
+        "`needs_more_than_bytes` is a bound: with that much a load of it was ended or has failed. "
+        "`matched` has the words of the "
         "failure text that mean out of memory. [memory.md](memory.md) says which failures become "
         "507.\n\n"
         "The gRPC listeners return the code of the second column. If the model raised UNKNOWN, "

@@ -282,6 +282,7 @@ class Adapter:
         return Admin(
             state,
             Resident(self._registry, self._state),
+            self._models,
             access=Access("admin", token=self._settings.token_at(self._settings.admin)),
             drain=self._drain,
             drain_seconds=self._settings.drain_timeout_seconds,

@@ -290,13 +290,17 @@ def _is_admin(target: Target) -> bool:
 def _list_figures(error: Mapping[str, Any]) -> list[list[str]]:
     """Return a row for each figure of a lack of memory."""
     rows = []
+    more_than = error.get("needs_more_than_bytes")
     for name in ("needed_bytes", "free_bytes", "limit_bytes", "device", "matched"):
         value = error.get(name)
         if value is None:
             continue
         title = f"  {name.removesuffix('_bytes')}"
         is_size = isinstance(value, int)
-        rows.append([title, f"{format_size(value)} ({value})" if is_size else str(value)])
+        text = f"{format_size(value)} ({value})" if is_size else str(value)
+        if name == "needed_bytes" and value == more_than:
+            text = f"more than {text}"
+        rows.append([title, text])
     return rows
 
 

@@ -58,6 +58,25 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             arguments="NAME...",
         ),
     },
+    "sizes of a running adapter": {
+        "forget": Command(
+            "forget what was learned of a model: its size, and that it did not fit",
+            "adapter.cli.models",
+            (
+                "triton-adapter forget fraud",
+                "triton-adapter forget team-a/fraud.tar.gz --admin=unix:/run/adapter-admin.sock",
+            ),
+            arguments="NAME",
+            notes=(
+                "The adapter measures a package when it loads it, and remembers the size. It "
+                "refuses what ran out of\nmemory with nothing else loaded. After this command the "
+                "next load is tried anew, with a size that\nis declared or guessed from the "
+                "files. Use it when a figure is wrong for good: when a neighbour of\nthe GPU has "
+                "gone, or a load took more than it should.\n\nA loaded model stays loaded, and "
+                "is booked with the same size until its next load."
+            ),
+        ),
+    },
     "health of a running adapter": {
         "wait": Command(
             "block until the adapter is ready",

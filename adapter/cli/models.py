@@ -1,4 +1,4 @@
-"""Lists, loads and unloads the models of a running adapter: ps, load and unload."""
+"""Lists, loads, unloads and forgets the models of a running adapter: ps, load, unload, forget."""
 
 import argparse
 import json
@@ -353,8 +353,8 @@ def _failure_lines(failures: Sequence[State]) -> list[str]:
         age_seconds = (now - datetime.fromisoformat(failure["time"])).total_seconds()
         if age_seconds >= _MAX_FAILURE_AGE_SECONDS or failure["is_mended"]:
             continue
-        count = f" ({failure['count']} times)" if failure["count"] > 1 else ""
-        reason = f"{failure['code']}: {' '.join(failure['reason'].split())}{count}"
+        count = f"{failure['count']} failures, the last: " if failure["count"] > 1 else ""
+        reason = f"{count}{failure['code']}: {' '.join(failure['reason'].split())}"
         age = f"{format_duration(age_seconds)} ago"
         rows.append([age, failure["operation"], failure["model_id"], reason])
         if lack_of_memory is None and failure["code"] in _MEMORY_CODES:
@@ -433,6 +433,45 @@ def _unload(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             code = operation.show_failure(answer)
     return code
+
+
+# -- forget -------------------------------------------------------------------------------------
+
+
+def _add_forget_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the name of the model, loaded or not")
+    parser.add_argument("--json", action="store_true", help="print the adapter's answer")
+    add_listeners(parser, "admin")
+
+
+def _forget(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Have the adapter forget what was learned of a model, and print what that was."""
+    target = find_target(args, environ, "admin")
+    path = f"/forget?model_id={quote(args.name, safe='')}"
+    answer = ask(target, "POST", path, headers=control_headers(args, environ))
+    if not answer.is_ok:
+        return show_failure(answer, target, as_json=args.json, hint="")
+    forgotten = answer.json()
+    text = f"{args.name}: forgot {_describe_forgotten(forgotten)}"
+    print(json.dumps(forgotten) if args.json else escape(text))
+    return 0
+
+
+def _describe_forgotten(forgotten: State) -> str:
+    """Describe what was known of a package."""
+    facts = []
+    if forgotten["bytes"] is not None:
+        size = format_size(sum(forgotten["bytes"].values()))
+        facts.append(f"that it took {size}" + (" (measured)" if forgotten["is_measured"] else ""))
+    if forgotten["needs_more_than_bytes"] is not None:
+        size = format_size(max(forgotten["needs_more_than_bytes"].values()))
+        facts.append(f"that it needs more than {size}")
+    if forgotten["was_too_large"]:
+        facts.append("that it can never fit")
+    return " and ".join(facts) or "nothing: no load of it has shown anything"
+
+
+# -- what load and unload have in common --------------------------------------------------------
 
 
 class _Operation:
@@ -525,4 +564,5 @@ COMMANDS = {
     "ps": (_add_ps_options, _ps),
     "load": (_add_load_options, _load),
     "unload": (_add_unload_options, _unload),
+    "forget": (_add_forget_options, _forget),
 }

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.ledger import ForgottenSize
 from adapter.core.memory import Bytes, Device, DeviceState, MemoryReading
 from adapter.core.mesh_books import MeshBooks
 from adapter.core.model import ModelId, ModelSource
@@ -161,6 +162,12 @@ class Models(Protocol):
 
         A model that is not loaded is loaded, and a load in progress is waited for. A package with a
         fault, or one that is too large, changes nothing.
+        """
+
+    def forget(self, model_id: ModelId) -> ForgottenSize:
+        """Forget what loads of the model's package have shown of its size.
+
+        Raises ModelNotFound if no load of the model was ever begun.
         """
 
     def close(self) -> None:

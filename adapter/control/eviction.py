@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -30,7 +30,7 @@ from adapter.core.victims import (
     make_candidate,
     sort_candidates,
 )
-from adapter.errors import AdapterError, CapacityError, UnloadedMeanwhile
+from adapter.errors import AdapterError, CapacityError, MemoryFigures, UnloadedMeanwhile
 from adapter.runtime import background, clock
 
 log = logging.getLogger(__name__)
@@ -95,15 +95,10 @@ class Eviction:
     async def make_room_for_inference(self, error: CapacityError) -> bool:
         """Evict what an inference needs that ran out of memory; return whether any model went.
 
-        What a model says of itself costs no other caller a model that he uses.
+        Words alone evict nothing where memory is measured: the inference must have asked for more
+        than its device has left, or nothing must be free there, and evictions must be enough. What
+        a model says of itself costs no other caller a model that he uses.
         """
-        figures = error.figures
-        devices = [device for device in self.memory.ledger.devices if device == figures.device]
-        needed_bytes = figures.needed_bytes or 0
-        is_unseen = figures.device is None  # the next try shows how much is missing
-        is_known = is_unseen or bool(devices)
-        if not is_known or needed_bytes > (figures.limit_bytes or needed_bytes):
-            return False
         asking = ModelId(error.model_id or "")
         now = clock.monotonic()
         record = self.registry.get(asking)
@@ -115,13 +110,31 @@ class Eviction:
         }
         candidates = [self._describe(model, callers, now) for model in idle.values()]
         unshared = [candidate for candidate in candidates if not candidate.is_of_others]
-        missing_bytes = max(0, needed_bytes - (figures.free_bytes or 0))
-        chosen = sort_candidates(unshared, self.policy)[:1]
-        if not is_unseen:
-            chosen = choose_victims(unshared, {devices[0]: missing_bytes}, self.policy)
+        chosen = self._choose_for_inference(error.figures, unshared)
         victims = [idle[candidate.name] for candidate in chosen]
         results = await asyncio.gather(*(self._evict_for(victim, asking) for victim in victims))
         return any(results)
+
+    def _choose_for_inference(
+        self, figures: MemoryFigures, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Return which of the candidates to evict for an inference that ran out of memory."""
+        ledger = self.memory.ledger
+        device = next((device for device in ledger.devices if device == figures.device), None)
+        if device is None:
+            # nothing is measured: the next try shows how much is missing
+            is_unseen = figures.device is None and not self.memory.readings.has_devices
+            return sort_candidates(candidates, self.policy)[:1] if is_unseen else ()
+        book = ledger.devices[device]
+        if figures.needed_bytes is None:
+            missing_bytes = 1 - ledger.free(device)  # evict one, if nothing is free
+        else:
+            # the reserve is there for inferences
+            missing_bytes = figures.needed_bytes - ledger.free(device) - book.headroom_bytes
+        evictable_bytes = sum(candidate.size.get(device, 0) for candidate in candidates)
+        if missing_bytes <= 0 or evictable_bytes < missing_bytes:
+            return ()
+        return choose_victims(candidates, {device: missing_bytes}, self.policy)
 
     async def _evict_for(self, record: ModelRecord, model_id: ModelId) -> bool:
         """Evict a model for another one; the policy learns what it was worth."""

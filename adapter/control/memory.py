@@ -38,7 +38,7 @@ from adapter.core.evidence import (
     judge_inference,
     judge_load,
 )
-from adapter.core.ledger import Leaving, Ledger, Overrun
+from adapter.core.ledger import ForgottenSize, Leaving, Ledger, Overrun
 from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device, GpuBytes, total
 from adapter.core.mesh_books import MeshBooks
 from adapter.core.model import ModelId
@@ -52,6 +52,7 @@ from adapter.errors import (
     InferenceFailed,
     InsufficientMemory,
     ModelFailed,
+    ModelNotFound,
     ModelTooLarge,
     OutOfMemory,
     StubDied,
@@ -225,7 +226,10 @@ class Memory:
     def find_overrun(self, record: ModelRecord) -> AboutMemory | None:
         """Return why the load has to end, if more is used than a limit and it is to blame."""
         overrun = self.ledger.overrun_of(record.name)
-        return None if overrun is None else make_overrun_refusal(record.id, overrun)
+        if overrun is None:
+            return None
+        self.ledger.record_overrun(overrun)
+        return make_overrun_refusal(record.id, overrun)
 
     # -- unloads ----------------------------------------------------------------------------
 
@@ -344,7 +348,29 @@ class Memory:
             for device, book in self.ledger.devices.items()
             if device != UNSEEN
         }
-        return Scene(limits, self.readings.list_since(since), devices=list(self.held(record)))
+        return Scene(
+            limits,
+            self.readings.list_since(since),
+            devices=list(self.held(record)),
+            free={device: max(0, self.ledger.free(device)) for device in limits},
+        )
+
+    # -- what was learned -------------------------------------------------------------------
+
+    def forget(self, model_id: ModelId) -> ForgottenSize:
+        """Forget what loads and inferences of a model's package have shown of its size.
+
+        Raises ModelNotFound if no load of the model was ever begun.
+        """
+        package_key = self.ledger.sizes.key_of_model(model_id)
+        if package_key is None:
+            text = f"nothing was learned of model {model_id!r}: no load of it has reached its files"
+            raise ModelNotFound(text, model_id=model_id)
+        self._failures.forget(package_key)
+        forgotten = self.ledger.forget(package_key)
+        log.info("memory.forgotten", extra={"model_id": model_id})
+        self.changes.notify()
+        return forgotten
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -463,7 +489,7 @@ class Memory:
         """Return the figures for a line of the log, by device."""
         return {
             "needed_bytes": dict(need.bytes),
-            "free_bytes": {device: self.ledger.free(device) for device in need.bytes},
+            "free_bytes": {device: max(0, self.ledger.free(device)) for device in need.bytes},
         }
 
     def _book_at_once(self, record: ModelRecord) -> None:

@@ -28,6 +28,7 @@ from adapter.core.admission import Purpose
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame, Requester
 from adapter.core.forgotten import ForgottenModels
+from adapter.core.ledger import ForgottenSize
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.registry import Registry
@@ -131,6 +132,13 @@ class Models:
         if operation is not None and not self._is_ready(model_id):
             await self._wait_for_outcome(operation)
         return self.registry.serving(model_id)
+
+    def forget(self, model_id: ModelId) -> ForgottenSize:
+        """Forget what loads of the model's package have shown of its size.
+
+        Raises ModelNotFound if no load of the model was ever begun.
+        """
+        return self.loader.memory.forget(model_id)
 
     # -- loads ------------------------------------------------------------------------------
 

@@ -68,6 +68,11 @@ class Readings:
         """Return how old the figures of a reading may be."""
         return self.last.lag_seconds if self.last else 0.0
 
+    @property
+    def has_devices(self) -> bool:
+        """Return whether the memory of any device is read."""
+        return self.last is not None and bool(self.last.devices)
+
     def is_limited(self, size: Bytes) -> bool:
         """Return whether only the adapter keeps models below the limit of one of these devices."""
         return not self._limited.isdisjoint(size)

@@ -118,7 +118,7 @@ def decide(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> De
         return refusal
     is_planned = request.purpose is Purpose.PLANNED
     free = {device: _free(ledger, device, is_planned=is_planned) for device in need.bytes}
-    figures = _figures_of(ledger, need, free)
+    figures = _find_figures(ledger, need, free)
     if not _has_turn(ledger, need, request, now):
         return Decision(Answer.WAIT, Reason.TURN, need, figures)
     lacking = _find_lacking(need, free)
@@ -189,11 +189,10 @@ def _rank(decision: Decision) -> int:
 def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | ModelTooLarge:
     """Return the error that refuses a load, with its figures and what to do."""
     figures = decision.figures
-    needed = format_size(figures.needed_bytes or 0)
-    free = format_size(max(0, figures.free_bytes or 0))
+    free = format_size(figures.free_bytes or 0)
     limit = format_size(figures.limit_bytes or 0)
     text = (
-        f"model {model_id!r} needs {needed} ({BASIS_TEXTS[decision.need.basis]});"
+        f"model {model_id!r} needs {_describe_need(decision)};"
         f" {free} of {limit} are free{_name(figures)}: {decision.reason.value}; {_SEE_REFUSED}"
     )
     if decision.answer is Answer.TOO_LARGE:
@@ -207,14 +206,27 @@ def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMem
     """Return the error of a load that was ended, or undone, because it passed a limit."""
     figures = overrun.figures
     needed = format_size(figures.needed_bytes or 0)
+    if figures.needs_more_than_bytes is not None:
+        needed = f"more than {needed}"
     free = format_size(figures.free_bytes or 0)
     reason = Reason.DECLARED if overrun.is_permanent else Reason.DOES_NOT_FIT
     text = (
-        f"model {model_id!r} needs more than {needed}, where {free} were free{_name(figures)},"
+        f"model {model_id!r} needs {needed}, where {free} were free{_name(figures)},"
         f" and was unloaded: {reason.value}; {_SEE_REFUSED}"
     )
     error = ModelTooLarge if overrun.is_permanent else InsufficientMemory
     return error(text, model_id=model_id, figures=figures, was_tried=True)
+
+
+def _describe_need(decision: Decision) -> str:
+    """Return what a load needs, and how that is known. A bound is called one."""
+    needed_bytes = decision.figures.needed_bytes or 0
+    more_than_bytes = decision.figures.needs_more_than_bytes
+    needed = format_size(needed_bytes)
+    if more_than_bytes is None:
+        return f"{needed} ({BASIS_TEXTS[decision.need.basis]})"
+    bound = f"more than {format_size(more_than_bytes)}"
+    return f"{bound} ({needed} are tried next)" if needed_bytes > more_than_bytes else bound
 
 
 def _name(figures: MemoryFigures) -> str:
@@ -236,12 +248,14 @@ def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
     for device, count in need.declared.items():
         book = ledger.devices[device]
         if count > book.room_bytes:
-            figures = MemoryFigures(count, book.room_bytes, book.limit_bytes, device)
+            free_bytes = max(0, ledger.free(device))
+            figures = MemoryFigures(count, free_bytes, book.limit_bytes, device)
             return Decision(Answer.TOO_LARGE, Reason.DECLARED, declared, figures)
         if book.process_limit_bytes is not None and need.processes is not None:
             limit_bytes = book.process_limit_bytes * need.processes
             if count > limit_bytes:
-                figures = MemoryFigures(count, limit_bytes, limit_bytes, device)
+                free_bytes = min(limit_bytes, max(0, ledger.free(device)))
+                figures = MemoryFigures(count, free_bytes, limit_bytes, device)
                 return Decision(Answer.TOO_LARGE, Reason.PROCESS_LIMIT, declared, figures)
     tried = ledger.tried.get(need.package_key, {})
     proofs = [device for device in need.bytes if device in tried]
@@ -249,8 +263,14 @@ def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
         return None
     device = max(proofs, key=need.bytes.__getitem__)
     limit_bytes = ledger.devices[device].limit_bytes
-    needed_bytes = max(need.bytes[device], tried[device])
-    figures = MemoryFigures(needed_bytes, tried[device], limit_bytes, device)
+    # the next try of a tried package can be smaller than what it had: that is the bound
+    figures = MemoryFigures(
+        max(need.bytes[device], tried[device]),
+        max(0, ledger.free(device)),
+        limit_bytes,
+        device,
+        tried[device],
+    )
     return Decision(Answer.TOO_LARGE, Reason.TRIED, need, figures)
 
 
@@ -273,7 +293,8 @@ def _decide_on_empty_devices(
         book = ledger.devices[HOST]
         known_bytes = need.known_bytes.get(HOST, 0)
         if book.available_bytes is not None and known_bytes > book.available_bytes:
-            figures = MemoryFigures(known_bytes, book.available_bytes, book.limit_bytes, HOST)
+            free_bytes = max(0, min(ledger.free(HOST), book.available_bytes))
+            figures = MemoryFigures(known_bytes, free_bytes, book.limit_bytes, HOST)
             return Decision(Answer.INSUFFICIENT, Reason.KERNEL, need, figures)
     return Decision(Answer.TRY, Reason.NOTHING_TO_UNLOAD, need, figures)
 
@@ -401,11 +422,17 @@ def _find_lacking(need: Need, free: Bytes) -> list[Device]:
     return [device for device, count in need.bytes.items() if count > free[device]]
 
 
-def _figures_of(ledger: Ledger, need: Need, free: Bytes) -> MemoryFigures:
+def _find_figures(ledger: Ledger, need: Need, free: Bytes) -> MemoryFigures:
     """Return the figures of the device that lacks most, or has least to spare."""
     if not need.bytes:
         return MemoryFigures()
     missing = {device: count - free[device] for device, count in need.bytes.items()}
     device = max(missing, key=missing.__getitem__)
     limit_bytes = ledger.devices[device].limit_bytes
-    return MemoryFigures(need.bytes[device], max(0, free[device]), limit_bytes, device)
+    return MemoryFigures(
+        need.bytes[device],
+        max(0, ledger.free(device)),
+        limit_bytes,
+        device,
+        need.too_little.get(device),
+    )

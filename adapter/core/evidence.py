@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, MemoryReading
 from adapter.core.oom import Strength, Verdict
 from adapter.core.sizes import remember
 from adapter.errors import MemoryFigures
@@ -89,6 +89,8 @@ class Scene:
     limits: Bytes  # of each device, as of the ledger; none for devices that are not seen
     readings: Sequence[MemoryReading] = ()  # from shortly before the call until after it, in order
     devices: Collection[Device] = ()  # devices where the model is booked, or its load has reserved
+    # free bytes of each device by the ledger: those that the next load could have
+    free: Bytes = field(default_factory=dict)
 
 
 class FailedInferences:
@@ -106,6 +108,10 @@ class FailedInferences:
         before = 0 if answered_at > failed_at else count
         remember(self._rows, package_key, (before + 1, now))
         return before
+
+    def forget(self, package_key: str) -> None:
+        """Begin a new row for the package."""
+        self._rows.pop(package_key, None)
 
 
 def judge_load(verdict: Verdict, text: str, scene: Scene) -> Judgement:
@@ -240,11 +246,10 @@ def _figures_of(verdict: Verdict, text: str, scene: Scene) -> MemoryFigures:
     failure may be about. If none of these is measured, the figures stay unknown: those of another
     device would seem to refute the error.
     """
-    used = scene.readings[-1].used if scene.readings else {}
-    devices = _devices_of(text, scene)
-    free = {device: scene.limits[device] - used[device] for device in devices if device in used}
-    if not free:
+    used = scene.readings[-1].used if scene.readings else NO_BYTES
+    devices = [device for device in _devices_of(text, scene) if device in used]
+    if not devices:
         return MemoryFigures(verdict.requested_bytes)
-    device = min(free, key=free.__getitem__)
-    free_bytes = max(0, free[device])
+    device = min(devices, key=lambda device: scene.limits[device] - used[device])
+    free_bytes = scene.free.get(device)
     return MemoryFigures(verdict.requested_bytes, free_bytes, scene.limits[device], device)

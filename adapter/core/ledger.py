@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from adapter.core import times
 from adapter.core.memory import NO_BYTES, UNSEEN, Bytes, Device
 from adapter.core.model import Package, TritonName
-from adapter.core.sizes import MIB, Need, Sizes, remember, usable_devices
+from adapter.core.sizes import MIB, Need, Size, Sizes, remember, usable_devices
 from adapter.errors import MemoryFigures
 
 # An unload is answered when readings show most of its memory free. Drivers and allocators return
@@ -129,6 +129,15 @@ class Settlement:
     overrun: Overrun | None  # set if the model is to be unloaded again
     # by readings, beside other models on a device: the first model there makes a CUDA context
     rise: Bytes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenSize:
+    """Holds what was known of a package until an operator had it forgotten."""
+
+    size: Size | None
+    too_little: Bytes  # it needs more than these bytes; empty if it never ran out of memory
+    was_too_large: bool  # its loads were refused as ModelTooLarge
 
 
 def limit_of(setting_bytes: int | None, size_bytes: int) -> int:
@@ -472,8 +481,15 @@ class Ledger:
         own_bytes = load.reserved[device]
         if before is not None:
             own_bytes = max(own_bytes, book.used_bytes - before)
-        free_bytes = max(0, book.limit_bytes - book.used_bytes + own_bytes)
-        figures = MemoryFigures(own_bytes, free_bytes, book.limit_bytes, device)
+        others_bytes = book.used_bytes - own_bytes
+        figures = MemoryFigures(
+            own_bytes,
+            max(0, book.limit_bytes - book.headroom_bytes - others_bytes),
+            book.limit_bytes,
+            device,
+            # a load that has ended alone takes what the reading shows
+            None if load.ended_at is not None and before is not None else own_bytes,
+        )
         return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
 
     def overrun_of(self, name: TritonName) -> Overrun | None:
@@ -488,6 +504,15 @@ class Ledger:
         """Return whether another load is to be ended, on a device of this one."""
         overruns = [self.find_overrun(device) for device in self.loads[name].reserved]
         return any(overrun is not None and overrun.name != name for overrun in overruns)
+
+    def record_overrun(self, overrun: Overrun) -> None:
+        """Reserve what readings have shown of a load that is ended for a limit, so that its next
+        need is larger than that.
+        """
+        load = self.loads[overrun.name]
+        for device in load.reserved:
+            if device == overrun.figures.device:
+                load.reserved[device] = overrun.figures.needed_bytes or 0
 
     def _book(self, load: LoadEntry, device: Device) -> int:
         """Return what a load is booked with: its reservation, as far as the reading allows."""
@@ -526,6 +551,20 @@ class Ledger:
             book = self.devices[device]
             free[device] = book.limit_bytes - load.before.get(device, book.settled_bytes)
         return free
+
+    def forget(self, package_key: str) -> ForgottenSize:
+        """Forget what loads of a package have shown: its size, and that it did not fit. Return what
+        that was. The package is tried as one that was never seen; what is loaded stays booked.
+        """
+        forgotten = ForgottenSize(
+            self.sizes.find(package_key),
+            self.sizes.find_shortage(package_key),
+            was_too_large=package_key in self.tried,
+        )
+        self.sizes.forget(package_key)
+        self.tried.pop(package_key, None)
+        self.futile_evictions.pop(package_key, None)
+        return forgotten
 
     # -- unloads --------------------------------------------------------------------------------
 

@@ -62,7 +62,6 @@ BASIS_TEXTS: Mapping[Basis, str] = {
     Basis.MEASURED: "measured",
     Basis.BOOKED: "as it was last booked",
     Basis.FILES: "guessed from its files",
-    Basis.SHORTAGE: "twice what was too little the last time",
 }
 
 
@@ -77,6 +76,7 @@ class Need:
     declared: Bytes = field(default_factory=dict)
     known_bytes: Bytes = field(default_factory=dict)  # also of what no device has
     processes: int | None = 1  # among which its memory is divided; None if nobody can tell
+    too_little: Bytes = field(default_factory=dict)  # the last load ran out of memory with these
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,14 @@ class Size:
     is_reported: bool = False  # by Triton, on all devices
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Describes the last load of a package, which ran out of memory."""
+
+    reserved: Bytes
+    factor: int  # by which the next need is larger
+
+
 @dataclass(slots=True)
 class Sizes:
     """Remembers what packages took, and says what their next load needs."""
@@ -95,7 +103,7 @@ class Sizes:
     size_factor: float | None = None  # the operator's; None: by backend and device
     triton_version: str = ""  # empty while it is unknown
     _sizes: dict[_PackageVersion, Size] = field(default_factory=dict)
-    _shortages: dict[_PackageVersion, Bytes] = field(default_factory=dict)
+    _shortages: dict[_PackageVersion, Shortage] = field(default_factory=dict)
     _key_by_place: dict[str, str] = field(default_factory=dict)
     _key_by_model: dict[str, str] = field(default_factory=dict)
 
@@ -135,17 +143,25 @@ class Sizes:
             guesses = {place: self._guess_from_files(package, place) for place in places}
             needed = _limit_guess(guesses, guess_limit_bytes)
             basis = Basis.FILES
-        shortage = self._shortages.get(self._add_version(package.content_key), NO_BYTES)
-        guess = _limit_guess(_move(shortage, rooms, places, device), guess_limit_bytes)
-        raised = most_of(needed, guess)
+        too_little = NO_BYTES
+        shortage = self._shortages.get(self._add_version(package.content_key))
+        if shortage is not None:
+            reserved = _move(shortage.reserved, rooms, places, device)
+            guess = {place: shortage.factor * count for place, count in reserved.items()}
+            raised = most_of(needed, _limit_guess(guess, guess_limit_bytes))
+            if raised != needed:
+                needed = raised
+                basis = Basis.SHORTAGE
+                too_little = reserved
         return Need(
             package.content_key,
-            {place: _limit_to_room(count, rooms.get(place)) for place, count in raised.items()},
-            Basis.SHORTAGE if raised != needed else basis,
+            {place: _limit_to_room(count, rooms.get(place)) for place, count in needed.items()},
+            basis,
             is_known=bool(known_bytes),
             declared=declared,
             known_bytes=known_bytes,
             processes=package.processes,
+            too_little=too_little,
         )
 
     # -- what loads have shown ------------------------------------------------------------------
@@ -171,12 +187,23 @@ class Sizes:
         """
         is_believed = is_known and self._add_version(package_key) not in self._shortages
         factor = 1 if is_believed else SHORTAGE_FACTOR
-        needed = {device: factor * count for device, count in reserved.items()}
-        remember(self._shortages, self._add_version(package_key), needed)
+        shortage = Shortage(dict(reserved), factor)
+        remember(self._shortages, self._add_version(package_key), shortage)
 
     def end_shortage(self, package_key: str) -> None:
         """Forget that the package ran out of memory: it was loaded."""
         self._shortages.pop(self._add_version(package_key), None)
+
+    def forget(self, package_key: str) -> None:
+        """Forget what loads of the package have shown, with any version of Triton."""
+        for entries in (self._sizes, self._shortages):
+            for key in [key for key in entries if key[0] == package_key]:
+                del entries[key]
+
+    def find_shortage(self, package_key: str) -> Bytes:
+        """Return what the last load of a package had reserved, if it ran out of memory."""
+        shortage = self._shortages.get(self._add_version(package_key))
+        return NO_BYTES if shortage is None else shortage.reserved
 
     def find(self, package_key: str) -> Size | None:
         """Return what the package took the last time; None if it was never loaded."""
@@ -191,6 +218,10 @@ class Sizes:
     def remember_model(self, model_id: ModelId, package_key: str) -> None:
         """Remember which package was last loaded as the model of this id."""
         remember(self._key_by_model, model_id, package_key)
+
+    def key_of_model(self, model_id: ModelId) -> str | None:
+        """Return the key of the package that was last to be loaded as this model."""
+        return self._key_by_model.get(model_id)
 
     def measured_bytes(self, url: str, model_id: ModelId) -> int | None:
         """Return what the package took that was last loaded from the place, else under the name;

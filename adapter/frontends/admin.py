@@ -17,9 +17,16 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
-from adapter.control.door import ControlState, ModelRecord, Registry
+from adapter.control.door import ControlState, ModelRecord, Models, Registry
 from adapter.core.memory import total
-from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, drop_tracebacks
+from adapter.core.model import ModelId
+from adapter.errors import (
+    Forbidden,
+    InvalidRequest,
+    ModelNotFound,
+    Unauthenticated,
+    drop_tracebacks,
+)
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
 from adapter.frontends.drain import Drain
@@ -224,7 +231,7 @@ class Resident:
 
 
 class Admin:
-    """Serves /drain, /resident, /debug, and the page that shows the state. `drain_seconds`
+    """Serves /drain, /forget, /resident, /debug, and the page that shows the state. `drain_seconds`
     limits a drain whose request has no timeout.
     """
 
@@ -232,6 +239,7 @@ class Admin:
         self,
         debug_state: DebugState,
         resident: Resident,
+        models: Models,
         *,
         access: Access,
         drain: Drain,
@@ -240,6 +248,7 @@ class Admin:
     ) -> None:
         self._debug_state = debug_state
         self._resident = resident
+        self._known_models = models
         self._access = access
         self._drain = drain
         self._drain_seconds = drain_seconds
@@ -254,6 +263,7 @@ class Admin:
             "config": self._configuration,
             "tasks": _tasks,
             "drain": self._with_token(self._finish),
+            "forget": self._with_token(self._forget),
         }
 
     def _with_token(self, handler: Handler) -> Handler:
@@ -275,6 +285,27 @@ class Admin:
             reason = f"{left} in flight after {text} s"
             return answer({"status": "not drained", "reason": reason}, status=503)
         return answer({"status": "drained"})
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        """Forget what was learned of the package of one model."""
+        model_id = request.query.get("model_id", "")
+        if not model_id:
+            return answer({"error": "model_id: the name of a model is missing"}, status=400)
+        try:
+            forgotten = self._known_models.forget(ModelId(model_id))
+        except ModelNotFound as error:
+            return answer({"error": str(error)}, status=404)
+        size = forgotten.size
+        return answer(
+            {
+                "status": "forgotten",
+                "model_id": model_id,
+                "bytes": dict(size.bytes) if size is not None else None,
+                "is_measured": size is not None and size.is_measured,
+                "needs_more_than_bytes": dict(forgotten.too_little) or None,
+                "was_too_large": forgotten.was_too_large,
+            }
+        )
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, self._resident.parts())

@@ -129,6 +129,7 @@ ADMIN_ROUTES: Mapping[str, Route] = {
         ("GET", "/debug/config", "config", READ),
         ("GET", "/debug/tasks", "tasks", READ),
         ("POST", "/drain", "drain", CONTROL),
+        ("POST", "/forget", "forget", CONTROL),
     )
 }
 

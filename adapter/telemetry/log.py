@@ -60,6 +60,8 @@ EVENTS: Mapping[str, str] = {
     "artifact.store_unreachable": "a store cannot be used, for the reason given; the adapter "
     "keeps trying",
     "log.dropped": "log lines were dropped because stdout was not read in time, with their number",
+    "memory.forgotten": "an operator had the size of a model's package forgotten, and that it did "
+    "not fit",
     "memory.gpu_unread": "the memory of a visible GPU cannot be read or its reading is "
     "impossible, for the reason given; without memory_limit Triton tries every load",
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "

@@ -46,6 +46,7 @@ def admin_of(house: House) -> TestClient[Any, Any]:
     admin = Admin(
         state,
         Resident(house.control.registry, house.control_state),
+        house.control,
         access=Access("admin"),
         drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
         drain_seconds=1,

@@ -21,7 +21,7 @@ _MODEL_MIB = 110
 # in the first refusal of a package that passed the limit
 _UNDONE = "and was unloaded"
 # in the next one: its size was measured if the load had ended before it was found too large
-_LEARNED = ("(twice what was too little the last time)", "(measured)")
+_LEARNED = ("needs more than", "(measured)")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,8 @@ def test_load_that_took_too_much_needs_more_afterwards(adapter: RunningAdapter, 
         # less than 194 MiB if the load is ended before it is over
         seen_bytes = tried.json()["needed_bytes"]
         assert 130 * MIB < seen_bytes < 214 * MIB
-        assert seen_bytes <= again.json()["needed_bytes"] <= 2 * seen_bytes
+        # another reading may have been larger before the load was gone
+        assert seen_bytes <= again.json()["needed_bytes"] <= 2.2 * seen_bytes
         assert _UNDONE in tried.json()["error"]
         assert names_learned_size(again.json()["error"])
         check_agreement(adapter)

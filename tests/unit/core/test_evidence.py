@@ -38,7 +38,9 @@ def reading(*, shm_free=None, kills=None, **used):
 def scene(*readings, limits=(("one", 1000),), devices=(ONE,)):
     named = {"one": ONE, "two": TWO, "host": HOST}
     sizes = {named[name]: limit * MIB for name, limit in limits}
-    return Scene(sizes, readings, devices)
+    used = readings[-1].used if readings else {}
+    free = {device: max(0, sizes[device] - used[device]) for device in sizes if device in used}
+    return Scene(sizes, readings, devices, free)
 
 
 def strong(text):

@@ -158,14 +158,15 @@ def test_a_lack_of_memory_is_told_with_its_figures(kind):
         "free_bytes": 2,
         "limit_bytes": 1,
         "device": "GPU-0",
+        "needs_more_than_bytes": None,
         "matched": "out of memory",
     }
 
 
 def test_figures_that_nobody_knows_are_null():
     body = json.loads(own_refusal(errors.OutOfMemory("full"), None).body)
-    figures = ("needed_bytes", "free_bytes", "limit_bytes", "device")
-    assert [body[name] for name in figures] == [None] * 4
+    figures = ("needed_bytes", "free_bytes", "limit_bytes", "device", "needs_more_than_bytes")
+    assert [body[name] for name in figures] == [None] * 5
 
 
 def test_an_error_without_an_entry_is_answered_as_internal():

@@ -1,0 +1,202 @@
+"""The figures and texts that users read: what is a bound, what is free, and of which device."""
+
+import io
+from collections.abc import Iterator
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from adapter.cli.main import main
+from tests.asking import model_names
+from tests.journeys.memory.failing_models import failing, write_failing_answers
+from tests.journeys.memory.models import MIB, write_eater
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_LIMIT = 500 * MIB
+# less than a glance at a busy host differs from the next one
+_NOISE = 20 * MIB
+# grows to 1.3 GiB, and stays there until its load is ended
+_GROWS = """
+import time
+self.parts = []
+for _ in range(70):
+    self.parts.append(numpy.ones(18 * 2**20, numpy.uint8))
+    time.sleep(0.1)
+time.sleep(3600)
+"""
+_CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+    """An adapter of 500 MiB of host memory, with a folder of models as its store."""
+    store = tmp_path_factory.mktemp("store")
+    write_failing_answers(store / "raiser")
+    write_python_model(store / "healthy")
+    flags = ("--memory-source=host", f"--memory-limit={_LIMIT}", f"--model-store={store}")
+    cache = f"--cache-dir={tmp_path_factory.mktemp('cache')}"
+    root = tmp_path_factory.mktemp("models")
+    with embedded_adapter(*flags, cache, COMPLETE, f"--model-roots={root}") as adapter:
+        yield adapter, root
+
+
+@pytest.fixture
+def root(running: tuple[RunningAdapter, Path]) -> Path:
+    return running[1]
+
+
+@pytest.fixture
+def adapter(running: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
+    yield running[0]
+    unload_all(running[0])
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client()) as client:
+        yield client
+
+
+def call_endpoint(client: Client, model: str, body: object) -> tuple[int, dict[str, object]]:
+    headers = {"X-Amzn-SageMaker-Target-Model": model}
+    reply = client.post("/endpoints/any/invocations", body, headers)
+    return reply.status, reply.json()
+
+
+def print_ps(adapter: RunningAdapter) -> str:
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["ps", f"--admin={adapter.admin}"], {}) == 0
+    return printed.getvalue()
+
+
+def test_load_that_was_ended_names_a_bound(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
+    """Nobody has seen how much it would have taken: who frees that much would fail again."""
+    assert client.load("first", write_eater(root / "first", 150)).status == 200
+    greedy = write_eater(root / "greedy", 1, initialize=_GROWS)
+
+    ended = client.load("greedy", greedy).json()
+    refused = client.load("greedy", greedy).json()
+    again = client.load("greedy", greedy).json()
+
+    bound_bytes = ended["needs_more_than_bytes"]
+    assert bound_bytes == ended["needed_bytes"]
+    assert "needs more than" in ended["error"]
+    assert "and was unloaded" in ended["error"]
+    for body in (refused, again):
+        assert body["code"] == "InsufficientMemory", body
+        # the reservation may have grown by another reading before the load was gone
+        assert bound_bytes <= body["needs_more_than_bytes"] < bound_bytes + 200 * MIB
+        assert body["needs_more_than_bytes"] <= body["needed_bytes"]
+        assert "needs more than" in body["error"]
+    # free bytes never count the reserve
+    assert ended["free_bytes"] == pytest.approx(refused["free_bytes"], abs=_NOISE)
+    assert ended["limit_bytes"] == refused["limit_bytes"] == _LIMIT
+    device = adapter.state()["memory"]["devices"]["host"]
+    assert refused["free_bytes"] == pytest.approx(device["free_bytes"], abs=_NOISE)
+
+    assert "3 failures, the last: InsufficientMemory: model 'greedy' needs more than" in print_ps(
+        adapter
+    )
+
+
+def test_load_that_ended_names_what_it_took(client: Client, root: Path) -> None:
+    """A size that a reading has shown is no bound."""
+    assert client.load("first", write_eater(root / "quick-first", 320)).status == 200
+    quick = write_eater(root / "quick", 200, declares="1KiB")
+    for _ in range(2):
+        body = client.load("quick", quick).json()
+        assert body["code"] == "InsufficientMemory", body
+        has_bound = body["needs_more_than_bytes"] is not None
+        assert ("more than" in body["error"]) is has_bound
+
+
+def test_declared_size_that_was_passed_is_raised(client: Client, root: Path) -> None:
+    """Else the platform is told to free what was seen to be too little."""
+    assert client.load("first", write_eater(root / "declared-first", 150)).status == 200
+    liar = write_eater(root / "liar", 1, initialize=_GROWS, declares="70MiB")
+    ended = client.load("liar", liar).json()
+    refused = client.load("liar", liar).json()
+    assert ended["needs_more_than_bytes"] > 100 * MIB
+    assert refused["code"] == "InsufficientMemory", refused
+    assert refused["needed_bytes"] >= ended["needs_more_than_bytes"]
+
+
+def test_declared_size_above_the_device_tells_what_is_free(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
+    huge = write_eater(root / "huge", 1, declares="600MiB")
+    body = client.load("huge", huge).json()
+    device = adapter.state()["memory"]["devices"]["host"]
+    assert body["code"] == "ModelTooLarge"
+    assert body["free_bytes"] == pytest.approx(device["free_bytes"], abs=_NOISE)
+    assert body["needs_more_than_bytes"] is None
+
+
+def test_figures_of_an_inference_are_null_without_its_device(client: Client) -> None:
+    """There is no GPU here. What is free in host memory would refute the text."""
+    status, _ = call_endpoint(client, "raiser", failing("answer", "fine"))
+    assert status == 200
+    reply = client.post("/models/raiser/invoke", failing("RuntimeError", _CUDA))
+    body = reply.json()
+    assert (reply.status, body["code"]) == (507, "OutOfMemory"), body
+    assert body["needed_bytes"] == 2 * 2**30
+    assert (body["device"], body["free_bytes"], body["limit_bytes"]) == (None, None, None)
+
+
+def test_figures_of_a_bare_memory_error_are_the_hosts(
+    adapter: RunningAdapter, client: Client
+) -> None:
+    """It does not say how much it asked for, which is not the size of its model."""
+    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
+    reply = client.post("/models/raiser/invoke", failing("MemoryError", ""))
+    body = reply.json()
+    device = adapter.state()["memory"]["devices"]["host"]
+    assert (reply.status, body["code"], body["device"]) == (507, "OutOfMemory", "host"), body
+    assert body["needed_bytes"] is None
+    assert body["free_bytes"] == pytest.approx(device["free_bytes"], abs=_NOISE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("RuntimeError", _CUDA),
+        ("RuntimeError", "CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ("RuntimeError", "CUDA out of memory"),
+        ("MemoryError", "Unable to allocate 3.00 MiB for an array"),
+        ("MemoryError", ""),
+    ],
+)
+def test_words_of_an_inference_evict_nothing(
+    adapter: RunningAdapter, client: Client, kind: str, text: str
+) -> None:
+    """Nothing lacks room: no other model is evicted for it, nor the model for itself."""
+    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
+    assert call_endpoint(client, "healthy", infer_body(1.0))[0] == 200
+    before = adapter.state()
+    for _ in range(3):
+        assert call_endpoint(client, "raiser", failing(kind, text))[0] >= 400
+    after = adapter.state()
+    assert sorted(model_names(client)) == ["healthy", "raiser"]
+    loaded = [
+        {model["model_id"]: model["triton_name"] for model in state["models"]}
+        for state in (before, after)
+    ]
+    assert loaded[0] == loaded[1]
+    assert after["on_demand"]["evictions"].get("room", 0) == 0
+    assert "evicted" not in print_ps(adapter)
+
+
+def test_inference_that_asks_for_too_much_evicts_nothing(client: Client, root: Path) -> None:
+    """All that may be evicted is too little for it."""
+    assert client.load("explicit", write_eater(root / "explicit", 200)).status == 200
+    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
+    assert call_endpoint(client, "healthy", infer_body(1.0))[0] == 200
+    text = "Unable to allocate 480 MiB for an array"
+    assert call_endpoint(client, "raiser", failing("MemoryError", text))[0] >= 400
+    assert sorted(model_names(client)) == ["explicit", "healthy", "raiser"]
