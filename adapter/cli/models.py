@@ -452,7 +452,11 @@ def _forget(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not answer.is_ok:
         return show_failure(answer, target, as_json=args.json, hint="")
     forgotten = answer.json()
-    text = f"{args.name}: forgot {_describe_forgotten(forgotten)}"
+    try:
+        text = f"{args.name}: forgot {_describe_forgotten(forgotten)}"
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{target} is not an adapter of this version: {error!r}"
+        raise AdapterError(reason) from error
     print(json.dumps(forgotten) if args.json else escape(text))
     return 0
 

@@ -34,6 +34,7 @@ from adapter.core.evidence import (
     Judgement,
     Outcome,
     Scene,
+    is_refuted,
     is_seen,
     judge_inference,
     judge_load,
@@ -318,6 +319,9 @@ class Memory:
             return error
         await self.readings.read()
         scene = self._describe_scene(record, since)
+        load = self.ledger.loads.get(record.name)
+        if load is not None:
+            load.is_doubted = is_refuted(verdict, str(error), scene)
         return _convert(error, judge_load(verdict, str(error), scene), verdict)
 
     async def judge_inference(self, record: ModelRecord, error: AdapterError) -> AdapterError:

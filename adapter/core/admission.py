@@ -209,11 +209,12 @@ def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMem
     if figures.needs_more_than_bytes is not None:
         needed = f"more than {needed}"
     free = format_size(figures.free_bytes or 0)
+    what_happened = f"needs {needed}, where {free} were free{_name(figures)}"
+    if not overrun.is_alone:
+        limit = format_size(figures.limit_bytes or 0)
+        what_happened = f"was loaded beside others when more than {limit} were used{_name(figures)}"
     reason = Reason.DECLARED if overrun.is_permanent else Reason.DOES_NOT_FIT
-    text = (
-        f"model {model_id!r} needs {needed}, where {free} were free{_name(figures)},"
-        f" and was unloaded: {reason.value}; {_SEE_REFUSED}"
-    )
+    text = f"model {model_id!r} {what_happened}, and was unloaded: {reason.value}; {_SEE_REFUSED}"
     error = ModelTooLarge if overrun.is_permanent else InsufficientMemory
     return error(text, model_id=model_id, figures=figures, was_tried=True)
 

@@ -121,6 +121,21 @@ def judge_load(verdict: Verdict, text: str, scene: Scene) -> Judgement:
     return _judge_weak(verdict, text, scene)
 
 
+def is_refuted(verdict: Verdict, text: str, scene: Scene) -> bool:
+    """Return whether a load that ran out of memory asked for a tenth of what was free, or less, in
+    each reading since its begin.
+    """
+    requested = verdict.requested_bytes
+    devices = _devices_of(text, scene)
+    free = [
+        scene.limits[device] - reading.used[device]
+        for reading in scene.readings
+        for device in devices
+        if device in reading.used
+    ]
+    return requested is not None and bool(free) and requested <= PLAUSIBLE_SHARE * min(free)
+
+
 def judge_inference(
     verdict: Verdict,
     text: str,

@@ -94,6 +94,8 @@ class LoadEntry:
     is_only: bool  # nothing else was loaded on its devices
     is_sent: bool = False  # Triton was asked for it; it takes nothing while it waits for a thread
     ended_at: float | None = None  # when Triton had loaded it; None until then
+    # it says that it ran out of memory, though ten times of what it asked for was free
+    is_doubted: bool = False
 
     def reading_before(self, device: Device) -> int | None:
         """Return the reading that the load can be measured from; None if it was not alone."""
@@ -118,6 +120,7 @@ class Overrun:
     name: TritonName
     figures: MemoryFigures  # the load needs more than `needed_bytes`: it has them by now
     is_permanent: bool  # nothing else was loaded or loading: ModelTooLarge, not 507
+    is_alone: bool = True  # nothing else was loading: the figures are those of this load
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +446,7 @@ class Ledger:
 
         If it lacked memory, its package needs more the next time. If also nothing else was loaded
         or in progress, `tried` remembers what readings have shown free for it: a load that cannot
-        get more is refused from then on.
+        get more is refused from then on. Not so after a text that the readings refute.
         """
         load = self.loads.pop(name)
         self._return(load.reserved, now)
@@ -453,7 +456,8 @@ class Ledger:
             )
             # without readings nobody knows what else has been there
             is_read = load.before.keys() >= load.reserved.keys()
-            if load.is_only and load.is_alone and is_read:
+            is_proof = load.is_only and load.is_alone and not load.is_doubted
+            if is_proof and is_read:
                 remember(self.tried, load.need.package_key, self._free_for(load))
 
     def find_overrun(self, device: Device) -> Overrun | None:
@@ -482,15 +486,21 @@ class Ledger:
         if before is not None:
             own_bytes = max(own_bytes, book.used_bytes - before)
         others_bytes = book.used_bytes - own_bytes
+        # a load that has ended takes what the reading shows; of several nobody knows which took it
+        has_bound = load.ended_at is None and before is not None
         figures = MemoryFigures(
             own_bytes,
             max(0, book.limit_bytes - book.headroom_bytes - others_bytes),
             book.limit_bytes,
             device,
-            # a load that has ended alone takes what the reading shows
-            None if load.ended_at is not None and before is not None else own_bytes,
+            own_bytes if has_bound else None,
         )
-        return Overrun(name, figures, is_permanent=load.is_only and load.is_alone)
+        return Overrun(
+            name,
+            figures,
+            is_permanent=load.is_only and load.is_alone,
+            is_alone=before is not None,
+        )
 
     def overrun_of(self, name: TritonName) -> Overrun | None:
         """Return the overrun of a device that this load is to be ended for, None without one."""

@@ -200,3 +200,21 @@ def test_inference_that_asks_for_too_much_evicts_nothing(client: Client, root: P
     text = "Unable to allocate 480 MiB for an array"
     assert call_endpoint(client, "raiser", failing("MemoryError", text))[0] >= 400
     assert sorted(model_names(client)) == ["explicit", "healthy", "raiser"]
+
+
+def test_load_whose_words_are_refuted_is_tried_again(client: Client, root: Path) -> None:
+    """Ten times of what it asked for was free: that it can never fit is not proven."""
+    flag = root / "has-weights"
+    flaky = write_python_model(
+        root / "flaky",
+        imports="import os",
+        initialize=(
+            f"if not os.path.exists({str(flag)!r}):\n"
+            "    raise MemoryError('Unable to allocate 1.00 MiB for an array')"
+        ),
+    )
+    for _ in range(2):
+        refused = client.load("flaky", flaky)
+        assert (refused.status, refused.json()["code"]) == (507, "OutOfMemory"), refused.body
+    flag.touch()
+    assert client.load("flaky", flaky).status == 200

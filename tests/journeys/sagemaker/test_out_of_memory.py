@@ -11,7 +11,7 @@ from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-_FIGURES = ("needed_bytes", "free_bytes", "limit_bytes")
+_FIGURES = ("needed_bytes", "free_bytes", "limit_bytes", "needs_more_than_bytes")
 _MIB = 2**20
 _TORCH = 'raise RuntimeError("Out of memory. Tried to allocate 2.00 GiB (3.00 GiB free)")'
 
