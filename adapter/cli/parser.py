@@ -12,6 +12,7 @@ from adapter.packages.messages import did_you_mean
 
 PROG = "triton-adapter"
 _SECRET_FLAG = "--control-token"  # noqa: S105 - a flag that does not exist: others could see it
+_LISTENER_FLAGS = {"--http", "--http-data", "--grpc", "--grpc-data", "--admin", "--metrics"}
 # Flags that may stand in the place of a command.
 _FLAGS = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
 
@@ -62,6 +63,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if _SECRET_FLAG in flags:
             parser.error(f"there is no flag {_SECRET_FLAG}, which others could see; {TOKEN_HINT}")
+        asked = _LISTENER_FLAGS & parser._option_string_actions.keys()  # noqa: SLF001
+        if asked and _LISTENER_FLAGS & set(flags):
+            parser.error(f"{name} asks the listener of {' or '.join(sorted(asked))}: give that")
         words = flags or unknown
         suggestion = did_you_mean(words[:1], parser._option_string_actions)  # noqa: SLF001
         parser.error(f"unrecognized arguments: {' '.join(words)}{suggestion}")

@@ -93,6 +93,20 @@ class TestHelp:
         for command in COMMANDS:
             assert "--control-token " not in run(command, "--help")[1]
 
+    @rows(
+        ("argv", "listeners"),
+        [
+            (("ps", "--http=127.0.0.1:9000"), "--admin"),
+            (("drain", "--grpc", "127.0.0.1:9085"), "--admin"),
+            (("wait", "--http=127.0.0.1:9000"), "--admin or --metrics"),
+            (("load", "m", "/m", "--metrics=127.0.0.1:9000"), "--admin or --http"),
+        ],
+    )
+    def test_a_listener_not_asked_is_refused_with_those_asked(self, run, argv, listeners):
+        code, out, err = run(*argv)
+        assert (code, out) == (2, "")
+        assert f": {argv[0]} asks the listener of {listeners}: give that\n" in err
+
     def test_help_of_a_command_is_its_help(self, run):
         assert run("help", "drain") == run("drain", "--help")
 
