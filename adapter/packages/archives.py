@@ -499,10 +499,6 @@ def _send(message: dict[str, object]) -> None:
 
 
 def _give_way() -> None:
-    """Lower the priority, after the start, which is short. With autogroups (sched(7)) it counts
-    within a session only, so that of the session is lowered as well; not every Linux has them.
-    """
+    """Lower the priority, after the start, which is short."""
     with suppress(OSError):
         os.nice(_NICE)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(f"{_NICE}")

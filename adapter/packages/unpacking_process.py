@@ -153,7 +153,10 @@ class UnpackingProcess:
                 # No descriptor here is inheritable. To close 5000 all the same kept the interpreter
                 # lock for 5 ms; `pass_fds` would do so.
                 close_fds=False,
-                start_new_session=True,  # a terminal's Ctrl-C is for the adapter, which drains
+                # A terminal's Ctrl-C is for the adapter, which drains. No session of its own: Linux
+                # shares the CPU out among sessions first (autogroups, sched(7)), so each switch to
+                # one at the other end of the pipe would wait for all other sessions.
+                process_group=0,
             )
             return self._process
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take, but for
-# `stores`; so do envoy_gateway, first_contact, gallery, learned_sizes, load, mutants,
+# `stores`; so do absent_names, envoy_gateway, first_contact, gallery, learned_sizes, load, mutants,
 # modelmesh_full, unknown_models and updates_under_load.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
@@ -42,6 +42,7 @@ SHARES = {
     "cycles": ("tests/nightly/test_cycles.py", 7.0),
     "long_runs": ("tests/nightly/test_long_runs.py", 8.0),
     "alerts": ("tests/nightly/test_alerts.py", 8.0),
+    "absent_names": ("tests/nightly/test_absent_names.py", 8.0),
     "killed": ("tests/nightly/test_killed.py", 5.0),
     "stores": ("tests/store/test_storm.py", 4.0),
     "versitygw": ("tests/store/test_versitygw.py", 1.0),

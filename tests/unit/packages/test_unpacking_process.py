@@ -164,14 +164,21 @@ def test_a_path_of_any_bytes_is_passed_on(tmp_path):
     assert files(folder / "target") == ["1/model.bin"]
 
 
-def test_the_process_has_a_session_of_its_own_and_gives_way_to_others(tmp_path):
+def test_process_has_the_priority_of_work_that_can_wait(tmp_path):
     with endless(tmp_path) as unpacking:
         pid = unpacking.begun()
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(nice + 5, 19)
-        assert os.getsid(pid) == pid
-        with suppress(FileNotFoundError):  # not every Linux has these
-            assert Path(f"/proc/{pid}/autogroup").read_text().endswith("nice 5\n")
+
+
+def test_process_shares_the_session_but_not_the_group(tmp_path):
+    """Ctrl-C at a terminal is sent to the group. Linux shares the CPU out among sessions first: in
+    one of its own the process got a fifth of what it gets beside the adapter on a busy machine.
+    """
+    with endless(tmp_path) as unpacking:
+        pid = unpacking.begun()
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(0)
 
 
 @pytest.mark.parametrize("killer", ["kill", "kernel"])
