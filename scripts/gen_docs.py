@@ -3,12 +3,14 @@
 import argparse
 import ast
 import difflib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter.core import versions
@@ -218,7 +220,7 @@ def metrics_page() -> str:
         "OpenMetrics if the client asks for it, else Prometheus's text, compressed where "
         "accepted. Only the labels of `triton_adapter_model_...` name models. A counter or a "
         "histogram with labels appears with its first event.\n\n"
-        + table(["metric", "type", "labels", "meaning"], metric_rows())
+        + table(["metric", "type", "labels", "meaning", "set by"], metric_rows())
         + "\n## What ModelMesh's metrics ask, of one pod\n\n"
         "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"
         "/blob/main/docs/monitoring.md)); these are ours to the same questions. Only the mesh "
@@ -285,9 +287,10 @@ def metric_rows() -> list[list[str]]:
         ),
         ModelCollector(Registry(lambda: 0.0), lambda _: {}),
     )
+    setters = find_setters(metrics)
     rows = []
     for family in metrics.registry.collect():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = name_of(family)
         known = labels.get(family.name, getattr(family, "_labelnames", ()))
         shown = ", ".join(f"`{label}`" for label in known)
         values = [value for sample in family.samples for value in sample.labels.values()]
@@ -295,8 +298,36 @@ def metric_rows() -> list[list[str]]:
             *others, label = family.samples[0].labels
             values = [sample.labels[label] for sample in family.samples]
             shown = "".join(f"`{other}`, " for other in others) + f"`{label}`: " + ", ".join(values)
-        rows.append([f"`{name}`", family.type, shown or "none", family.documentation])
+        meaning = family.documentation
+        rows.append(
+            [f"`{name}`", family.type, shown or "none", meaning, setters.get(name, "a scrape")]
+        )
     return rows
+
+
+def find_setters(metrics: Metrics) -> dict[str, str]:
+    """Return the modules that set each metric, by themselves or by a method of Metrics."""
+    texts = {
+        str(path.relative_to(ROOT / "adapter")): path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "adapter").rglob("*.py"))
+    }
+    methods = {
+        name: inspect.getsource(method)
+        for name, method in vars(Metrics).items()
+        if inspect.isfunction(method) and name != "__init__"
+    }
+    setters = {name_of(family): "each request" for family in metrics.traffic.collect()}
+    for attribute, kept in vars(metrics).items():
+        if isinstance(kept, MetricWrapperBase):
+            by_method = [name for name, code in methods.items() if f"self.{attribute}." in code]
+            use = re.compile(rf"metrics\.({'|'.join([attribute, *by_method])})\b")
+            found = [f"`{path}`" for path, text in texts.items() if use.search(text)]
+            setters |= {name_of(family): ", ".join(found) for family in kept.describe()}
+    return setters
+
+
+def name_of(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def names_of(metric: MetricWrapperBase) -> list[str]:

@@ -227,8 +227,6 @@ class Adapter:
             on_cut=lambda reason: cut.labels(reason.value).inc(),
         )
         self._metrics.body_bytes.set_function(lambda: budget.held)
-        self._metrics.kept_bytes.set_function(lambda: budget.buffered)
-        self._metrics.bodies_waiting.set_function(lambda: budget.waiting)
         return budget
 
     async def _open_listeners(self) -> None:

@@ -123,7 +123,6 @@ def _build_embedded(
         extra_args=settings.triton_args,
         start_timeout_seconds=settings.start_timeout_seconds,
         on_restart=on_restart,
-        on_dropped=metrics.triton_log_dropped.inc,
         on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
         withheld=secret_variables(settings.endpoint_keys),
         newer_args=_newer_args(settings, http_key),

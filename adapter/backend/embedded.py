@@ -56,7 +56,6 @@ class EmbeddedTriton:
         extra_args: Sequence[str],
         start_timeout_seconds: float,
         on_restart: Callable[[], Awaitable[None]] | None,
-        on_dropped: Callable[[int], None] = lambda _: None,  # in a thread: output lines not logged
         on_exit: Callable[[str], None] = lambda _: None,  # why a server has ended
         withheld: Collection[str] = (),  # variables that neither Triton nor its models may read
         newer_args: Mapping[str, str] | None = None,  # options that only newer servers know
@@ -67,7 +66,6 @@ class EmbeddedTriton:
         self._extra_args = tuple(extra_args)
         self._start_timeout_seconds = start_timeout_seconds
         self._on_restart = on_restart
-        self._on_dropped = on_dropped
         self._on_exit = on_exit
         self._withheld = withheld
         self._newer_args = newer_args or {}
@@ -208,7 +206,7 @@ class EmbeddedTriton:
 
     async def _launch(self) -> ServerProcess:
         self._server = server = await ServerProcess.spawn(
-            self._command, self._environment, self._folder.path.name, self._on_dropped
+            self._command, self._environment, self._folder.path.name
         )
         self._model_processes = ModelProcesses(
             server.keeper, server.server, self.repository, self._note_environment

@@ -6,7 +6,6 @@ import re
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 from adapter.runtime import clock
@@ -48,13 +47,12 @@ class Output:
     """Reads a pipe in a thread of its own until all writers have closed it, or until `close`.
 
     A model may print millions of lines a second. Some hundred a second are logged; the others are
-    dropped, counted (`on_dropped`, called in the thread) and summed up in one line a second.
+    dropped, and summed up in one line a second.
     """
 
-    def __init__(self, pipe: int, on_dropped: Callable[[int], None]) -> None:
+    def __init__(self, pipe: int) -> None:
         """Take ownership of the descriptor. RuntimeError if no thread can be started."""
         self._pipe = pipe
-        self._on_dropped = on_dropped
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lock = threading.Lock()  # for _last
         self._is_usage = False
@@ -124,9 +122,7 @@ class Output:
         return int(self._tokens)
 
     def _drop(self, lines: bytes) -> None:
-        count = lines.count(b"\n") + 1
-        self._dropped += count
-        self._on_dropped(count)
+        self._dropped += lines.count(b"\n") + 1
         for line in lines[-_TAIL_BYTES:].split(b"\n")[-_KEPT_LINES:]:
             self._keep(_text(line))
         clock.sleep(_PAUSE_SECONDS)

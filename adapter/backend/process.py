@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Self
 
@@ -49,18 +49,16 @@ class ServerProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         memory_prefix: str,
-        on_dropped: Callable[[int], None],
     ) -> Self:
         """Start it, or raise BackendUnavailable and leave nothing open.
 
-        `memory_prefix` begins the names of its shared memory regions; `on_dropped` gets the count
-        of its output lines that are not logged. A session of its own keeps a terminal's Ctrl-C
-        away: we drain first.
+        `memory_prefix` begins the names of its shared memory regions. A session of its own keeps a
+        terminal's Ctrl-C away: we drain first.
         """
         with ExitStack() as undo, ExitStack() as lifeline:
             try:
                 output, report, process = await _start(
-                    undo, lifeline, [memory_prefix, *command], environment, on_dropped
+                    undo, lifeline, [memory_prefix, *command], environment
                 )
             except (OSError, RuntimeError) as error:  # no descriptor, process or thread
                 raise NotStarted(
@@ -145,14 +143,13 @@ async def _start(
     lifeline: ExitStack,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    on_dropped: Callable[[int], None],
 ) -> tuple[Output, "_Report", asyncio.subprocess.Process]:
     """Start a keeper; return its output, its report, which `undo` closes, and its process."""
     with ExitStack() as lent:
         # not asyncio's own pipes: with those, wait() waits for the stubs too, which inherit them
         said, theirs = os.pipe()
         lent.callback(os.close, theirs)
-        output = Output(said, on_dropped)  # ends with the last who holds `theirs`
+        output = Output(said)  # ends with the last who holds `theirs`
         report_end, keeper_end = os.pipe()
         lent.callback(os.close, keeper_end)
         report = _Report(report_end)

@@ -556,12 +556,11 @@ class TritonWatcher:
         abandoned = await self.processes.abandoned()
         again = abandoned & self._abandoned
         self._abandoned = abandoned
-        note_killed(self.journal, await self.processes.kill(again))
+        note_killed(await self.processes.kill(again))
         running = await self.processes.models()
         ownerless = frozenset(name for name in running if self.registry.is_free(name))
         new = ownerless - self._ownerless
         self._ownerless = ownerless
-        self.journal.metrics.left_running.set(len(ownerless))
         if new:
             log.warning("model.left_running", extra={"triton_names": sorted(new)})
 

@@ -295,7 +295,7 @@ class Unloader:
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Kill the processes that live; return whether there were any."""
         killed = await self.processes.kill(processes)
-        note_killed(self.journal, killed, model_id=record.id)
+        note_killed(killed, model_id=record.id)
         return bool(killed)
 
     async def _has_lost_a_process(self, names: Collection[str]) -> bool:
@@ -324,13 +324,12 @@ class Unloader:
                 log.info("model.regions_freed", extra=fields)
 
 
-def note_killed(journal: Journal, processes: _Processes, **log_fields: str) -> None:
-    """Log and count processes of models that were killed, if there were any."""
+def note_killed(processes: _Processes, **log_fields: str) -> None:
+    """Log processes of models that were killed, if there were any."""
     if not processes:
         return
     pids = sorted(process.pid for process in processes)
     log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
-    journal.metrics.processes_killed.inc(len(pids))
 
 
 def explain_unreleased(record: ModelRecord) -> BackendTimeout:

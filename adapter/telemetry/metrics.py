@@ -115,13 +115,7 @@ class Metrics:
         "The setting load_timeout_seconds, after which a load is given up.",
         name="load_timeout_seconds",
     )
-    processes_killed = _metric(Counter, "Processes of models that outlived them and were killed.")
     triton_exits = _metric(Counter, "Exits of Triton that the adapter has noticed.")
-    left_running = _metric(
-        Gauge,
-        "Models that are gone, or have an unload that does not end, but still run in Triton.",
-        name="models_left_running",
-    )
     retries = _metric(
         Counter,
         "Control calls sent to Triton again because they had not reached it.",
@@ -162,12 +156,6 @@ class Metrics:
         "Bytes of request bodies, here or on their way to Triton, and of answers that wait for"
         " their callers. max_inflight_body_bytes is the limit.",
     )
-    kept_bytes = _metric(
-        Gauge,
-        "Those bytes that wait for a reader: answers, gRPC frames, and requests behind another one"
-        " on their connection. Above 64 MiB they are refused.",
-    )
-    bodies_waiting = _metric(Gauge, "Callers whose bodies are not read until bytes are free.")
     bodies_cut = _metric(
         Counter,
         "Bodies refused for lack of memory: slow, below 64 KiB/s while others waited; waited, for"
@@ -270,11 +258,6 @@ class Metrics:
         "Calls to a store that failed, by the name of the error.",
         "error",
         expected=[["StoreDenied"], ["StoreUnavailable"]],
-    )
-    triton_log_dropped = _metric(
-        Counter,
-        "Lines of the embedded tritonserver's output dropped beyond the rate limit of the log.",
-        name="triton_log_lines_dropped",
     )
     loop_lag = _metric(
         Histogram,
