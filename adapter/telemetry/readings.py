@@ -17,7 +17,7 @@ from adapter.runtime import clock
 PREFIX = "triton_adapter_"
 MOST_MODELS = 100
 # States of models that Triton has not loaded yet, or lost, in the words of the metrics.
-_NOT_LOADED = frozenset({"PREPARING", "LOADING", "RETURNING", "LOST"})
+_NOT_LOADED = frozenset({"PREPARING", "LOADING", "LOST"})
 
 
 @dataclass(frozen=True, slots=True)
