@@ -140,7 +140,7 @@ class Adapter:
             self._triton.versions,
             self._settings.all_roots,
             takes_files=self._settings.inline_files == "on",
-            stores=self._control.stores if self._settings.on_demand else None,
+            stores=self._control.on_demand if self._settings.on_demand else None,
             hint=self._hint_of_store(),
         )
 
@@ -163,7 +163,7 @@ class Adapter:
             unread=self._unread,
             turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
-            answered_nothing=self._control.note_missing_outputs,
+            answered_nothing=self._control.leases.note_missing_outputs,
             headers=headers_to_triton(self._settings, "http"),
         )
 
@@ -207,7 +207,7 @@ class Adapter:
             tracing=self._tracing,
             models=self._models,
             state=self._state,
-            stores=self._control.stores,
+            stores=self._control.on_demand,
             mesh_books=self._control.mesh,
             drain=self._drain,
             unready=self._unready,
@@ -373,9 +373,11 @@ class Adapter:
 
     async def _begin_wanted(self) -> None:
         entries, roots = self._settings.load_at_start, [*self._settings.all_roots, Path("/")]
-        self._control.want(await REPOSITORY.run(start_models, entries, roots[0]))
+        self._control.desired.want(await REPOSITORY.run(start_models, entries, roots[0]))
         names = self._settings.preload
-        self._control.preload({parse_model_id(name): self._control.key_of(name) for name in names})
+        self._control.desired.preload(
+            {parse_model_id(name): self._control.key_of(name) for name in names}
+        )
 
     async def _wait_for_triton(self, http: str) -> None:
         try:

@@ -6,16 +6,18 @@ from collections.abc import Awaitable, Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter.app.control import Outside, build_control
-from adapter.app.parts import Control
+from adapter.app.control import read_control_settings
+from adapter.app.parts import Control, build_control
 from adapter.backend.embedded import EmbeddedTriton
 from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory
 from adapter.backend.memory.nvml import MPS_VARIABLE, mps_limits
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
+from adapter.control.ports import NoProcesses, World
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
+from adapter.core.sizes import Sizes
 from adapter.core.triton_input import HTTP_KEY_HEADER
 from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
@@ -83,17 +85,27 @@ def build_backend(
     triton = _build_triton(settings, faults, repository, metrics, roots=roots, tracing=tracing)
     page, limit = str(settings.triton_metrics), settings.memory_limit
     memory = build_memory(settings.memory_source, embedded, limit, page)
-    outside = Outside(
+    # a private repository is gone after the run, and its sizes are
+    sizes_file = LearnedFile(settings.repository / FILE_NAME) if settings.repository else None
+    sizes = Sizes(settings.size_factor)
+    if sizes_file is not None:
+        sizes.restore(sizes_file.load())
+    world = World(
         triton,
         _build_packages(settings, embedded, repository, folder),
         memory,
-        embedded,
-        cache,
-        _build_sizes_file(settings),
-        embedded.load_threads if embedded else _LOAD_THREADS,
-        mps_limits(os.environ.get(MPS_VARIABLE, "")),
+        server=embedded,
+        processes=embedded.processes if embedded else NoProcesses(),
+        sizes=sizes_file,
+        artifacts=cache,
     )
-    control = build_control(settings, outside, metrics)
+    control_settings = read_control_settings(
+        settings,
+        store_names=cache.stores if cache else (),
+        load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
+        process_limits=mps_limits(os.environ.get(MPS_VARIABLE, "")),
+    )
+    control = build_control(world, metrics, control_settings, sizes)
     return Backend(
         embedded,
         http_key if embedded is not None else "",
@@ -187,11 +199,6 @@ def _build_triton(
         payload=(lambda name: payload(repository / name, real)) if is_upload else None,
         tracing=tracing,
     )
-
-
-def _build_sizes_file(settings: Settings) -> LearnedFile | None:
-    # a private repository is gone after the run, and its sizes are
-    return LearnedFile(settings.repository / FILE_NAME) if settings.repository else None
 
 
 def _build_packages(

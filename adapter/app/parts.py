@@ -1,7 +1,6 @@
 """Builds control of its parts, in the order of need."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -31,8 +30,7 @@ from adapter.core.blame import Blame
 from adapter.core.forgotten import ForgottenModels
 from adapter.core.ledger import Ledger
 from adapter.core.mesh_books import MeshBooks
-from adapter.core.model import ModelId, ModelSource
-from adapter.core.record import ModelRecord, Step
+from adapter.core.record import Step
 from adapter.core.registry import Registry
 from adapter.core.sizes import Sizes
 from adapter.core.victims import Cost
@@ -114,28 +112,11 @@ class Control:
             works["updates"] = self.updates.run()
         self._tasks = [background.begin(name, work) for name, work in works.items()]
 
-    @property
-    def stores(self) -> OnDemand | None:
-        """Return the verbs for models of stores; None without a store."""
-        return self.on_demand
-
-    def note_missing_outputs(self, record: ModelRecord) -> None:
-        """Warn once that the model has answered without any of its outputs."""
-        self.leases.note_missing_outputs(record)
-
-    def want(self, sources: Mapping[ModelId, ModelSource]) -> None:
-        """Have these models loaded from now on."""
-        self.desired.want(sources)
-
     def key_of(self, name: str) -> ArtifactKey:
         """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
         if self.on_demand is None:
             raise InvalidRequest(f"there is no store for {name!r}")
         return self.on_demand.key_of(name)
-
-    def preload(self, keys: Mapping[ModelId, ArtifactKey]) -> None:
-        """Have these models of the stores loaded from now on."""
-        self.desired.preload(keys)
 
     async def note_triton_back(self) -> None:
         """Note that Triton answers again, so that nobody waits for the next poll."""

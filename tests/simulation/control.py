@@ -131,7 +131,7 @@ class PlayedControl:
         )
         self.models = self._control.models
         self.state = self._control.state
-        self.stores = self._control.stores
+        self.stores = self._control.on_demand
         self.mesh_books = self._control.mesh
 
     async def open(self) -> None:

@@ -23,7 +23,6 @@ from tests.simulation.models import SIZE_FACTOR, Call, Spec, Violated
 from tests.simulation.plan import Entry
 from tests.simulation.platforms import DEFAULT_BYTES
 
-_TOLD_SECONDS = 30.0
 _POLL_SECONDS, _START_SECONDS = 2.0, 180.0
 _PREDICT_SECONDS, _SIZE_SECONDS = 0.5, 30.0
 _AGAIN_SECONDS, _AGAIN = 10.0, 90  # an unload that has failed is repeated
@@ -58,16 +57,13 @@ class MeshCallers(Callers):
             control.mesh_books,
             default_bytes=DEFAULT_BYTES,
             size_factor=SIZE_FACTOR,
-            memory_bytes=None if reads else world.plan.device_bytes,
-            buffer_bytes=0,
+            capacity_bytes=None if reads else world.plan.device_bytes,
         )
         options = Options(
             load_seconds=world.oracle.settings.load_seconds,
             unload_seconds=world.oracle.settings.unload_seconds,
-            promised_seconds=_TOLD_SECONDS,
             load_concurrency=words.load_concurrency,
             model_concurrency=0,
-            version="v1",
         )
         self._runtime = ModelRuntime(
             control.models,
