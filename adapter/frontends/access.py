@@ -32,18 +32,17 @@ _OPENED_BY = {
 
 
 class Access:
-    """The rights of callers of the listener `name`. `infers_only`: inference, and reading what
-    health and metadata tell; no loads, unloads, repository, shared memory, trace and log settings.
-    `token`: what calls that load, unload and drain must bring, None for nothing. `is_keyed`: the
-    endpoint has keys, so that nobody may go round it who has not the token.
-    """
+    """Knows the rights of the callers of one listener."""
 
     def __init__(
         self,
-        name: str,
+        name: str,  # of the listener
         *,
+        # inference, and reading health and metadata; no loads, unloads, repository, shared memory,
+        # trace and log settings
         infers_only: bool = False,
-        token: str | None = None,
+        token: str | None = None,  # demanded of calls that load, unload and drain
+        # the endpoint has keys: only who has the token reaches models without them
         is_keyed: bool = False,
     ) -> None:
         self.name = name
@@ -51,10 +50,12 @@ class Access:
         self.is_keyed = is_keyed
         self._token = None if token is None else token.encode()
 
-    def check(self, scope: Scope, authorization: Sequence[str]) -> None:
-        """Raise InferenceOnly, Unauthenticated or Forbidden, whatever model the call names.
-        `authorization`: the headers of that name.
-        """
+    def check(
+        self,
+        scope: Scope,
+        authorization: Sequence[str],  # the values of the headers of that name
+    ) -> None:
+        """Raise InferenceOnly, Unauthenticated or Forbidden, whatever model the call names."""
         if self.infers_only and scope > Scope.METADATA:
             raise InferenceOnly(
                 f"this listener, {self.name}, serves inference alone; loads, unloads and lists "
@@ -158,9 +159,14 @@ def _is_loopback(authority: str) -> bool:
 
 
 class Extensions:
-    """`has_repository`: models can be loaded and unloaded at the listener."""
+    """Knows which of Triton's extensions a listener serves."""
 
-    def __init__(self, passthrough: Collection[str], *, has_repository: bool = True) -> None:
+    def __init__(
+        self,
+        passthrough: Collection[str],
+        *,
+        has_repository: bool = True,  # models can be loaded and unloaded at the listener
+    ) -> None:
         closed = [names for item, names in _OPENED_BY.items() if item not in passthrough]
         if not has_repository:
             closed.append(_REPOSITORY)

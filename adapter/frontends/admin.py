@@ -47,24 +47,25 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pages(Protocol):
+    """Serves some of the pages of a listener."""
+
     def handlers(self) -> Mapping[str, Handler]:
         """Return what answers each operation of ADMIN_ROUTES that is served here."""
 
 
 class Probes:
-    """/livez, /startup, /readyz and /metrics. `why_not_live` and the like return a reason, None
-    when there is none. `notes`: what is amiss while the adapter is ready all the same.
-    """
+    """Serves /livez, /startup, /readyz and /metrics."""
 
     def __init__(
         self,
         state: ControlState,
         metrics: Metrics,
         *,
+        # each returns a reason, None when there is none
         why_not_live: Callable[[], str | None],
         why_not_started: Callable[[], str | None],
         why_not_ready: Callable[[], str | None],
-        notes: Callable[[], Sequence[str]] = list,
+        notes: Callable[[], Sequence[str]] = list,  # on what is amiss while the adapter is ready
     ) -> None:
         self._state = state
         self._metrics = metrics
@@ -74,6 +75,7 @@ class Probes:
         self._notes = notes
 
     def handlers(self) -> Mapping[str, Handler]:
+        """Return what answers each operation."""
         return {
             "livez": self._livez,
             "startup": self._startup,
@@ -186,6 +188,7 @@ def answer(
     headers: Mapping[str, str] | None = None,
     indent: int | None = None,
 ) -> web.Response:
+    """Return a response with JSON."""
     text = f"{json.dumps(value, indent=indent)}\n"
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
 
@@ -231,9 +234,7 @@ class Resident:
 
 
 class Admin:
-    """Serves /drain, /forget, /resident, /debug, and the page that shows the state. `drain_seconds`
-    limits a drain whose request has no timeout.
-    """
+    """Serves /drain, /forget, /resident, /debug, and the page that shows the state."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class Admin:
         *,
         access: Access,
         drain: Drain,
-        drain_seconds: float,
+        drain_seconds: float,  # limits a drain whose request has no timeout
         config: dict[str, Any],
     ) -> None:
         self._debug_state = debug_state
@@ -255,6 +256,7 @@ class Admin:
         self._config = config
 
     def handlers(self) -> Mapping[str, Handler]:
+        """Return what answers each operation."""
         return {
             "page": Page().show,
             "openapi": _openapi,
@@ -323,7 +325,7 @@ class Admin:
 
 async def _streamed(request: web.Request, parts: AsyncIterator[str]) -> web.StreamResponse:
     """Answer pieces of JSON as they are made: there may be thousands of models."""
-    first = await anext(parts)  # what fails here is answered as an error
+    first = await anext(parts)  # an error here is still answered with its status
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
     await response.write(first.encode())
@@ -371,6 +373,7 @@ class Page:
         }
 
     async def show(self, _: web.Request) -> web.Response:
+        """Answer with the page."""
         return web.Response(text=self._text, content_type="text/html", headers=self._headers)
 
 

@@ -14,9 +14,7 @@ _MAX_PARTS, _MAX_DIGITS, _PIECE_BYTES = 100_000, 400, 2**20
 
 
 class HeldBody:
-    """A body that counts until `end`. `turn` is set while it may be read. `fail` tells who reads
-    it that it was cut.
-    """
+    """A body that counts until `end`. `turn` is set while it may be read."""
 
     def __init__(
         self,
@@ -24,6 +22,7 @@ class HeldBody:
         announced: int | None,
         senders: Iterable[str] = (),
         *,
+        # tells the reader that the body was cut
         fail: Callable[[AdapterError], None] = lambda _: None,
         is_reading: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -33,7 +32,8 @@ class HeldBody:
         self._fail = fail
         self._error: AdapterError | None = None
         self._holding = budget.hold(self, announced, senders)
-        self.arrived, self.verify = self._holding.arrived, self._holding.verify
+        self.arrived = self._holding.arrived
+        self.verify = self._holding.verify
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +47,7 @@ class HeldBody:
         self.end()
 
     def end(self) -> None:
+        """Stop counting the body."""
         self._holding.end()
         self.turn.set()
 
@@ -63,9 +64,11 @@ class HeldBody:
     # -- for the budget ---------------------------------------------------------------------
 
     def resume(self) -> None:
+        """Read on."""
         self.turn.set()
 
     def cut(self, error: AdapterError) -> None:
+        """Refuse the body with `error`."""
         self._error = error
         self.turn.set()
         self._fail(error)
@@ -107,6 +110,7 @@ def _same(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object. Raise InvalidRequest for anything else."""
     found = parsed(text, what)
     if not isinstance(found, dict):
         raise InvalidRequest(f"{what} must be a JSON object")
@@ -115,23 +119,19 @@ def json_object(text: str | bytes, what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
-    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
-    `slow`: after which a body has to come at `rate` bytes a second, averaged.
-    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
-    for its answer does as well as one that has left. `linger`: for a caller who still sends what
-    nobody reads, to see its answer before the connection is reset; `drain`: the same amid a drain.
-    """
+    """Holds the time limits of HTTP connections, in seconds."""
 
-    idle: float = 3630
-    head: float = 30
-    body: float = 60
-    answer: float = 60
+    idle: float = 3630  # between two requests; proxies have less, so that they close first
+    head: float = 30  # from its first byte to its last
+    body: float = 60  # without any progress
+    answer: float = 60  # without any progress
+    # how long work goes on for a caller who has ended its side: it may have left, or only wait
     gone: float = 2
+    # for a caller who still sends what nobody reads, to see its answer before the reset
     linger: float = 5
-    drain: float = 0.5
-    slow: float = 10
-    rate: float = 64 * 2**10
+    drain: float = 0.5  # the same in a drain
+    slow: float = 10  # after this a body has to come at `rate` on average
+    rate: float = 64 * 2**10  # bytes a second
 
 
 class Arrival:

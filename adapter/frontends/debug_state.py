@@ -43,13 +43,13 @@ _GONE = "GONE"  # of a record whose model went while the state was written
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`most`: None for all models. `is_reversed`: what `order` has last comes first."""
+    """Says which models are shown, and which come first."""
 
     model_id: str | None = None
-    most: int | None = None
+    most: int | None = None  # None for all
     order: str | None = None
-    is_reversed: bool = False
-    text: str = ""
+    is_reversed: bool = False  # the last of `order` comes first
+    text: str = ""  # in the names of the models
 
 
 def parse_query(query: Mapping[str, str]) -> Query:
@@ -94,7 +94,7 @@ class DebugState:
     async def parts(self, query: Query) -> AsyncIterator[str]:
         """Yield the state as pieces of JSON; others have their turn between them."""
         reading = await self._state.read_memory()
-        look = await self._look(query)
+        look = await self._collect(query)
         shown = look.first(query.most, is_reversed=query.is_reversed)
         head = json.dumps(self._head(query, look, shown, reading))
         yield f'{head[:-1]}, "models": [\n'
@@ -104,7 +104,7 @@ class DebugState:
             await asyncio.sleep(0)
         yield "\n]}\n"
 
-    async def _look(self, query: Query) -> "_Look":
+    async def _collect(self, query: Query) -> "_Look":
         """Look at all models, but at few at a time."""
         look, now = _Look(), clock.monotonic()
         order = _ORDERS[query.order] if query.order else _as_it_comes
@@ -229,15 +229,16 @@ class DebugState:
 
 @dataclass(slots=True)
 class _Look:
-    """`found`: models that are meant, each behind what it is sorted by. `held`: who holds how much
-    of each device.
-    """
+    """Collects what one walk over all models sees."""
 
     models: int = 0  # in all
+    # models that the query asks for, each behind what it is sorted by
     found: list[tuple[float | str, int, ModelRecord]] = field(default_factory=list)
+    # bytes, model and state of those that hold memory of a device
     held: dict[Device, list[tuple[int, ModelId, str]]] = field(default_factory=dict)
 
     def first(self, most: int | None, *, is_reversed: bool) -> list[ModelRecord]:
+        """Return the models in the order of the query."""
         count = len(self.found) if most is None else most
         choose = nlargest if is_reversed else nsmallest
         return [record for _, _, record in choose(count, self.found)]
@@ -282,7 +283,7 @@ def _latencies(record: ModelRecord) -> dict[str, float] | None:
 
 
 def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, Any]]:
-    """With a limit those that are not loaded come first."""
+    """Show models that should be loaded; with a limit those that are not loaded come first."""
     if most is not None:
         models = sorted(models, key=lambda model: model.is_loaded)[:most]
     return [
@@ -299,7 +300,7 @@ def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, A
 def _describe_forgotten(
     models: Mapping[ModelId, ForgottenModel], most: int | None
 ) -> list[dict[str, Any]]:
-    """The latest last."""
+    """Show models that were given up, the latest last."""
     found = [*models.items()]
     return [
         {

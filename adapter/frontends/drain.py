@@ -28,6 +28,7 @@ class Drain:
         self._noticed_at = 0.0  # when `min_seconds` are over, by the event loop's clock
 
     def begin(self) -> None:
+        """Begin the drain, unless it has begun."""
         if not self.is_on:
             self.is_on = True
             self._noticed_at = asyncio.get_running_loop().time() + self._min_seconds

@@ -39,9 +39,16 @@ _SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made there is its owner
 
 
 class Listener(Protocol):
-    async def listen(self, host: str, port: int, path: str | None) -> int: ...
-    async def close(self, grace_seconds: float) -> None: ...
-    def fallback_began(self) -> None: ...
+    """Listens for gRPC clients."""
+
+    async def listen(self, host: str, port: int, path: str | None) -> int:
+        """Listen; return the port, 0 for a socket of unix."""
+
+    async def close(self, grace_seconds: float) -> None:
+        """Accept nothing new, and answer what is in flight."""
+
+    def fallback_began(self) -> None:
+        """Note that the fallback server begins with a call."""
 
 
 class HttpListener(Protocol):
@@ -62,18 +69,21 @@ class _Beginnings(grpc.GenericRpcHandler):
     listener: Listener | None = None
 
     def service(self, _: grpc.HandlerCallDetails) -> None:
+        """Tell the listener of a call."""
         if self.listener is not None:
             self.listener.fallback_began()
 
 
 class Listeners:
-    """`addresses` are those of open listeners, with port 0 resolved; `open_to_others` names those
-    that other machines may reach. When they close, requests in flight have `grace_seconds` to end.
-    """
+    """Opens and closes the listeners of one adapter."""
 
-    def __init__(self, grace_seconds: float, max_message_bytes: int) -> None:
-        self.addresses: dict[str, str] = {}
-        self.open_to_others: list[str] = []
+    def __init__(
+        self,
+        grace_seconds: float,  # for requests in flight, when the listeners close
+        max_message_bytes: int,
+    ) -> None:
+        self.addresses: dict[str, str] = {}  # of open listeners, with port 0 resolved
+        self.open_to_others: list[str] = []  # listeners that other machines may reach
         self._max_message_bytes = max_message_bytes
         self._grace_seconds = grace_seconds
         self._probes: list[web.AppRunner] = []
@@ -83,6 +93,7 @@ class Listeners:
         self._folders: list[tempfile.TemporaryDirectory[str]] = []
 
     async def open_probes(self, name: str, address: Address, application: web.Application) -> None:
+        """Serve the pages of operators, unless the listener is off."""
         if address.kind == "off":
             return
         address = _available(address)
@@ -99,6 +110,7 @@ class Listeners:
         self._opened(name, address, 0 if address.kind == "unix" else runner.addresses[0][1])
 
     async def open_http(self, name: str, address: Address, listener: HttpListener) -> None:
+        """Serve HTTP, unless the listener is off."""
         if address.kind == "off":
             return
         address = _available(address)

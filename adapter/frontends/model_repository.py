@@ -67,22 +67,22 @@ class NoFolder(InvalidRequest):
 
 
 class Repository:
-    """`versions` returns the ready versions of Triton's index by Triton's names of models.
+    """Lists, loads and unloads models for the callers of both protocols.
 
-    `parameters` are those of the extension: the contents of a `file:` are bytes from gRPC, base64
-    text from HTTP; without `takes_files` they are refused. `log_fields` are added to the log lines.
-    `hint` is added to what is said of a name that no model root has.
+    The parameters of a load or an unload are those of the extension: the contents of a `file:` are
+    bytes from gRPC, base64 text from HTTP. Log fields are added to the log lines.
     """
 
     def __init__(
         self,
         models: Models,
+        # returns the ready versions in Triton's index, by Triton's names of models
         versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
         model_roots: Sequence[Path],
         *,
-        takes_files: bool = True,
+        takes_files: bool = True,  # of a load that brings them
         stores: StoreModels | None = None,  # whose models are loaded by name; None for none
-        hint: str = "",
+        hint: str = "",  # added to the error about a name that no model root has
     ) -> None:
         self._models = models
         self._registry = models.registry

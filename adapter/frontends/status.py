@@ -433,6 +433,7 @@ def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | 
 
 
 def of_kind(table: Mapping[type[BaseException], T], error: type[BaseException]) -> T | None:
+    """Return the entry of the nearest class along the ancestry of a class of errors."""
     return next((table[kind] for kind in error.__mro__ if kind in table), None)
 
 
@@ -461,6 +462,7 @@ def grpc_status(
 
 
 def grpc_code(error: errors.AdapterError) -> grpc.StatusCode:
+    """Return the gRPC code of an error."""
     if error.own_code is not None:
         return grpc.StatusCode[error.own_code]
     return lookup(GRPC, error) or grpc.StatusCode.INTERNAL
@@ -481,7 +483,7 @@ def grpc_text(error: errors.AdapterError, *, is_of_mesh: bool) -> str:
 
 
 def _cut(text: str) -> str:
-    """What fits, as gRPC encodes it: UTF-8, and all but printable ASCII as %XX."""
+    """Return as much as fits as gRPC encodes it: UTF-8, and all but printable ASCII as %XX."""
     if len(text) <= _SURELY_FITS:
         return text
     sizes = [_encoded_bytes(character) for character in text[: _MAX_TEXT_BYTES + 1]]

@@ -75,7 +75,8 @@ class _Pool:
     def __getattr__(self, name: str) -> Any:
         return getattr(descriptor_pool.Default(), name)
 
-    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - as there
+    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's name for it
+        """Return the file of a symbol, or of a method."""
         pool = descriptor_pool.Default()
         with suppress(KeyError):
             return pool.FindMethodByName(symbol).containing_service.file

@@ -33,6 +33,7 @@ class ModelKey:
 
 
 def parse_key(text: str) -> ModelKey:
+    """Parse a modelKey; one that is not JSON has no fields."""
     try:
         found = parsed(text, "modelKey")
     except CallerError:
@@ -65,7 +66,7 @@ class MeshSizes:
         self,
         models: Models,
         state: ControlState,
-        books: MeshBooks,  # that admission of loads reads
+        books: MeshBooks,  # those of ModelMesh, which the admission of loads reads
         *,
         default_bytes: int,
         size_factor: float | None,  # the operator's, if any
@@ -155,10 +156,10 @@ class MeshSizes:
         return self._state.measured_bytes(path, model_id)
 
     def after_load(self, model_id: ModelId) -> int:
-        """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
+        """Return what a loaded model takes; 0 while that is measured."""
         return self._reported(model_id) if self._is_measured(model_id) else 0
 
-    async def of_loaded(self, model_id: ModelId) -> int:
+    async def measure_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):

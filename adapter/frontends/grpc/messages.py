@@ -31,6 +31,7 @@ _PREFIXES_OF_THE_HOP = (":", "grpc-", "mm-")
 
 
 def forwarded(metadata: RpcMetadata) -> RpcMetadata:
+    """Return the metadata without what is about one hop."""
     return [
         (key, value)
         for key, value in metadata
@@ -51,17 +52,22 @@ def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
 
 
 def id_in(message: bytes, metadata: RpcMetadata, field: int = 1) -> ModelId:
-    """InvalidRequest when neither the metadata nor the message names a model."""
+    """Return the id in the metadata, or in the message. Raise InvalidRequest if neither has one."""
     return id_of_mesh(metadata) or _model_id(read_field(message, field) or b"", "the message")
 
 
 def named_for_triton(message: bytes, record: ModelRecord, field: int = 1) -> bytes:
+    """Return the message with Triton's name of the model."""
     name = record.name.encode()
     return message if read_field(message, field) == name else with_field(message, field, name)
 
 
-def named_for_caller(message: bytes, record: ModelRecord, path: Sequence[int]) -> bytes:
-    """`path`: the numbers of the fields around the name, then its own."""
+def named_for_caller(
+    message: bytes,
+    record: ModelRecord,
+    path: Sequence[int],  # the numbers of the fields around the name, then its own
+) -> bytes:
+    """Return the message with the client's name of the model."""
     return _replaced(message, path, record.asked_for.encode()) if record.is_renamed else message
 
 
@@ -86,6 +92,7 @@ def read_field(message: bytes, number: int) -> bytes | None:
 
 
 def read_repeated(message: bytes, number: int) -> list[bytes]:
+    """Return all occurrences of a field."""
     return [message[start:end] for _, start, end in _occurrences(message, number)]
 
 

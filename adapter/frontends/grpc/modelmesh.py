@@ -64,7 +64,8 @@ class Triton(Protocol):
     def version(self) -> str:
         """Return what Triton reports; "" if nothing."""
 
-    async def instances(self, name: TritonName) -> int: ...
+    async def instances(self, name: TritonName) -> int:
+        """Return how many instances a model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Options:
 
 
 class ModelRuntime:
-    """`is_ready`: the adapter is ready for work."""
+    """Loads, unloads and sizes models for ModelMesh."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class ModelRuntime:
         self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
     ) -> ModelRecord:
         """The slot is released when the load ends, also when the caller has left."""
-        await self._until_begun(model_id, size)
+        await self._wait_to_begin(model_id, size)
         log_fields = {"frontend": "modelmesh", **log_fields}
         work = self._models.load(model_id, source, RoomMaker.MESH, **log_fields)
         task = asyncio.create_task(work)
@@ -160,7 +161,7 @@ class ModelRuntime:
         task.add_done_callback(self._slot_released)
         return await asyncio.shield(task)
 
-    async def _until_begun(self, model_id: ModelId, size: int) -> None:
+    async def _wait_to_begin(self, model_id: ModelId, size: int) -> None:
         """Wait for room that ModelMesh is making, and then for a slot. An unload of the model ends
         the wait.
         """
@@ -228,7 +229,9 @@ class ModelRuntime:
     async def unload(
         self, request: pb.UnloadModelRequest, **log_fields: str
     ) -> pb.UnloadModelResponse:
-        """Also of an id that no load accepts: ModelMesh repeats failed unloads for 15 minutes."""
+        """Unload a model, also one whose id no load accepts: ModelMesh repeats failed unloads for
+        15 minutes.
+        """
         model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
@@ -251,16 +254,19 @@ class ModelRuntime:
     async def predict_size(
         self, request: pb.PredictModelSizeRequest
     ) -> pb.PredictModelSizeResponse:
+        """Return the size of a model before its load."""
         size = self._sizes.predict(ModelId(request.modelId), request.modelPath)
         return pb.PredictModelSizeResponse(sizeInBytes=size)
 
     async def size(self, request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
-        size = await self._sizes.of_loaded(ModelId(request.modelId))
+        """Return the size of a loaded model."""
+        size = await self._sizes.measure_loaded(ModelId(request.modelId))
         return pb.ModelSizeResponse(sizeInBytes=size)
 
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
+        """Return READY, with what ModelMesh has to know, once nothing is loaded."""
         self._triton.note_mesh()
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():

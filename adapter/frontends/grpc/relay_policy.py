@@ -119,11 +119,13 @@ class RelayPolicy:
         self.shares_memory = shares_memory
 
     def is_forwarded(self, header: bytes) -> bool:
+        """Return whether a header is for Triton."""
         if header.startswith(_OF_GRPC):
             return header in _FOR_TRITON
         return header in _FOR_TRITON or self._metadata.passes(header.decode("latin-1"))
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+        """Return whether a call with these headers may go direct, and the metadata's model id."""
         is_plain = (
             self._is_direct
             and found[b":path"] == _PATH
@@ -144,6 +146,7 @@ class RelayPolicy:
         return limits.unary if path in _UNARY else None
 
     def worded(self, error: RelayError) -> Status:
+        """Return the status of a call that the fallback server counts, or that nobody does."""
         ours = _ERRORS[error.reason](str(error))
         code, text = grpc_status(ours, is_of_mesh=False)
         return int(code.value[0]), text, _trailers(ours)
@@ -151,6 +154,7 @@ class RelayPolicy:
     def refused(
         self, path: bytes, error: Exception, mesh_id: str | None, headers: Headers
     ) -> Status:
+        """Log and count a call that was not forwarded; return its status."""
         error = _ours(error)
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
         code, text = self.calls.status_of(
@@ -163,6 +167,9 @@ class RelayPolicy:
     def admit(
         self, name: bytes, mesh_id: str | None, message: bytes
     ) -> "_DirectCall | AdapterError | None":
+        """Lease the model for a call to Triton. Return the error of a call that can only fail, and
+        None for one that the fallback server answers.
+        """
         try:
             text = name.decode()
             lease = self._models.lease(ModelId(text if mesh_id is None else mesh_id))
@@ -197,9 +204,11 @@ class RelayPolicy:
         return None if self._models.is_being_loaded(model_id) else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
+        """Return whether a mesh, which loads the models itself, has sent the call."""
         return mesh_id is not None and not self._loads_on_demand
 
     async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
+        """Wait until the model takes inferences; return why it does not."""
         try:
             model_id = parse_model_id(name.decode())
             if self.is_of_mesh(mesh_id):
@@ -212,6 +221,7 @@ class RelayPolicy:
         return None
 
     def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
+        """Return why the model takes no inference now; None where it does."""
         try:
             model_id = ModelId(name.decode())
             if self.is_of_mesh(mesh_id):
@@ -265,16 +275,20 @@ class _DirectCall(CountedRequest):
 
     @property
     def is_lost(self) -> bool:
+        """Whether the model is gone."""
         return self._lease.is_lost()
 
     @property
     def is_cancellable(self) -> bool:
+        """Return whether Triton survives the cancel of the call."""
         return self._policy.takes_cancels()
 
     def on_unload(self, act: Callable[[], None]) -> None:
+        """Run `act` when an unload begins before the call ends."""
         self._lease.arrives(act)
 
     def check_fields(self, fields: bytes, *, is_whole: bool) -> None:
+        """Raise Malformed for a large message with these fields."""
         shares_memory = self._policy.shares_memory
         try:
             check_parameters(
@@ -284,23 +298,29 @@ class _DirectCall(CountedRequest):
             raise Malformed(str(error)) from error
 
     def answered(self) -> None:
+        """End the call: Triton succeeded."""
         now = clock.monotonic()
         self._lease.end(None, now)
         self.count("OK", now=now)
 
     def answered_nothing(self) -> None:
+        """Note that Triton's answer has none of the model's outputs."""
         self._lease.note_missing_outputs()
 
     def cancelled(self) -> None:
+        """Count the call of a client that left."""
         self.count("CANCELLED")
 
     def abandoned(self) -> None:
+        """Note that nobody waits for the response."""
         self._lease.abandon()
 
     def ended(self) -> None:
+        """End an abandoned call, which Triton has finished."""
         self._lease.end()
 
     def fault(self, status: int, text: str) -> AdapterError:
+        """Return the error that Triton's status means."""
         code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
         record = self._lease.record
         return self._policy.faults.of_grpc_inference(
@@ -308,12 +328,13 @@ class _DirectCall(CountedRequest):
         )
 
     async def failed(self, error: Exception, *, is_over: bool) -> Status:
-        """A bug on the way is answered INTERNAL, and releases the model too."""
+        """End the call with `error`. A bug here is answered INTERNAL, and releases the model."""
         calls = self._policy.calls
         try:
             error = await self._judged(_ours(error))
-            if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
-                error = replaced
+            if is_over:
+                replaced = self._lease.end(error)
+                error = replaced if isinstance(replaced, AdapterError) else error
             is_of_mesh = self._mesh_id is not None
             code, text = calls.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
             more = _trailers(error)

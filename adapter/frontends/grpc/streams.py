@@ -93,28 +93,34 @@ class _ModelStream:
         self._is_abandoned = False
 
     def abandon(self) -> None:
+        """Note that nobody waits for the answers; Triton works on them until `end`."""
         self._is_abandoned = True
         self.lease.abandon()
 
     def end(self, error: BaseException | None = None) -> BaseException | None:
+        """End the lease; return the error to send in place of `error`."""
         return self.lease.end(error)
 
     def take(self, lease: Lease) -> None:
+        """Count a request that is sent to Triton."""
         if not self.unanswered:
             self.lease = lease
             lease.begin()
         self.unanswered += 1
 
     def answered(self) -> None:
+        """Count the last answer to a request."""
         self.unanswered -= 1
         if not self.unanswered:
             self.lease.end()
 
     async def done_writing(self) -> None:
+        """Half-close the stream."""
         self.is_ending = True
         await self.upstream.done_writing()
 
-    def has_ended(self, _: object) -> None:
+    def handle_end(self, _: object) -> None:
+        """End the lease with the stream, unless the data plane does."""
         if not self._is_abandoned:
             self.lease.end()
 
@@ -136,6 +142,7 @@ class _ClientStream:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Answer the requests until the client has ended the stream and all answers are there."""
         forwarding = self._begin(self._forward_requests(requests))
         try:
             while self._tasks:
@@ -191,7 +198,7 @@ class _ClientStream:
         """Open a stream to Triton, and end the idle ones: at most one owes no answers."""
         stream = _ModelStream(lease)
         stream.take(lease)
-        self._begin(self._forward_answers(stream)).add_done_callback(stream.has_ended)
+        self._begin(self._forward_answers(stream)).add_done_callback(stream.handle_end)
         name = stream.record.name
         idle = [n for n, other in self._streams.items() if n == name or not other.unanswered]
         others = [self._streams.pop(n) for n in idle]
