@@ -21,8 +21,9 @@ from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import BackendUnavailable
 from adapter.frontends.access import Access, SitePolicy
-from adapter.frontends.admin import Admin, Pages, Probes, Resident, application
-from adapter.frontends.debug_state import DebugState
+from adapter.frontends.admin.models import Resident
+from adapter.frontends.admin.pages import Admin, Pages, Probes, application
+from adapter.frontends.admin.state import DebugState
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.calls import MessageLimits
 from adapter.frontends.http.server import bearable_connections

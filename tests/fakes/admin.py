@@ -13,8 +13,9 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.states import ModelEvent
 from adapter.frontends.access import Access, SitePolicy
-from adapter.frontends.admin import Admin, Probes, Resident, application
-from adapter.frontends.debug_state import DebugState
+from adapter.frontends.admin.models import Resident
+from adapter.frontends.admin.pages import Admin, Probes, application
+from adapter.frontends.admin.state import DebugState
 from adapter.frontends.drain import Drain
 from adapter.settings import parse_address
 from tests.fakes.house import House

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 from adapter import frontends
 from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
-from adapter.frontends.admin import application
+from adapter.frontends.admin.pages import application
 from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import streams
 from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits

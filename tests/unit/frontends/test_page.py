@@ -5,10 +5,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from adapter.frontends import admin
-from adapter.frontends.admin import content_security_policy
+from adapter.frontends.admin import pages
+from adapter.frontends.admin.pages import content_security_policy
 
-TEXT = Path(admin.__file__).with_name("page.html").read_text(encoding="utf-8")
+TEXT = Path(pages.__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 def test_the_policy_allows_the_scripts_and_styles_of_the_file_by_hash_and_nothing_else():

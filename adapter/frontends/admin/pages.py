@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
-from adapter.control.door import ControlState, ModelRecord, Models, Registry
-from adapter.core.memory import total
+from adapter.control.door import ControlState, Models
 from adapter.core.model import ModelId
 from adapter.errors import (
     Forbidden,
@@ -28,17 +27,16 @@ from adapter.errors import (
     drop_tracebacks,
 )
 from adapter.frontends.access import Access, SitePolicy
-from adapter.frontends.debug_state import DebugState, parse_query
+from adapter.frontends.admin.models import Resident
+from adapter.frontends.admin.state import DebugState, parse_query
 from adapter.frontends.drain import Drain
 from adapter.frontends.routes import ADMIN_ROUTES, CONTROL, openapi
 from adapter.frontends.status import challenge
-from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 _FRESH_SECONDS = 2.0  # the maximum age of memory readings in a scrape
 log = logging.getLogger(__name__)
-_AT_ONCE = 200  # models: about a millisecond
 _FILE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -197,42 +195,6 @@ def _error(status: int, text: str, **headers: str) -> web.Response:
     return answer({"error": text}, status=status, headers=headers)
 
 
-class Resident:
-    """The models that take inferences, by whomever they were loaded."""
-
-    def __init__(self, registry: Registry, state: ControlState) -> None:
-        self._registry = registry
-        self._state = state
-
-    async def parts(self) -> AsyncIterator[str]:
-        """Yield pieces of JSON, the longest idle first; others have their turn between them."""
-        rows, now = [], clock.monotonic()
-        for at, record in enumerate(self._registry.records(), 1):
-            if self._is_served(record):
-                rows.append(self._row(record, now))
-            if at % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-        rows.sort(key=lambda row: (-row["idle_seconds"], row["name"]))
-        yield '{"models": ['
-        for start in range(0, len(rows), _AT_ONCE):
-            lines = [json.dumps(row) for row in rows[start : start + _AT_ONCE]]
-            yield ("," if start else "") + "\n" + ",\n".join(lines)
-            await asyncio.sleep(0)
-        yield "\n]}\n"
-
-    def _is_served(self, record: ModelRecord) -> bool:
-        """Return whether it is listed: of two versions of a model, the one that gets its calls."""
-        return self._registry.is_serving(record)
-
-    def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
-        return {
-            "name": record.asked_for,
-            "bytes": total(self._state.held(record)),
-            "idle_seconds": 0.0 if record.usage.in_flight else round(now - record.usage.used_at, 3),
-            "in_flight": record.usage.in_flight,
-        }
-
-
 class Admin:
     """Serves /drain, /forget, /resident, /debug, and the page that shows the state."""
 
@@ -264,19 +226,13 @@ class Admin:
             "state": self._state,
             "config": self._configuration,
             "tasks": _tasks,
-            "drain": self._with_token(self._finish),
-            "forget": self._with_token(self._forget),
+            "drain": self._finish,
+            "forget": self._forget,
         }
-
-    def _with_token(self, handler: Handler) -> Handler:
-        async def checked(request: web.Request) -> web.StreamResponse:
-            self._access.check(CONTROL, request.headers.getall("Authorization", ()))
-            return await handler(request)
-
-        return checked
 
     async def _finish(self, request: web.Request) -> web.Response:
         """Drain for good: nothing but the end of the process follows."""
+        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
         text = request.query.get("timeout", str(self._drain_seconds))
         if _SECONDS.fullmatch(text) is None:
             reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
@@ -290,6 +246,7 @@ class Admin:
 
     async def _forget(self, request: web.Request) -> web.Response:
         """Forget what was learned of the package of one model."""
+        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
         model_id = request.query.get("model_id", "")
         if not model_id:
             return answer({"error": "model_id: the name of a model is missing"}, status=400)
@@ -320,7 +277,7 @@ class Admin:
         return await _streamed(request, self._debug_state.parts(query))
 
     async def _configuration(self, _: web.Request) -> web.Response:
-        return _shown(self._config)
+        return answer(self._config, indent=2)
 
 
 async def _streamed(request: web.Request, parts: AsyncIterator[str]) -> web.StreamResponse:
@@ -352,10 +309,6 @@ def _standing(task: asyncio.Task[Any]) -> str:
         lines.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
         awaited = getattr(awaited, "cr_await", None)
     return "\n".join(lines) + "\n"
-
-
-def _shown(value: dict[str, Any]) -> web.Response:
-    return answer(value, indent=2)
 
 
 class Page:
