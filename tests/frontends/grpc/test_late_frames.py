@@ -155,6 +155,16 @@ async def test_late_frames_cost_no_other_call():
         await proxy.until_free("m")
 
 
+async def test_late_data_is_answered_by_one_reset():
+    """RFC 9113 section 5.4.2: a second RST_STREAM could cross with another one for ever."""
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        await reset_incomplete(wire)
+        wire.send(LATE["DATA without END_STREAM"] * 5, begin(LATER), complete(LATER))
+        assert await statuses(wire, LATER) == {LATER: OK}
+        assert [frame[2] for frame in wire.got if frame[0] == frames.RST_STREAM] == [ENDED]
+
+
 async def test_late_frames_of_a_refused_stream_cost_nothing(monkeypatch):
     """A client may learn of the limit of streams when it has sent all of its request."""
     monkeypatch.setattr(downstream, "MAX_STREAMS", 1)
