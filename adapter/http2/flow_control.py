@@ -155,9 +155,12 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self._receive_window += self.unannounced
             self.unannounced = 0
 
-    def is_window_open(self, stream: AnyStream) -> bool:
-        """Return whether the windows let the peer send on that stream."""
-        return stream.receive_window > 0 and self._receive_window > 0
+    def is_peer_due(self, stream: AnyStream) -> bool:
+        """Return whether only the peer is waited for: the windows let it send on that stream, and
+        nothing that it has sent waits for its turn here.
+        """
+        is_open = stream.receive_window > 0 and self._receive_window > 0
+        return is_open and not self.has_unread
 
     # -- sending ----------------------------------------------------------------------------
 

@@ -509,7 +509,7 @@ class RelaySession(Downstream):
             self._refuse_arriving(exchange, "the adapter is stopping")
         elif exchange.stage is Stage.WAITING or exchange.is_held_back:
             return  # its caller is not the one that is waited for
-        elif self.is_window_open(exchange) and exchange.is_slow(seconds, limits):
+        elif self.is_peer_due(exchange) and exchange.is_slow(seconds, limits):
             text = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
             self.refuse(exchange, RelayError(Reason.SLOW, text))
 

@@ -192,7 +192,7 @@ class LargeBody:
         """Return whether the client may send, and the upstream takes what comes."""
         outbound = self._exchange.outbound
         is_taken = outbound is None or not outbound.queue
-        return is_taken and self._downstream.is_window_open(self._exchange)
+        return is_taken and self._downstream.is_peer_due(self._exchange)
 
     def resume(self) -> None:
         """Give the client credit again."""

@@ -71,6 +71,11 @@ class FrameTransport(asyncio.Protocol, ABC):
         """Return whether the connection was made."""
         return self._transport is not None
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether received bytes wait for their turn."""
+        return bool(self._unread)
+
     # -- for subclasses ---------------------------------------------------------------------
 
     def connected(self) -> None:

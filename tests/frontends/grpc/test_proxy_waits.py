@@ -120,6 +120,26 @@ async def test_a_request_that_comes_slowly_is_refused(size):
         await proxy.until_free("m")
 
 
+async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
+    """Amid a flood on other connections it is the adapter that has no time."""
+    waiting = []
+    async with opened(SHORT) as (proxy, _, wire):
+        turns = proxy.server._context.turns
+        wire.send(begun(1000), frames.ping(b"all here"))
+        while (await wire.until(frames.PING))[2] != b"all here":
+            pass
+        monkeypatch.setattr(turns, "has_time", lambda: False)
+        monkeypatch.setattr(turns, "wait", waiting.append)
+        wire.send(frame(frames.DATA, 0, 1, bytes(2**14)))
+        last = proxy.server._ticks + 8
+        while proxy.server._ticks < last:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+        [read_on] = waiting
+        read_on()
+        wire.send(frames.ping(b"was read"))
+        assert await wire.next() == (frames.PING, frames.ACK, 0, b"was read")
+
+
 @pytest.mark.slow
 async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
     async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, behind, wire):
