@@ -77,6 +77,18 @@ async def test_only_an_inference_is_use_of_a_model(method, message):
         assert usage.served == 1
 
 
+async def test_model_ready_is_false_but_not_found_to_a_mesh():
+    """A mesh loads a model again after NOT_FOUND, and takes false for a failure of the model."""
+    request = pb.ModelReadyRequest(name="nope").SerializeToString()
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+        assert pb.ModelReadyResponse.FromString(await ask(request)).ready is False
+        assert await refusal(ask(request, metadata=MESH)) == (
+            "NOT_FOUND",
+            "ModelNotFound: model 'nope' is not loaded",
+        )
+
+
 async def test_a_renamed_model_takes_the_slow_way_and_keeps_its_name():
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         answer = await channel.unary_unary(INFER)(request_of("team/a"))
