@@ -76,11 +76,13 @@ class ContainerContract:
         try:
             lease = self._models.lease(model_id)
         except AdapterError:
-            may_wait = self._loads_for_calls or self._models.is_being_loaded(model_id)
-            if self._is_v2 and may_wait:
+            if self._is_v2 and self._will_be_loaded(model_id):
                 return None
             raise
         return None if self._triton.has_lost(lease.record) else lease
+
+    def _will_be_loaded(self, model_id: ModelId) -> bool:
+        return self._loads_for_calls or self._models.is_being_loaded(model_id)
 
     async def wait_for_lease(self, model_id: ModelId, _: CallFacts) -> Lease:
         """Return a lease of the model once it is loaded."""
