@@ -72,7 +72,7 @@ class Soak:
         self.count: Counter[str] = Counter()
         self.cache = place / "cache"
         self.regions: list[str] = []  # prefixes of the names in /dev/shm, one for each adapter
-        self.processes: set[tuple[int, str]] = set()  # all that were seen below an adapter
+        self.processes: set[tuple[int, str]] = set()  # processes seen below the adapter
         self.is_over = threading.Event()
         self._scratch = place / "scratch"
         self._outside = place / MARK

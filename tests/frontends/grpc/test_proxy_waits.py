@@ -121,7 +121,7 @@ async def test_a_request_that_comes_slowly_is_refused(size):
 
 
 async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
-    """Amid a flood on other connections it is the adapter that has no time."""
+    """A flood on other connections leaves the adapter itself no time for this one."""
     waiting = []
     async with opened(SHORT) as (proxy, _, wire):
         turns = proxy.server._context.turns
