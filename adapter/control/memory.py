@@ -213,7 +213,7 @@ class Memory:
         most. If that brings too little, this one is the next to be ended.
         """
         deadline = clock.monotonic() + times.MEMORY_SECONDS
-        while self.ledger.is_older_than_overrun(record.name) and clock.monotonic() < deadline:
+        while self.ledger.is_overrun_open(record.name) and clock.monotonic() < deadline:
             await asyncio.sleep(times.POLL_SECONDS)
             await self.readings.read()
 

@@ -466,10 +466,12 @@ class Ledger:
         or where Triton has no load to end: then loaded models have grown, and none of them is
         ended.
 
-        What is leaving does not count: it may be a load that was just ended for the same reading.
+        None also until a reading is newer than the end of each load and unload: the memory may be
+        that of a load which was just ended for it. What unloads in progress give back does not
+        count.
         """
         book = self.devices.get(device)
-        if book is None or book.used_bytes is None:
+        if book is None or book.used_bytes is None or self._is_returning(device):
             return None
         if book.used_bytes - self.leaving(device) <= book.limit_bytes:
             return None
@@ -510,10 +512,18 @@ class Ledger:
                 return overrun
         return None
 
-    def is_older_than_overrun(self, name: TritonName) -> bool:
-        """Return whether another load is to be ended, on a device of this one."""
-        overruns = [self.find_overrun(device) for device in self.loads[name].reserved]
-        return any(overrun is not None and overrun.name != name for overrun in overruns)
+    def is_overrun_open(self, name: TritonName) -> bool:
+        """Return whether this load may still be the one to end: a newer one is being ended, or a
+        reading has yet to show what an ended one gives back.
+        """
+        devices = self.loads[name].reserved
+        overruns = [self.find_overrun(device) for device in devices]
+        is_other_ended = any(overrun is not None and overrun.name != name for overrun in overruns)
+        return is_other_ended or any(self._is_returning(device) for device in devices)
+
+    def _is_returning(self, device: Device) -> bool:
+        """Return whether something has ended on the device that no reading shows yet."""
+        return any(device in leaving.booked for leaving in self.returning)
 
     def record_overrun(self, overrun: Overrun) -> None:
         """Reserve what readings have shown of a load that is ended for a limit, so that its next

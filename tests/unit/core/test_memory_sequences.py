@@ -323,6 +323,22 @@ def test_newest_known_load_is_ended_without_guesses():
     assert books.settle("a").overrun is None  # b is ended, and a stays
 
 
+def test_one_load_is_ended_for_a_reading():
+    """A guess says little of what the ended load had, so a newer reading is waited for."""
+    books = gpu(1000)
+    for name in ("a", "b"):
+        books.load(name, guess(100, key=name))
+    books.read(1300)
+    assert books.ledger.find_overrun(GPU).name == "b"
+    books.now += 1
+    books.fail("b")  # no reading is newer
+    assert books.ledger.find_overrun(GPU) is None
+    assert books.ledger.is_overrun_open("a")
+    books.read(700)
+    assert books.ledger.find_overrun(GPU) is None
+    assert not books.ledger.is_overrun_open("a")
+
+
 def test_growth_above_the_limit_ends_nothing():
     books = gpu(1000)
     books.add("a", 900)
