@@ -300,7 +300,7 @@ def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, A
 def _describe_forgotten(
     models: Mapping[ModelId, ForgottenModel], most: int | None
 ) -> list[dict[str, Any]]:
-    """Show models that were given up, the latest last."""
+    """Show forgotten models, the latest last."""
     found = [*models.items()]
     return [
         {
