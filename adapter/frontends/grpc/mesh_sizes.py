@@ -66,7 +66,7 @@ class MeshSizes:
         self,
         models: Models,
         state: ControlState,
-        books: MeshBooks,  # those of ModelMesh, which the admission of loads reads
+        books: MeshBooks,  # the books of ModelMesh, which the admission of loads reads
         *,
         default_bytes: int,
         size_factor: float | None,  # the operator's, if any
