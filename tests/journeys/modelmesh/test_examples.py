@@ -84,11 +84,9 @@ def test_the_environment_of_the_manifest_is_understood(spec):
     assert loaded.warnings == []
     assert str(loaded.settings.grpc) == spec["grpcEndpoint"] == spec["grpcDataEndpoint"]
     assert loaded.settings.load_concurrency == 2
-    assert loaded.settings.modelmesh_load_timeout_seconds == 90
-    assert loaded.settings.modelmesh_memory == 8 * GIB
-    assert set(loaded.origins.values()) >= set(environment(spec)) - {
-        name for name in environment(spec) if name.startswith("ADAPTER_")
-    }
+    assert loaded.settings.load_timeout_seconds == 90
+    assert loaded.settings.modelmesh_capacity == 8 * GIB - 128 * 2**20
+    assert loaded.origins["modelmesh_capacity"] == "CONTAINER_MEM_REQ_BYTES"
 
 
 def test_triton_fills_the_repository_that_the_adapter_fills(spec):
