@@ -85,7 +85,7 @@ def call_http(
     adapter: RunningAdapter, path: str, header: str | None, prefix: str, count: int
 ) -> None:
     """Call so many names over one connection, some at a time; each answer must be a refusal."""
-    host, _, port = adapter.http_address.rpartition(":")
+    host, _, port = adapter.http.rpartition(":")
     with (
         socket.create_connection((host, int(port)), timeout=300) as raw,
         raw.makefile("rb") as file,
@@ -115,7 +115,7 @@ def expect_refusal(file: socket.SocketIO) -> None:
 
 
 def call_grpc(adapter: RunningAdapter, prefix: str, count: int) -> None:
-    asyncio.run(call_grpc_at_once(adapter.grpc_address, prefix, count))
+    asyncio.run(call_grpc_at_once(adapter.grpc, prefix, count))
 
 
 async def call_grpc_at_once(address: str, prefix: str, count: int) -> None:
