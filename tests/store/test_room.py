@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -157,28 +158,36 @@ async def test_room_that_came_free_while_models_were_asked_is_taken(tmp_path):
 
 
 @pytest.fixture
-async def waiting(tmp_path: Path) -> AsyncIterator[tuple[Disk, Cached, asyncio.Future[None]]]:
-    """A fetch that waits for one, which ends by making its artifact."""
+async def waiting(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[Disk, Callable[[], Cached], asyncio.Future[None]]]:
+    """A fetch that waits for another one, and what ends that one by making its artifact."""
     disk = open_disk(tmp_path)
-    with disk.reservation("the second") as second:
-        with disk.reservation("the first") as first:
-            await first.reserve(_LIMIT)
-            reserved = asyncio.ensure_future(second.reserve(_LIMIT))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(reserved), 0.1)
+    with disk.reservation("the second") as second, ExitStack() as stack:
+        first = stack.enter_context(disk.reservation("the first"))
+        await first.reserve(_LIMIT)
+        reserved = asyncio.ensure_future(second.reserve(_LIMIT))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(reserved), 0.1)
+
+        def hand_over() -> Cached:
             artifact = disk.add(_NOTE, first)
-        yield disk, artifact, reserved
+            stack.close()
+            return artifact
+
+        yield disk, hand_over, reserved
 
 
 async def test_what_is_released_once_it_is_handed_over_makes_room_for_who_waits(waiting):
-    disk, artifact, reserved = waiting
-    disk.unpin(artifact)
+    disk, hand_over, reserved = waiting
+    disk.unpin(hand_over())
     await reserved
     assert not len(disk)
 
 
 async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waiting):
-    disk, _, reserved = waiting
+    disk, hand_over, reserved = waiting
+    hand_over()
     with pytest.raises(NoRoom):
         await reserved
     assert disk.used_bytes == _LIMIT
