@@ -35,9 +35,10 @@ from adapter.frontends.http.endpoint.signatures import Key, SigV4Authenticator
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.sagemaker import SageMaker
-from adapter.frontends.http.serve import Handle, Parts, Service
+from adapter.frontends.http.serve import Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository

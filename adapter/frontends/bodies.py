@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,26 +14,20 @@ _MAX_PARTS, _MAX_DIGITS, _PIECE_BYTES = 100_000, 400, 2**20
 
 
 class HeldBody:
-    """A body that counts until `end`. `turn` is set while it may be read."""
+    """Counts a body in the budget of callers' bytes until its context ends."""
 
     def __init__(
         self,
         budget: ByteBudget,
-        announced: int | None,
-        senders: Iterable[str] = (),
+        announced: int | None,  # its length; None if nobody knows it
         *,
-        # tells the reader that the body was cut
-        fail: Callable[[AdapterError], None] = lambda _: None,
-        is_reading: Callable[[], bool] = lambda: True,
+        is_reading: Callable[[], bool] = lambda: True,  # whether more of it may come
     ) -> None:
-        self.turn = asyncio.Event()
-        self.turn.set()
         self.is_reading = is_reading
-        self._fail = fail
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
         self._error: AdapterError | None = None
-        self._holding = budget.hold(self, announced, senders)
-        self.arrived = self._holding.arrived
-        self.verify = self._holding.verify
+        self._holding = budget.hold(self, announced)
 
     def __enter__(self) -> Self:
         return self
@@ -47,31 +41,34 @@ class HeldBody:
         self.end()
 
     def end(self) -> None:
-        """Stop counting the body."""
+        """Count the body no longer."""
         self._holding.end()
-        self.turn.set()
+        self._may_go_on.set()
+
+    def arrived(self) -> None:
+        """Note that the last of the body was counted."""
+        self._holding.arrived()
 
     async def take(self, size: int) -> None:
         """Count `size` bytes that have arrived, and wait until more may come. Raises what the body
         was cut for.
         """
         if not self._holding.take(size):
-            self.turn.clear()
-            await self.turn.wait()
+            self._may_go_on.clear()
+            await self._may_go_on.wait()
         if self._error is not None:
             raise self._error
 
     # -- for the budget ---------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Read on."""
-        self.turn.set()
+        """Let `take` return."""
+        self._may_go_on.set()
 
     def cut(self, error: AdapterError) -> None:
-        """Refuse the body with `error`."""
+        """Have `take` raise the error."""
         self._error = error
-        self.turn.set()
-        self._fail(error)
+        self._may_go_on.set()
 
 
 def parsed(text: str | bytes, what: str) -> Any:

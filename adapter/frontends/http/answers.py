@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.instrumentation import Clock, Refusal, encoded
+from adapter.frontends.http.instrumentation import Clock, Refusal, encoded, write_fields
 from adapter.frontends.http.request import Request
 
 # To join a head with so short a body costs less than a second write.
@@ -34,14 +35,6 @@ class Answer:
 def answer_json(body: Mapping[str, Any] | list[Any], status: int = 200) -> Answer:
     """Return an answer of JSON, which ends its line."""
     return Answer(encoded(json.dumps(body)), _JSON, status)
-
-
-def write_fields(headers: Mapping[str, str]) -> bytes:
-    """Return headers as lines. Raises ValueError for one with a line break."""
-    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if text.count("\r") != len(headers) or text.count("\n") != len(headers):
-        raise ValueError("a header of an answer has a line break in it")
-    return text.encode("utf-8", "surrogateescape")
 
 
 def end_of_head(request: Request, clock: Clock) -> bytes:
@@ -119,7 +112,7 @@ class StreamedAnswer:
     def add(self, piece: bytes) -> bool:
         """Add a piece; return whether something was written."""
         if self._is_chunked:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+            piece = write_chunk(piece)
         self._pieces.append(piece)
         if self._reserved_bytes:
             return False
@@ -185,7 +178,7 @@ class Writer:
         """Write a piece, and wait until the client takes more."""
         if piece and not self._is_bare:
             if self._is_chunked:
-                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+                piece = write_chunk(piece)
             self._connection.transport.write(piece)
         await self._connection.drain()
 

@@ -29,6 +29,11 @@ class MalformedChunks(ValueError):
     """A chunked body that has more than one reading, or none."""
 
 
+def write_chunk(piece: bytes) -> bytes:
+    """Return a chunk."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
 class ChunkDecoder:
     """Decodes one chunked body piece by piece."""
 

@@ -24,8 +24,9 @@ from adapter.frontends.bodies import Arrival, Limits
 from adapter.frontends.http.chunks import ChunkDecoder, MalformedChunks
 from adapter.frontends.http.exchange import Exchange
 from adapter.frontends.http.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.request import Parts, Request
+from adapter.frontends.http.request import Request
 from adapter.frontends.http.stepping import Stepper, wait_for_news
 from adapter.runtime.turns import Turns
 

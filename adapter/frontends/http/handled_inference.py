@@ -13,7 +13,7 @@ from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
 from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
-from adapter.frontends.http.answers import Answer, Writer, write_fields
+from adapter.frontends.http.answers import Answer, Writer
 from adapter.frontends.http.content_types import (
     JSON,
     answer_type,
@@ -25,7 +25,7 @@ from adapter.frontends.http.content_types import (
     refuse_unlisted,
 )
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.instrumentation import FORWARDED, call_headers, passed_on
+from adapter.frontends.http.instrumentation import call_headers, forwarded, passed_on, write_fields
 from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import list_own_headers
 from adapter.protocols.codecs.base import Source
@@ -195,10 +195,7 @@ class HandledInference:
     # -- the request ------------------------------------------------------------------------
 
     def _list_invocation_headers(self) -> dict[str, str]:
-        sent_headers = self.request.headers
-        headers = {
-            name: value for name in FORWARDED if (value := sent_headers.get(name)) is not None
-        }
+        headers = forwarded(self.request.headers)
         if self._record.is_renamed:
             # the answer names the model, and its name will have to be put back
             headers.pop("Accept-Encoding", None)

@@ -9,10 +9,10 @@ connection to Triton and a long check are delegated to a task.
 """
 
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from adapter.control.door import Lease, ModelRecord
-from adapter.core.calls import FastDataPlane, RawHeaders, Upstream
+from adapter.core.calls import RawHeaders, Upstream
 from adapter.errors import (
     AdapterError,
     BackendError,
@@ -23,9 +23,11 @@ from adapter.errors import (
 )
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import JOINED_BYTES, StreamedAnswer, end_of_head, first_line
+from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import CHUNKED
-from adapter.frontends.http.instrumentation import Clock, given_back
+from adapter.frontends.http.instrumentation import given_back
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Plan
 from adapter.frontends.http.request import Request
 from adapter.frontends.http.stepping import wait_for_news
@@ -44,15 +46,6 @@ _OK = 200
 _HEADER_LENGTH = b"inference-header-content-length"
 _LAST_CHUNK = b"0\r\n\r\n"
 _CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
-
-
-class ServingParts(Protocol):
-    """Holds the parts that all inferences of a listener share."""
-
-    dataplane: FastDataPlane
-    clock: Clock
-    max_body_bytes: int
-    shares_memory: bool  # inferences may name regions of shared memory
 
 
 class NeedsHandler(Exception):
@@ -79,7 +72,7 @@ class Inference:
         self,
         request: Request,
         plan: Plan,
-        parts: ServingParts,
+        parts: Parts,
         begun_at: float,  # by time.monotonic
     ) -> None:
         self._request = request
@@ -259,7 +252,7 @@ class Inference:
     def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
-            body = (_write_chunk(body) if body else b"") + _LAST_CHUNK
+            body = (write_chunk(body) if body else b"") + _LAST_CHUNK
         plan = self._plan
         is_usual = record.name == plan.name and not self._request.lines
         upstream.send(plan.upstream_head if is_usual else self._head_for(record), body)
@@ -323,7 +316,7 @@ class Inference:
                     size += len(piece)
                     self._refuse_above_limit(size)
                     check.feed(piece)
-                    upstream.write(_write_chunk(piece) if is_chunked else piece)
+                    upstream.write(write_chunk(piece) if is_chunked else piece)
                 if connection.is_whole:
                     self._end_body(upstream, size, is_chunked=is_chunked)
                     break
@@ -479,7 +472,3 @@ class Inference:
         if isinstance(error, NotJson):
             return explained(error, self._request.headers, None)
         return error
-
-
-def _write_chunk(piece: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(piece), piece)

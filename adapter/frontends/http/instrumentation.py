@@ -100,6 +100,11 @@ def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str,
     return found
 
 
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of an invocation in SageMaker's contract that Triton gets."""
+    return {name: value for name in FORWARDED if (value := headers.get(name)) is not None}
+
+
 def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:
     """Return the headers of Triton's answer that its caller gets."""
     if is_v2:
@@ -131,6 +136,14 @@ def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
         for header in ECHOED
         if (value := headers.get(header)) is not None and value.isascii() and value.isprintable()
     }
+
+
+def write_fields(headers: Mapping[str, str]) -> bytes:
+    """Return headers as lines. Raises ValueError for one with a line break."""
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\r") != len(headers) or text.count("\n") != len(headers):
+        raise ValueError("a header of an answer has a line break in it")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def error_status(error: AdapterError) -> int:

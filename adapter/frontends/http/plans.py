@@ -6,11 +6,11 @@ its request is answered by a handler of calls.py.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 
 from adapter.core.calls import RawHeaders, has_long_line
 from adapter.core.model import ModelId, parse_model_id, triton_name
-from adapter.core.triton_input import OF_THE_CONNECTION, HeaderTable
+from adapter.core.triton_input import HeaderTable
 from adapter.errors import AdapterError
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
@@ -19,11 +19,12 @@ from adapter.frontends.http.contracts import ContainerContracts, Contract
 from adapter.frontends.http.endpoint.contract import EndpointCalls
 from adapter.frontends.http.head import CHUNKED, RawHead, read_head
 from adapter.frontends.http.instrumentation import (
-    ECHOED,
-    FORWARDED,
     contract_of,
-    names_of_connection,
+    echoed_headers,
+    forwarded,
+    passed_on,
     path_segments,
+    write_fields,
 )
 from adapter.frontends.routes import INFERENCE, INVOKE_ENDPOINT, Match, Route, bare, find
 from adapter.telemetry.traffic import Served
@@ -43,9 +44,6 @@ _HEADER_LENGTH = b"inference-header-content-length"
 _ENCODINGS = frozenset({b"", b"identity", b"gzip", b"deflate"})
 _PACKED = frozenset({b"gzip", b"deflate"})
 _MAX_DIGITS = 15
-_ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
-_FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
-_OF_THE_CONNECTION = frozenset(name.encode() for name in OF_THE_CONNECTION)
 _JSON_LINE = b"Content-Type: application/json\r\n"
 _BINARY_LINES = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %b\r\n"
 _CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
@@ -265,7 +263,7 @@ class Heads:
             return None
         if route.contract == "v2":
             plan = Plan(operation, self._contracts.v2, parse_model_id(match.names["model_name"]))
-            fields = [pair for pair in _list_passed_on(head) if pair[0].lower() != _HEADER_LENGTH]
+            fields = passed_on(head.headers)
             return self._finish(plan, head, fields, match.below_model())
         if not self._invokes:
             return None
@@ -284,10 +282,10 @@ class Heads:
             return None
         plan = Plan(operation, contract, model_id)
         plan.needs_body = True
-        return self._finish(plan, head, _list_forwarded(head), "/infer")
+        return self._finish(plan, head, forwarded(head.headers), "/infer")
 
     def _finish(
-        self, plan: Plan, head: RawHead, fields: list[tuple[bytes, bytes]], below_model: str
+        self, plan: Plan, head: RawHead, fields: Mapping[str, str], below_model: str
     ) -> Plan | None:
         encoding = head.by_name.get(b"content-encoding", b"").strip().lower()
         plan.is_packed = encoding in _PACKED
@@ -310,44 +308,19 @@ class Heads:
                 length = head.length if is_length_known else None
                 plan.json_bytes = binary.json_header_bytes(kind_text, length)
         if not plan.contract.sends_again:
-            plan.echoed = _write_echoed(head)
-        rest = [pair for pair in fields if pair[0].lower() != b"accept-encoding"]
-        lines = self._write_lines(fields)
-        uncompressed_lines = self._write_lines(rest)
+            plan.echoed = write_fields(echoed_headers(head.headers))
+        lines = self._write_lines(fields, leave_out=())
+        uncompressed_lines = self._write_lines(fields, leave_out=("accept-encoding",))
         plan.write_head(self.host, below_model, lines, uncompressed_lines, head.length)
         return None if has_long_line(plan.upstream_head) else plan
 
-    def _write_lines(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-        pairs = [
-            (name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in fields
-        ]
+    def _write_lines(self, fields: Mapping[str, str], leave_out: Collection[str]) -> bytes:
+        """Return the header lines that Triton gets."""
+        dropped = {_HEADER_LENGTH.decode(), *leave_out}
+        pairs = [pair for pair in fields.items() if pair[0].lower() not in dropped]
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.written(pairs)]
         return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _connection_of(head: RawHead) -> bytes:
     return head.by_name.get(b"connection", b"").lower()
-
-
-def _list_passed_on(head: RawHead) -> list[tuple[bytes, bytes]]:
-    """Return the fields without those of one connection."""
-    dropped = _OF_THE_CONNECTION | names_of_connection(head.fields)
-    return [(name, value) for name, value in head.fields if name.lower() not in dropped]
-
-
-def _list_forwarded(head: RawHead) -> list[tuple[bytes, bytes]]:
-    """Return the fields of an invocation that Triton gets."""
-    fields = head.by_name
-    return [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
-
-
-def _write_echoed(head: RawHead) -> bytes:
-    """Return the lines of the answer that say back what the caller said."""
-    lines = [
-        b"%b: %b\r\n" % (name, value)
-        for key, name in _ECHOED.items()
-        if (value := head.by_name.get(key)) is not None
-        and value.isascii()
-        and value.decode().isprintable()
-    ]
-    return b"".join(lines)

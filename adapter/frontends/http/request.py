@@ -12,21 +12,11 @@ from adapter.errors import AdapterError, PayloadTooLarge
 from adapter.frontends.http.endpoint.errors import CallInfo
 from adapter.frontends.http.exchange import Exchange
 from adapter.frontends.http.head import CHUNKED, read_head
-from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Head
 from adapter.frontends.routes import Match
-from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.traffic import WAITED
-
-
-class Parts(Protocol):
-    """Holds the parts that all connections of a listener share."""
-
-    budget: ByteBudget
-    clock: Clock
-    instrumentation: Instrumentation
-    accepts_requests: bool  # a connection may send another request
 
 
 class RequestConnection(Protocol):

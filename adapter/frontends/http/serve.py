@@ -6,53 +6,33 @@ here, and nowhere else.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 
-from adapter.core.calls import FastDataPlane
 from adapter.errors import AdapterError
-from adapter.frontends.access import SitePolicy
 from adapter.frontends.http.answers import (
     Answer,
     end_of_head,
     word_refusal,
     write_answer,
-    write_fields,
 )
 from adapter.frontends.http.connection import Connection
 from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
-    Clock,
-    Instrumentation,
     Refusal,
     echoed_headers,
     own_refusal,
+    write_fields,
 )
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Plan
 from adapter.frontends.http.request import Request
 from adapter.runtime import clock
-from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.tracing import MODEL, Tracing
 from adapter.telemetry.traffic import WAITED, Waited
 
 # Answers a request; None once it has written the answer itself.
 Handle = Callable[[Request], Awaitable[Answer | None]]
-
-
-@dataclass(slots=True)
-class Parts:
-    """Holds the parts that all connections and inferences of a listener share."""
-
-    dataplane: FastDataPlane
-    instrumentation: Instrumentation
-    clock: Clock
-    budget: ByteBudget
-    sites: SitePolicy
-    max_body_bytes: int
-    shares_memory: bool = False  # inferences may name regions of shared memory
-    tracing: Tracing | None = None
-    accepts_requests: bool = True  # a connection may send another request
 
 
 class Service:

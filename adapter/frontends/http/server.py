@@ -13,8 +13,9 @@ from adapter.frontends.http.answers import word_refusal
 from adapter.frontends.http.connection import Connection
 from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.instrumentation import Refusal, own_refusal
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.serve import Parts, Service
+from adapter.frontends.http.serve import Service
 from adapter.runtime import background, sockets
 from adapter.runtime.turns import Turns
 from adapter.settings import Address

@@ -19,9 +19,10 @@ from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.request import Request
-from adapter.frontends.http.serve import Handle, Parts, Service
+from adapter.frontends.http.serve import Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget

@@ -11,9 +11,10 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.http.answers import Answer, Writer, answer_json
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.request import Request
-from adapter.frontends.http.serve import Parts, Service
+from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address

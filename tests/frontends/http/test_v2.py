@@ -23,8 +23,9 @@ from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.serve import Parts, Service
+from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository

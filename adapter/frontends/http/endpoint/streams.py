@@ -28,7 +28,7 @@ from adapter.frontends.http.answers import Writer
 from adapter.frontends.http.endpoint.errors import message_of
 from adapter.frontends.http.endpoint.stream_messages import StreamError, as_line, as_request
 from adapter.frontends.http.handled_inference import HandledInference, events_of
-from adapter.frontends.http.instrumentation import FORWARDED, Instrumentation
+from adapter.frontends.http.instrumentation import Instrumentation, forwarded
 from adapter.frontends.http.request import Request
 from adapter.protocols.codecs.base import converted
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
@@ -208,8 +208,7 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
 
 
 def _forwarded(request: Request) -> dict[str, str]:
-    given = request.headers
-    found = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
+    found = forwarded(request.headers)
     if found.pop("Content-Encoding", "identity").strip().lower() != "identity":
         raise InvalidRequest("a body for a stream must not be compressed")
     found.pop("Accept-Encoding", None)
