@@ -1,9 +1,9 @@
 """Reads heads of requests with httptools, and refuses what it lets pass and others may not.
 
 httptools (llhttp) refuses bare LF and CR, NUL, folded lines, two lengths, a sign in a length, a
-length beside chunks. It takes, and `read_head` refuses: control characters, other versions and
-protocols, two blanks in the first line, a fragment in the target, a second Host or none, too many
-fields, a second coding, one besides chunked, CONNECT.
+length beside chunks. It takes, and `read_head` refuses: a line break in the target, other versions
+and protocols, two blanks in the first line, a fragment in the target, a second Host or none, too
+many fields, a second coding, one besides chunked, CONNECT.
 """
 
 import re

@@ -9,7 +9,10 @@ import zlib
 import pytest
 
 from adapter.control.door import Lease
+from adapter.control.triton import RequestFailures
 from adapter.core.model import ModelId
+from adapter.core.record import LoadedFor
+from adapter.errors import CapacityError, OutOfMemory
 from adapter.frontends.http.request import Request
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import MIB, PLANNED, head, opened, request, until
@@ -192,3 +195,49 @@ async def test_lost_connection_is_freed_without_the_collector():
             await until(lambda: connection() is None)
     finally:
         gc.enable()
+
+
+async def test_lost_model_of_a_call_is_waited_for(monkeypatch):
+    """Triton has exited with it, and the call is what loads it again from its store."""
+    waited: list[ModelId] = []
+    async with opened(answer) as listener:
+        house = listener.house
+
+        async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+            waited.append(model_id)
+            return house.control.lease(model_id)
+
+        house.control.registry.serving(ModelId("m")).loaded_for = LoadedFor.CALLS
+        monkeypatch.setattr(listener.contracts.v2, "wait_for_lease", wait_for_lease)
+        caller = await listener.connect()
+        assert (await caller.ask(request(V2, BODY))).status == 200
+        with monkeypatch.context() as exited:
+            exited.setattr(type(house.parts.status), "has_exited", property(lambda _: True))
+            assert (await caller.ask(request(V2, BODY))).status == 200
+        assert waited == ["m"]
+
+
+async def test_begun_answer_is_never_sent_again(monkeypatch):
+    """Its client has some of it, behind which another answer would look like the rest."""
+
+    async def judge(*_: object) -> OutOfMemory:
+        return OutOfMemory("full")
+
+    async def free_memory(_: CapacityError) -> bool:
+        return True
+
+    async def break_off(talk: Talk) -> None:
+        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + bytes(2_000_000))
+        await listener.gate.wait()
+        talk.writer.transport.abort()
+
+    async with opened(break_off) as listener:
+        monkeypatch.setattr(RequestFailures, "judge", judge)
+        monkeypatch.setattr(listener.contracts.sagemaker, "sends_again", True)
+        monkeypatch.setattr(listener.contracts.sagemaker, "frees_memory", free_memory)
+        caller = await listener.connect(limit=2**23)
+        await caller.send(request(PLANNED, BODY))
+        assert (await caller.head()).status == 200
+        listener.gate.set()
+        assert len(await caller.rest()) < 5_000_000
+        assert len(listener.upstream.requests) == 1

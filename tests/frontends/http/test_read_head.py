@@ -182,6 +182,7 @@ async def test_a_head_that_is_split_anywhere_is_read_as_the_whole_one(field: str
         head(PLANNED, LENGTH, "X: a\x01"),
         head(PLANNED, LENGTH, "X: a\nY: b"),
         head(PLANNED, LENGTH, "X: a\rb"),
+        head("/\nmodel:" + PLANNED, LENGTH),
     ],
 )
 def test_head_that_others_may_read_differently_is_refused(raw: bytes):
