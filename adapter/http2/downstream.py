@@ -116,6 +116,9 @@ class Downstream(Endpoint[Exchange]):
             self._refuse_new_streams()
 
     def _refuse_new_streams(self) -> None:
+        """Send the second GOAWAY of the shutdown, with the last stream that was accepted; close the
+        connection if no stream is open.
+        """
         if self._shutdown is Shutdown.ANNOUNCED and self.state is State.OPEN:
             self._shutdown = Shutdown.LAST_ACCEPTED
             self.send_goaway()
@@ -123,6 +126,7 @@ class Downstream(Endpoint[Exchange]):
             self._close_if_done()
 
     def _close_if_done(self) -> None:
+        """Close the connection soon if it shuts down and its last stream has ended."""
         if self._shutdown is _LAST_ACCEPTED and not self.streams:
             asyncio.get_running_loop().call_soon(self.close)
 
@@ -152,6 +156,9 @@ class Downstream(Endpoint[Exchange]):
         """Begin with a request."""
 
     def _read_call(self, block: bytes) -> Call:
+        """Decode a header block; return the call. Headers over the limit make a call that is
+        refused.
+        """
         try:
             call: Call = self.reader.read(block)
         except HeadersTooLarge as fault:
@@ -259,7 +266,9 @@ class Downstream(Endpoint[Exchange]):
             outbound.upstream.credit(outbound, size)
 
     def on_finished(self, stream: Exchange) -> None:
-        """End a request that was answered; its rest is not needed (RFC 9113 section 8.1)."""
+        """Forget a stream whose response was sent. Reset one that the client has not ended, as the
+        rest of the request is not needed (RFC 9113 section 8.1).
+        """
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
             self._remember_reset(stream.id)
@@ -285,7 +294,9 @@ class Downstream(Endpoint[Exchange]):
     # -- from the upstream ------------------------------------------------------------------
 
     def forward_headers(self, exchange: Exchange, answer: Answer, *, end: bool) -> None:
-        """Send the headers or the trailers of the upstream's response to the client."""
+        """Send the headers or the trailers of the upstream's response to the client; with `end`
+        they end the response. Headers out of order fail the request.
+        """
         if exchange.is_answered:
             self._release_abandoned(exchange)
         elif answer.is_first == exchange.has_headers:
@@ -297,6 +308,9 @@ class Downstream(Endpoint[Exchange]):
             self.out.append(frames.header_block(exchange.id, answer.block, end=False))
 
     def _forward_end(self, exchange: Exchange, answer: Answer) -> None:
+        """Send the trailers of the upstream's response, and end the call. An error status of Triton
+        is replaced by the status of the adapter's error.
+        """
         direct_call = exchange.direct_call
         if direct_call is not None and answer.status != 0:
             status = _UNKNOWN if answer.status is None else answer.status
@@ -308,7 +322,7 @@ class Downstream(Endpoint[Exchange]):
         self.end(exchange, frames.header_block(exchange.id, answer.block, end=True))
 
     def forward_data(self, exchange: Exchange, piece: Piece) -> None:
-        """Send DATA of the upstream's response to the client."""
+        """Send DATA of the upstream's response to the client, unless the first piece is faulty."""
         if not exchange.has_data and not self._check_first_data(exchange, piece):
             return
         if self.small_frames:
@@ -316,7 +330,10 @@ class Downstream(Endpoint[Exchange]):
         self.send(exchange, piece)
 
     def _check_first_data(self, exchange: Exchange, piece: Piece) -> bool:
-        """Look at the first DATA of an answer, which may be refused."""
+        """Check the first DATA of a response: a response without headers, or one over the limit of
+        message size, fails. Record an answer that has no outputs. Return whether to forward the
+        DATA.
+        """
         direct_call = exchange.direct_call
         if not exchange.has_headers:
             self._reject_data(exchange, piece, f"{ODD}: it has no head")
@@ -335,19 +352,24 @@ class Downstream(Endpoint[Exchange]):
         return True
 
     def _reject_data(self, exchange: Exchange, piece: Piece, text: str) -> None:
+        """Fail the request for a faulty response, and credit the upstream for the dropped DATA."""
         self.fail(exchange, RelayError(Reason.ODD_ANSWER, text))
         if (outbound := exchange.outbound) is not None:
             outbound.upstream.credit(outbound, len(piece))
 
     def end_unanswered(self, exchange: Exchange, reason: Reason, text: str) -> None:
-        """End a request of which no answer, or no more of it, will come from the upstream."""
+        """Fail a request whose upstream will send no more of the response. If the request was
+        answered already, release its model if it was abandoned.
+        """
         if exchange.is_answered:
             self._release_abandoned(exchange)
         else:
             self.fail(exchange, RelayError(reason, text))
 
     def handle_upstream_reset(self, exchange: Exchange, code: int) -> None:
-        """End the request of an upstream stream that was reset."""
+        """End the request whose upstream stream was reset: pass a reset by the fallback server on,
+        and answer one by Triton with an error.
+        """
         if exchange.direct_call is None and not exchange.is_answered:
             self._detach(exchange)
             self.reset(exchange, code)
@@ -367,7 +389,9 @@ class Downstream(Endpoint[Exchange]):
     # -- failures ---------------------------------------------------------------------------
 
     def fail(self, exchange: Exchange, error: RelayError) -> None:
-        """End the response with `error`, which the policy may replace by one that knows more."""
+        """End a request with an error that is not counted here. A direct call counts and logs the
+        error itself, and may replace it by one that knows more.
+        """
         if exchange.direct_call is not None:
             self._fail_direct(exchange, exchange.direct_call, error)
         else:
@@ -375,12 +399,16 @@ class Downstream(Endpoint[Exchange]):
             self._end_with(exchange, *self.context.policy.worded(error))
 
     def _fail_direct(self, exchange: Exchange, call: DirectCall, error: Exception) -> None:
+        """Stop waiting for Triton, and answer in a task: the policy may have to ask for Triton's
+        state.
+        """
         self._detach(exchange)
         self.context.begin(self._end_failed(exchange, call, error))
 
     async def _end_failed(
         self, exchange: Exchange, direct_call: DirectCall, error: Exception
     ) -> None:
+        """Answer a failed direct call with the status that the policy finds for the error."""
         is_over = exchange.stage is Stage.OVER
         status, text, more = await direct_call.failed(error, is_over=is_over)
         if self.streams.get(exchange.id) is exchange:
@@ -388,13 +416,15 @@ class Downstream(Endpoint[Exchange]):
             self.flush_all()
 
     def _end_with(self, exchange: Exchange, status: int, text: str, more: Headers = ()) -> None:
-        """Send trailers, with `more`; queued DATA is dropped."""
+        """Send trailers with a gRPC status, and `more` headers; drop queued DATA."""
         self.drop_queue(exchange)
         block = status_block(status, text, more, alone=not exchange.has_headers)
         self.end(exchange, frames.header_block(exchange.id, block, end=True))
 
     def refuse(self, exchange: Exchange, error: Exception) -> None:
-        """End the request with `error`, of which the upstream has nothing or not all."""
+        """End a request with an error before it was routed or received completely: log and count it
+        here, unless it is a direct call, which does that itself.
+        """
         if exchange.direct_call is not None:
             self._fail_direct(exchange, exchange.direct_call, error)
             return
@@ -405,7 +435,9 @@ class Downstream(Endpoint[Exchange]):
         self._end_with(exchange, status, text, more)
 
     def refuse_odd_flag(self, exchange: Exchange, piece: Piece) -> bool:
-        """Refuse a request whose first message has a compressed flag that gRPC does not know."""
+        """Refuse a request whose first message has a compressed flag that gRPC does not know.
+        Return whether it was refused.
+        """
         if not exchange.has_odd_flag(piece):
             return False
         self.credit(exchange, len(piece))
@@ -414,7 +446,10 @@ class Downstream(Endpoint[Exchange]):
         return True
 
     def handle_deadline(self, exchange: Exchange) -> None:
-        """End a request whose time is up, except one that the fallback server has begun with."""
+        """End a request whose deadline has passed: with an error if it did not arrive or Triton did
+        not answer in time, and with trailers in place of the queued DATA if its client did not read
+        in time. The fallback server ends the calls that it has begun itself.
+        """
         is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
         is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):

@@ -76,6 +76,7 @@ class RelaySession(Downstream):
         return upstream
 
     async def _connect(self, upstream: Upstream) -> None:
+        """Connect the upstream; on failure close it, which fails the requests that wait for it."""
         context = self.context
         connect = context.connect_triton if upstream.is_triton else context.connect_fallback
         try:
@@ -85,6 +86,7 @@ class RelaySession(Downstream):
             self.flush_all()
 
     def _handle_lost_upstream(self, upstream: Upstream) -> None:
+        """Remove an upstream whose connection was lost, or never made, and fail its requests."""
         self.upstreams.remove(upstream)
         reason, text = Reason.UNREACHABLE, "Triton cannot be reached"
         if upstream.was_open:
@@ -161,7 +163,9 @@ class RelaySession(Downstream):
     # -- requests ---------------------------------------------------------------------------
 
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
-        """Begin with a request; one without a message goes on at once."""
+        """Store a new request, with its deadline. Handle it at once if no message is to be
+        gathered: the client has ended it, or its method is a stream or unknown.
+        """
         seconds = self.context.timeout_seconds
         if call.seconds is not None and call.seconds < seconds:
             seconds = call.seconds
@@ -172,7 +176,10 @@ class RelaySession(Downstream):
             self._begin_at_once(exchange, end=end)
 
     def _begin_at_once(self, exchange: Exchange, *, end: bool) -> None:
-        """Begin with a request that does not wait for its message."""
+        """Handle a request as its headers arrive, because no message is to be gathered. A stream or
+        an unknown method goes to the fallback server; a request that has ended without a message is
+        refused, and so is one that its headers forbid.
+        """
         exchange.is_ended, call = end, exchange.call
         if end and call.length:
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)
@@ -186,7 +193,9 @@ class RelaySession(Downstream):
             self._refuse_incomplete(exchange)
 
     def handle_data(self, stream: Exchange, piece: Piece, end: bool) -> None:
-        """Forward DATA of a request, or buffer it until the request can be routed."""
+        """Count small frames of a request, and forward its DATA, or buffer them until the request
+        can be routed.
+        """
         size = len(piece)
         stream.received_bytes += size
         if size < LEAST_BYTES and not end:
@@ -199,6 +208,9 @@ class RelaySession(Downstream):
             self._take(stream, piece, end=end)
 
     def _take(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Handle DATA by the stage of its request: forward it, buffer it, or drop it with its
+        credit. Reset the stream if its length differs from Content-Length.
+        """
         length, received = exchange.call.length, exchange.received_bytes
         if length is not None and (received > length or (end and received < length)):
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)  # RFC 9113 section 8.1.1
@@ -216,8 +228,8 @@ class RelaySession(Downstream):
             self.credit(exchange, len(piece))
 
     def _forward_whole(self, exchange: Exchange, piece: Piece) -> bool:
-        """Forward a complete request of one DATA frame to Triton, as most small requests are, or
-        refuse it. False, with nothing done, where it is anything else.
+        """Forward a request that is complete in one DATA frame, as most small ones are, to Triton,
+        or refuse it. Return whether the request was handled; if not, nothing was done.
         """
         call, size = exchange.call, len(piece)
         block = call.direct
@@ -240,6 +252,9 @@ class RelaySession(Downstream):
     # -- buffering --------------------------------------------------------------------------
 
     def _gather(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Buffer DATA of a request until its model's name, or all of a small message, is there;
+        then route the request.
+        """
         if self.refuse_odd_flag(exchange, piece):
             return
         start: Piece | bytearray = piece
@@ -257,12 +272,14 @@ class RelaySession(Downstream):
             self._buffer(exchange, piece)
 
     def _buffer(self, exchange: Exchange, piece: Piece) -> None:
+        """Append DATA to the request's buffer, and count the bytes against the byte budget."""
         if not isinstance(exchange.buffered, bytearray):
             exchange.buffered = bytearray()
         exchange.buffered += piece
         self.add_buffered(len(piece))
 
     def _read_name(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
+        """Return the model's name in the start of a message; a Peek says why there is none."""
         if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
             return Peek.NO
         return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self.context.max_message_bytes)
@@ -281,7 +298,10 @@ class RelaySession(Downstream):
         return True
 
     def _drain_buffers(self) -> None:
-        """Route requests that are being buffered; refuse those that wait: they keep others out."""
+        """Free buffers while their bytes exceed the budget: route each request whose message's
+        start is enough, and refuse those that wait for their model or the fallback server, as they
+        keep others out.
+        """
         for exchange in list(self.streams.values()):
             if exchange.stage is Stage.ARRIVING and exchange.buffered:
                 name = self._read_name(exchange, exchange.buffered)
@@ -323,6 +343,9 @@ class RelaySession(Downstream):
         self._count_and_route(exchange, name, message, end=True)
 
     def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
+        """Forward a request to Triton if the policy admits it, and to the fallback server if not;
+        or refuse it, as incomplete or too large.
+        """
         self.release_buffer(exchange)
         block, size = exchange.call.direct, length_of(piece)
         exchange.remaining_bytes = PREFIX_BYTES + size
@@ -368,6 +391,9 @@ class RelaySession(Downstream):
         exchange.wait = self.context.begin(self._route_ready(exchange, name))
 
     async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
+        """Wait until the model of a large message takes inferences, then route the message, or
+        refuse it with the reason why the model does not.
+        """
         error = await self.context.policy.ready(name, exchange.call.metadata_name)
         exchange.wait = None
         if error is not None:
@@ -378,6 +404,9 @@ class RelaySession(Downstream):
         self.flush_all()
 
     def _find_excess(self, exchange: Exchange, size: int) -> RelayError | None:
+        """Return the error of a message that is larger than its method allows, None for a smaller
+        one.
+        """
         limit, direct = exchange.call.max_bytes, self.context.max_message_bytes
         if exchange.call.direct is not None and size > direct:
             limit = direct
@@ -386,6 +415,9 @@ class RelaySession(Downstream):
         return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {limit})")
 
     def _admit(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
+        """Lease the model of a request to Triton, and note the lease at the exchange. Return False
+        for one that goes to the fallback server, and for one that was refused here.
+        """
         if not isinstance(name, bytes):
             return False
         scanner = NameScanner(length_of(start))
@@ -411,6 +443,7 @@ class RelaySession(Downstream):
         return True
 
     def _refuse_incomplete(self, exchange: Exchange) -> None:
+        """Refuse a request whose stream has ended before its message was complete."""
         count = exchange.received_bytes
         text = f"the request ended after {count} bytes, before its message was complete"
         self.refuse(exchange, RelayError(Reason.INCOMPLETE, text))
@@ -427,6 +460,9 @@ class RelaySession(Downstream):
         self.context.fallback_queue.wait(self, partial(self._send_waiting, exchange))
 
     def _send_waiting(self, exchange: Exchange) -> None:
+        """Send a buffered call to the fallback server, whose turn has come, unless the call has
+        ended meanwhile.
+        """
         if exchange.stage is _WAITING:
             piece = bytes(exchange.buffered)
             self.release_buffer(exchange)
@@ -434,12 +470,16 @@ class RelaySession(Downstream):
             self.flush_all()
 
     def _send_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Send the headers and the first bytes of a call to the fallback server."""
         self.context.fallback_queue.sent()
         self._open(exchange, exchange.call.fallback, is_triton=False, end=end and not piece)
         if piece:
             self._forward(exchange, piece, end=end)
 
     def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
+        """Open an upstream stream with these headers for a request, and mark the request as being
+        sent.
+        """
         upstream = self.upstream(is_triton=is_triton)
         exchange.enter(Stage.SENDING)
         outbound = upstream.open_stream(exchange, block, end=end)
@@ -447,6 +487,9 @@ class RelaySession(Downstream):
             upstream.on_finished(outbound)
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Check DATA of a request that is being sent upstream, and forward it. A malformed or
+        incomplete message ends the request.
+        """
         scanner, outbound, size = exchange.scanner, exchange.outbound, len(piece)
         if scanner is not None and scanner.has_of_tensor(size) and not end and outbound is not None:
             scanner.skip -= size
@@ -471,6 +514,9 @@ class RelaySession(Downstream):
         self._send(exchange, piece, end=end)
 
     def _send(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Send DATA upstream. The last byte of a message to Triton waits for the end of the stream,
+        so that Triton never executes a request whose end was not received.
+        """
         if (outbound := exchange.outbound) is None:
             return
         exchange.remaining_bytes -= len(piece)
@@ -484,6 +530,9 @@ class RelaySession(Downstream):
     # -- time limits ------------------------------------------------------------------------
 
     def _check_time_limits(self) -> None:
+        """End requests whose deadline has passed, that arrive too slowly, or whose response is not
+        read.
+        """
         now = self._clock()
         seconds, self._checked = min(now - self._checked, _MAX_TICK_SECONDS), now
         for exchange in list(self.streams.values()):
@@ -514,6 +563,7 @@ class RelaySession(Downstream):
             self.refuse(exchange, RelayError(Reason.SLOW, text))
 
     def _refuse_arriving(self, exchange: Exchange, text: str) -> None:
+        """Refuse a request that has not arrived completely; its client may retry."""
         error = RelayError(Reason.NOT_STARTED, f"{text}; this request had not wholly come yet")
         self.refuse(exchange, error)
 
@@ -529,4 +579,5 @@ class RelaySession(Downstream):
 
 
 def _overloaded() -> RelayError:
+    """Return the error of a request that the byte budget has no room for."""
     return RelayError(Reason.OVERLOADED, "too much is on its way to Triton")
