@@ -131,7 +131,7 @@ class Endpoint(FlowControl[AnyStream]):
     # -- for subclasses ---------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Send SETTINGS, which were queued meanwhile."""
+        """Write the frames that were queued before the connection was made, SETTINGS first."""
         self.flush()
 
     @abstractmethod
@@ -140,7 +140,9 @@ class Endpoint(FlowControl[AnyStream]):
 
     @abstractmethod
     def handle_closed_stream(self, stream_id: int, kind: int) -> None:
-        """Handle a frame of a stream that is not open; raise ConnectionFault if it is an error."""
+        """Handle a frame of a stream that is not open; raise ConnectionFault for one that never
+        was.
+        """
 
     @abstractmethod
     def handle_headers(self, flags: int, stream_id: int, block: bytes) -> None:
@@ -185,6 +187,9 @@ class Endpoint(FlowControl[AnyStream]):
         return at
 
     def _check_preface(self, data: bytes, at: int) -> int:
+        """Compare received bytes with what is missing of the client's preface; return where it
+        ends.
+        """
         size = min(len(data) - at, len(self.preface))
         if data[at : at + size] != self.preface[:size]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
@@ -204,6 +209,10 @@ class Endpoint(FlowControl[AnyStream]):
         return at
 
     def _count_needed(self, rest: bytearray) -> int:
+        """Return how many bytes of the frame in `rest` are gathered before it is handled: its head,
+        and the payload unless that is handled piece by piece. A frame over the limit raises
+        ConnectionFault.
+        """
         if len(rest) < frames.HEAD_BYTES:
             return frames.HEAD_BYTES
         high, low, kind, flags, _ = frames.read_head(rest, 0)
@@ -269,6 +278,9 @@ class Endpoint(FlowControl[AnyStream]):
         return True
 
     def _drop_padding(self, stream_id: int, size: int) -> None:
+        """Subtract padding from the receive windows, and credit the stream for it, as it is not
+        forwarded.
+        """
         self._receive_window -= size
         self.unannounced += size
         stream = self.streams.get(stream_id)
@@ -296,8 +308,8 @@ class Endpoint(FlowControl[AnyStream]):
         return end
 
     def _join_few(self, piece: Piece) -> Piece:
-        """Return the bytes of that frame to handle now: none while they are few, as each piece is
-        forwarded in a frame of its own.
+        """Return the bytes of a streamed frame to handle now: none while they are few, as each
+        piece is forwarded in a frame of its own.
         """
         few = self._few
         if len(piece) >= _FRAME_BYTES:
@@ -311,6 +323,7 @@ class Endpoint(FlowControl[AnyStream]):
         return bytes(few)
 
     def _check_size(self, kind: int, size: int) -> None:
+        """Raise ConnectionFault for a frame over the limit of its type."""
         limit = MAX_FRAME if kind == frames.DATA else max(self._max_block, _MAX_GATHERED)
         if size > limit:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame over the limit")
@@ -340,6 +353,9 @@ class Endpoint(FlowControl[AnyStream]):
     # -- frames -----------------------------------------------------------------------------
 
     def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
+        """Handle a DATA frame, or a piece of one: charge the receive windows, drop padding, and
+        hand the rest to `handle_data`.
+        """
         size = len(payload)
         self._receive_window -= size
         self.unannounced += size
@@ -364,6 +380,9 @@ class Endpoint(FlowControl[AnyStream]):
         self.handle_data(stream, payload, end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Handle a HEADERS frame, or keep its part of a header block until CONTINUATION
+        ends that.
+        """
         if flags & _MORE_THAN_A_BLOCK:
             payload = frames.without_padding_and_priority(payload, flags)
         if flags & frames.END_HEADERS:
@@ -374,6 +393,9 @@ class Endpoint(FlowControl[AnyStream]):
             self._continuations = 0
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Append a CONTINUATION frame to the header block, and handle the block once it is
+        complete. Too long a block raises ConnectionFault.
+        """
         if self._block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self.count_small_frame()
@@ -388,6 +410,7 @@ class Endpoint(FlowControl[AnyStream]):
             self.handle_headers(first_flags, stream_id, bytes(block))
 
     def _on_reset(self, _: int, stream_id: int, payload: bytes) -> None:
+        """Handle RST_STREAM: forget its stream, and count a glitch."""
         self.count_glitch(_GLITCHES_OF_A_RESET)
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -397,6 +420,7 @@ class Endpoint(FlowControl[AnyStream]):
             self.handle_reset(stream, frames.read_number(payload)[0])
 
     def _on_settings(self, flags: int, _: int, payload: bytes) -> None:
+        """Apply the peer's SETTINGS and acknowledge them, or note that ours were acknowledged."""
         self.count_small_frame(_GLITCHES_OF_SETTINGS)
         if len(payload) > _MAX_SETTINGS_BYTES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
@@ -426,12 +450,15 @@ class Endpoint(FlowControl[AnyStream]):
             self.widen_streams(difference)
 
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
+        """Ignore a frame of unknown type (RFC 9113 section 5.5), but count it as a small one."""
         self.count_small_frame()
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
+        """Raise ConnectionFault for PUSH_PROMISE, which no peer may send here."""
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")
 
     def _on_ping(self, flags: int, _: int, payload: bytes) -> None:
+        """Answer PING, or handle the answer to ours."""
         self.count_small_frame()
         if flags & frames.ACK:
             self.handle_ping_ack(payload)
@@ -439,12 +466,16 @@ class Endpoint(FlowControl[AnyStream]):
             self.out.append(frames.ping(payload, frames.ACK))
 
     def _on_goaway(self, _: int, __: int, payload: bytes) -> None:
+        """Check GOAWAY, and hand the last stream that the peer processed to `handle_goaway`."""
         if len(payload) < _GOAWAY_BYTES:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY of an odd length")
         self.count_small_frame()
         self.handle_goaway(frames.read_number(payload)[0] & frames.MAX_STREAM)
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
+        """Check WINDOW_UPDATE, and add its increment to a send window. An increment of 0, or beyond
+        the largest window, is an error of the stream or of the connection.
+        """
         self.count_small_frame()
         increment = frames.read_number(payload)[0] & frames.MAX_WINDOW
         if stream_id == 0:
