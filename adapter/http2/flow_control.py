@@ -208,7 +208,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         self.out += (frames.head(rest, frames.DATA, flags, stream.id), view[size - rest :])
 
     def end(self, stream: AnyStream, tail: bytes) -> None:
-        """End the stream with these frames, after its queued DATA."""
+        """End the stream with these frames, behind its queued DATA."""
         if stream.queue:
             stream.tail = tail
         else:
@@ -216,6 +216,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self.on_finished(stream)
 
     def _queue(self, stream: AnyStream, piece: Piece) -> None:
+        """Append DATA to the queue of its stream, and count the queued bytes."""
         if stream.queue is None:
             stream.queue = deque()
         if piece:  # a copy: a view would keep all that was read with it
@@ -225,11 +226,14 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self._make_ready(stream)
 
     def _make_ready(self, stream: AnyStream) -> None:
+        """Add a stream to those that `send_queued` serves, if it has queued DATA and its window is
+        open.
+        """
         if stream.queue and stream.send_window > 0:
             self._ready[stream.id] = stream
 
     def drop_queue(self, stream: AnyStream) -> None:
-        """Drop queued DATA."""
+        """Drop the queued DATA of a stream, and credit their sender as if they were sent."""
         if stream.queue:
             stream.queue.clear()
             self._ready.pop(stream.id, None)
@@ -245,6 +249,9 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
                 self.flush()
 
     def _send_next(self, stream: AnyStream) -> None:
+        """Send at most one turn's bytes of a stream's queue, as far as the windows reach, and then
+        its end.
+        """
         queue, send_window = stream.queue, min(stream.send_window, self.send_window, _TURN_BYTES)
         if not queue or send_window <= 0:
             return
@@ -277,19 +284,25 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         self.streams.pop(stream.id, None)
 
     def widen_connection(self, increment: int) -> None:
-        """Apply a WINDOW_UPDATE of the connection."""
+        """Add the increment of a WINDOW_UPDATE to the connection's send window, and send queued
+        DATA. Raises ConnectionFault beyond the largest window.
+        """
         self.send_window = _widened(self.send_window, increment)
         self.send_queued()
 
     def widen_stream(self, stream: AnyStream, increment: int) -> None:
-        """Apply a WINDOW_UPDATE of a stream."""
+        """Add the increment of a WINDOW_UPDATE, which was checked before, to a stream's send
+        window, and send queued DATA.
+        """
         stream.send_window += increment
         if stream.queue:
             self._make_ready(stream)
             self.send_queued()
 
     def widen_streams(self, difference: int) -> None:
-        """Apply a change of SETTINGS_INITIAL_WINDOW_SIZE, which may be negative."""
+        """Add a change of SETTINGS_INITIAL_WINDOW_SIZE, which may be negative, to the send window
+        of every stream, and send queued DATA.
+        """
         for stream in self.streams.values():
             stream.send_window = _widened(stream.send_window, difference)
             if stream.send_window > 0:
@@ -300,6 +313,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
 
 
 def _widened(send_window: int, by: int) -> int:
+    """Return a send window with the increment added; raise ConnectionFault beyond 2^31 - 1."""
     if send_window + by > frames.MAX_WINDOW:
         raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
     return send_window + by
