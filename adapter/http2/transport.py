@@ -48,7 +48,9 @@ _SOMETHING = Heard.SOMETHING
 
 
 class FrameTransport(asyncio.Protocol, ABC):
-    """The asyncio side of one connection. `until` is when the time of this turn is up."""
+    """The asyncio side of one connection: reads in turns with other connections, and
+    writes frames.
+    """
 
     __slots__ = (
         "_abort", "_handled", "_transport", "_turns", "_unread",
@@ -59,7 +61,7 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.state = _CONNECTING
         self.heard = _SOMETHING
         self.is_paused = False  # the peer does not read: what is written now is buffered
-        self.until = 0.0
+        self.until = 0.0  # time.monotonic when the time of this turn is up
         self._turns = turns
         self._unread = b""
         self._handled = 0  # bytes of `_unread`
@@ -73,7 +75,7 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     @property
     def has_unread(self) -> bool:
-        """Whether received bytes wait for their turn."""
+        """Whether received bytes wait for this connection's next turn."""
         return bool(self._unread)
 
     # -- for subclasses ---------------------------------------------------------------------
@@ -145,6 +147,7 @@ class FrameTransport(asyncio.Protocol, ABC):
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
+        """Stop reading, and handle the unread bytes in this connection's next turn."""
         if self._transport is not None:
             self._transport.pause_reading()
             self._turns.wait(self._continue_reading)
@@ -190,7 +193,9 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the peer sends frames that need replies, and does not read the replies."""
+        """Whether more than 2 MiB written to the peer are unread: it sends frames that need
+        replies, and does not read the replies.
+        """
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
@@ -208,6 +213,7 @@ class FrameTransport(asyncio.Protocol, ABC):
             self.gone()
 
     def _lose(self) -> None:
+        """Mark the connection as CLOSING, and call `lost`, unless that was done."""
         if self.state < _CLOSING:
             self.state = _CLOSING
             self.lost()
