@@ -222,6 +222,7 @@ def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _encoded(key: bytes, value: bytes) -> bytes:
+    """Encode one header as a literal that is not added to the table."""
     made = bytearray(1)
     for text in (key, value):
         _add_length(made, len(text))
@@ -233,6 +234,7 @@ _encoded_short = lru_cache(_CACHED_SHORT)(_encoded)
 
 
 def _add_length(made: bytearray, length: int) -> None:
+    """Append a length as an integer of seven bits in the first byte (RFC 7541 section 5.1)."""
     if length < _LITERAL_LIMIT:
         made.append(length)
         return
@@ -268,7 +270,9 @@ def check_answer(headers: Headers) -> None:
 
 
 def _check(headers: Headers) -> set[bytes]:
-    """Return the pseudo-headers."""
+    """Check the headers of a request or response; return the names of its pseudo-headers. Raise
+    StreamFault for headers that HTTP/2 forbids.
+    """
     seen: set[bytes] = set()
     are_over = False
     for key, value in headers:
@@ -285,6 +289,9 @@ def _check(headers: Headers) -> set[bytes]:
 
 
 def _check_plain(key: bytes, value: bytes) -> None:
+    """Raise StreamFault for a header name that HTTP/2 forbids, and for `te` unless it is
+    trailers.
+    """
     if not key or not _NOT_IN_NAMES.isdisjoint(key) or b":" in key or key in _CONNECTION_SPECIFIC:
         raise StreamFault(Code.PROTOCOL_ERROR, "a header that HTTP/2 does not have")
     if key == b"te" and value != b"trailers":
