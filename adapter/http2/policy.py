@@ -150,10 +150,12 @@ class RoutingPolicy(Protocol):
     def refused(
         self, path: bytes, error: Exception, metadata_name: str | None, headers: Headers
     ) -> Status:
-        """Count a call that was not forwarded."""
+        """Log and count a call that was not forwarded; return the status to answer it with."""
 
     def worded(self, error: RelayError) -> Status:
-        """Return the status of a call that the fallback server counts, or that nobody does."""
+        """Return the status to answer an error with. It is not counted: the fallback server counts
+        the call, or nobody does.
+        """
 
     def admit(
         self, name: bytes, metadata_name: str | None, message: bytes
@@ -219,6 +221,7 @@ def too_large_call(headers: Headers, reason: str) -> Call:
 
 
 def _http_status(fields: Mapping[bytes, bytes]) -> int | None:
+    """Return the HTTP status that answers a request which is not gRPC; None for gRPC."""
     if fields[b":method"] != b"POST":
         return 405
     return None if _GRPC.match(fields.get(b"content-type", b"")) else 415
@@ -264,6 +267,7 @@ def _shown(text: bytes) -> str:
 
 
 def _not_understood(key: str, value: bytes) -> RelayError:
+    """Return the error of a gRPC header whose value is malformed or unknown."""
     shown = _shown(value)
     if key == "grpc-encoding":
         text = f"grpc-encoding {shown!r}; identity, deflate and gzip are understood"
@@ -288,14 +292,17 @@ def _decode_base64(text: bytes) -> bytes | None:
 
 
 def _is_number(value: bytes) -> bool:
+    """Return whether a header's value is a decimal number below 2^31."""
     return value.isdigit() and len(value) < 11 and int(value) < _NUMBERS_END  # noqa: PLR2004
 
 
 def _is_timeout(value: bytes) -> bool:
+    """Return whether a header's value is a grpc-timeout."""
     return parse_timeout(value) is not None
 
 
 def _is_cost(value: bytes) -> bool:
+    """Return whether the value of lb-cost-bin is the base64 of at least 8 bytes."""
     return len(_decode_base64(value) or b"") >= _COST_BYTES
 
 
