@@ -45,6 +45,7 @@ class FallbackQueue:
         self._has_begun = False
 
     def _send_more(self) -> None:
+        """Send waiting calls while the server has room, one of each connection in turn."""
         while self._waiting and self._not_begun < MAX_NOT_BEGUN:
             connection = next(iter(self._waiting))
             calls = self._waiting.pop(connection)

@@ -52,6 +52,9 @@ class RelayListener:
         return sum(s.state is not State.CLOSED for s in self._sessions)
 
     def _accept(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection: a session, or a refusal at the limit of
+        connections and while the listener closes.
+        """
         limit = self._max_connections
         if self._is_closing:
             return _Refusal()
@@ -67,6 +70,9 @@ class RelayListener:
         _guarded(self._context.fallback_queue.begun)
 
     async def _tick(self) -> None:
+        """Check the requests of each session; once a second also each connection. Called ten times
+        a second.
+        """
         self._ticks += 1
         _guarded(self._context.fallback_queue.tick)
         for session in list(self._sessions):

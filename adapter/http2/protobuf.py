@@ -175,6 +175,7 @@ class NameScanner:
             self._is_cut = True
 
     def _take(self, size: int, text: str) -> None:
+        """Subtract received bytes from the message's length; raise Malformed if they exceed it."""
         self._left -= size
         if self._left < 0:
             raise Malformed(text)
@@ -200,6 +201,7 @@ class NameScanner:
         return start + size
 
     def _check_count(self) -> None:
+        """Raise Malformed for a message with too many fields."""
         if self._fields > MAX_FIELDS:
             raise Malformed(f"the message has more than {MAX_FIELDS} fields")
 

@@ -148,6 +148,7 @@ class Upstream(Endpoint[Outbound]):
             self._downstream.forward_headers(stream.exchange, answer, end=end)
 
     def _fail_odd(self, exchange: Exchange, text: str) -> None:
+        """Fail the request for a response that breaks the protocol."""
         self._downstream.end_unanswered(exchange, Reason.ODD_ANSWER, f"{ODD}: {text}")
 
     def _close_stream(self, stream: Outbound) -> None:
