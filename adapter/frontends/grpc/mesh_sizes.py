@@ -40,17 +40,25 @@ def parse_key(text: str) -> ModelKey:
         return ModelKey()
     if not isinstance(found, dict):
         return ModelKey()
-    return ModelKey(_type(found), found.get("schema_path"), _count(found.get("disk_size_bytes")))
+    return ModelKey(
+        _read_model_type(found),
+        found.get("schema_path"),
+        _read_disk_size(found.get("disk_size_bytes")),
+    )
 
 
-def _type(key: dict[str, Any]) -> str | None:
+def _read_model_type(key: dict[str, Any]) -> str | None:
+    """Return the model type of a modelKey, which is a string or the `name` of an object; None if it
+    has none.
+    """
     found = key.get("model_type")
     if isinstance(found, dict):
         found = found.get("name")
     return found if isinstance(found, str) and found else None
 
 
-def _count(found: object) -> float:
+def _read_disk_size(found: object) -> float:
+    """Return the size on disk of a modelKey; 0 if it is not a positive number."""
     return found if isinstance(found, int | float) and 0 < found < _MAX_BYTES else 0
 
 
@@ -112,8 +120,10 @@ class MeshSizes:
         strip = self._state.largest().get(device) or limit // _STRIP_SHARE
         return free - growth - min(strip, limit // _LARGEST_STRIP_SHARE)
 
-    def tell(self) -> int:
-        """Return `capacity`, which ModelMesh now counts with."""
+    def report_capacity(self) -> int:
+        """Return `capacity` for ModelMesh, which now starts: begin its books anew with that
+        capacity.
+        """
         capacity = self.capacity()
         self._books.start(capacity)
         self._changed.set()
@@ -128,56 +138,74 @@ class MeshSizes:
                     await self._changed.wait()
 
     def count(self, model_id: ModelId, size_bytes: int) -> None:
-        """Count a model as ModelMesh does."""
+        """Count a model with this size in the books, as ModelMesh does from now on."""
         self._books.count(model_id, size_bytes)
         self._changed.set()
 
     def drop(self, model_id: ModelId) -> None:
-        """Count a model no more, as it was unloaded, or its load has failed."""
+        """Remove a model from the books: it was unloaded, or its load has failed."""
         self._books.drop(model_id)
         self._changed.set()
 
     def predict(self, model_id: ModelId, path: str) -> int:
-        """Return what ModelMesh is to book for a load. It asks with a path of its storage before
-        the files are here, and loads from a local one: so a size is found by the id, too.
+        """Return the size for ModelMesh to book for a load: at most the default. It asks with a
+        path of its storage before the files are here, and loads from a local one: so a size is
+        found by the id, too.
         """
-        return min(self._known(model_id, path) or self.default_bytes, self.default_bytes)
+        return min(
+            self._find_measured_bytes(model_id, path) or self.default_bytes, self.default_bytes
+        )
 
     def begin_load(self, model_id: ModelId, path: str, key: ModelKey) -> int:
         """Count a load at its prediction, as ModelMesh does. Return the size that it will probably
-        get after the load: the learned one, else a guess by the size on disk.
+        get after the load: the measured one, or the larger of a guess by its size on disk and the
+        mean of all models.
         """
         self.count(model_id, self.predict(model_id, path))
-        if (known := self._known(model_id, path)) is not None:
+        if (known := self._find_measured_bytes(model_id, path)) is not None:
             return known
         return max(self._guess(None, key.disk_size_bytes), self._state.mean_bytes())
 
-    def _known(self, model_id: ModelId, path: str) -> int | None:
+    def _find_measured_bytes(self, model_id: ModelId, path: str) -> int | None:
+        """Return the size that was measured at an earlier load of the model; None if there was
+        none.
+        """
         return self._state.measured_bytes(path, model_id)
 
     def after_load(self, model_id: ModelId) -> int:
-        """Return what a loaded model takes; 0 while that is measured."""
-        return self._reported(model_id) if self._is_measured(model_id) else 0
+        """Return the size of a loaded model, and count it in the books; 0 while it is measured."""
+        return self._report_size(model_id) if self._is_measured(model_id) else 0
 
     async def measure_loaded(self, model_id: ModelId) -> int:
-        """Return it after the measurement. ModelNotFound when the model is not loaded."""
+        """Return the size of a loaded model once it is measured, or after 20 s, and count it in the
+        books. Raises ModelNotFound for a model that is not loaded.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
                 while not self._is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
-        return self._reported(model_id)
+        return self._report_size(model_id)
 
     def _is_measured(self, model_id: ModelId) -> bool:
+        """Return whether the measurement of a model is over. That of a model that is not
+        loaded is.
+        """
         record = self._registry.get(model_id)
         return record is None or self._state.size_of(record).is_measured
 
-    def _reported(self, model_id: ModelId) -> int:
-        size = self._size(model_id)
+    def _report_size(self, model_id: ModelId) -> int:
+        """Return the size of a loaded model for ModelMesh, and count it in the books, as ModelMesh
+        will.
+        """
+        size = self._estimate_size(model_id)
         self.count(model_id, size)
         return size
 
-    def _size(self, model_id: ModelId) -> int:
+    def _estimate_size(self, model_id: ModelId) -> int:
+        """Return the size of a loaded model: what it was measured to hold; a guess where nothing
+        was learned. Raises ModelNotFound for a model that is not loaded.
+        """
         record = self._registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
@@ -188,5 +216,8 @@ class MeshSizes:
         return max(held, self._guess(size.declared_bytes, size.disk_bytes))
 
     def _guess(self, declared: int | None, on_disk: float) -> int:
+        """Return the declared size of a model, or one derived from its size on disk; at least the
+        default.
+        """
         size_bytes = on_disk * self._factor if declared is None else declared
         return max(self.default_bytes, min(int(size_bytes), _MAX_BYTES))

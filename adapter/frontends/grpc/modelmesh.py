@@ -274,7 +274,7 @@ class ModelRuntime:
         options = self._options
         return pb.RuntimeStatusResponse(
             status=pb.RuntimeStatusResponse.READY,
-            capacityInBytes=self._sizes.tell(),
+            capacityInBytes=self._sizes.report_capacity(),
             maxLoadingConcurrency=options.load_concurrency,
             modelLoadingTimeoutMs=int(options.load_seconds * 1000),
             defaultModelSizeInBytes=self._sizes.default_bytes,
