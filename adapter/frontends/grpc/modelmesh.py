@@ -114,7 +114,7 @@ class ModelRuntime:
         """Load idempotently: after NOT_FOUND ModelMesh loads again, at times without an unload."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
-        source, seconds = _source(request, key), self._options.load_seconds
+        source, seconds = _read_source(request, key), self._options.load_seconds
         size = self._sizes.begin_load(model_id, source.url, key)
         try:
             record = await self._with_triton(
@@ -158,7 +158,7 @@ class ModelRuntime:
         work = self._models.load(model_id, source, RoomMaker.MESH, **log_fields)
         task = asyncio.create_task(work)
         self._loads[task] = model_id
-        task.add_done_callback(self._slot_released)
+        task.add_done_callback(self._release_load_slot)
         return await asyncio.shield(task)
 
     async def _wait_to_begin(self, model_id: ModelId, size: int) -> None:
@@ -193,11 +193,14 @@ class ModelRuntime:
         with self._metrics.waiting_load("turn"):
             await self._load_slots.acquire()
 
-    def _slot_released(self, task: asyncio.Task[ModelRecord]) -> None:
+    def _release_load_slot(self, task: asyncio.Task[ModelRecord]) -> None:
+        """Release the slot of a load whose task has ended, and read its error, which asyncio would
+        log if nobody did: the caller of the load may have left.
+        """
         self._load_slots.release()
         del self._loads[task]
         if not task.cancelled():
-            task.exception()  # its caller may have left
+            task.exception()
 
     async def _with_triton(
         self,
@@ -245,6 +248,7 @@ class ModelRuntime:
         return pb.UnloadModelResponse()
 
     async def _unload(self, model_id: ModelId, **log_fields: str) -> None:
+        """Unload a model; succeed if it is not loaded."""
         # "If the specified model is not found/loaded, ... return immediately (without error)"
         with suppress(ModelNotFound):
             await self._models.unload(model_id, frontend="modelmesh", **log_fields)
@@ -269,7 +273,7 @@ class ModelRuntime:
         """Return READY, with what ModelMesh has to know, once nothing is loaded."""
         self._triton.note_mesh()
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
-        if not self._is_ready() or not await self._purged():
+        if not self._is_ready() or not await self._has_purged():
             return starting
         options = self._options
         return pb.RuntimeStatusResponse(
@@ -288,8 +292,10 @@ class ModelRuntime:
             limitModelConcurrency=options.model_concurrency != 0,
         )
 
-    async def _purged(self) -> bool:
-        """Return whether nothing is loaded: at its start ModelMesh counts all memory as free."""
+    async def _has_purged(self) -> bool:
+        """Start to unload all models, or go on with it, and return whether nothing is loaded: at
+        its start ModelMesh counts all memory as free.
+        """
         task = self._purging = self._purging or asyncio.create_task(self._purge())
         await asyncio.wait({task}, timeout=_PURGE_SECONDS)
         if not task.done():
@@ -326,6 +332,7 @@ class ModelRuntime:
 
 
 async def _parse_and_answer(act: _Act, kind: Any, call: GrpcCall) -> bytes:
+    """Parse the request of a method, run the method, and serialize its response."""
     try:
         request = kind.FromString(call.message)
     except DecodeError as error:
@@ -334,7 +341,10 @@ async def _parse_and_answer(act: _Act, kind: Any, call: GrpcCall) -> bytes:
     return bytes((await act(request, **log_fields)).SerializeToString())
 
 
-def _source(request: pb.LoadModelRequest, key: ModelKey) -> ModelSource:
+def _read_source(request: pb.LoadModelRequest, key: ModelKey) -> ModelSource:
+    """Return where a LoadModel request says that the model is, and its type. Raises InvalidRequest
+    for an empty path and a schema path that is no string.
+    """
     if not request.modelPath:
         raise InvalidRequest("modelPath is empty")
     schema = key.schema_path or None
