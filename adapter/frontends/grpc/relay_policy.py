@@ -119,7 +119,9 @@ class RelayPolicy:
         self.shares_memory = shares_memory
 
     def is_forwarded(self, header: bytes) -> bool:
-        """Return whether a header is for Triton."""
+        """Return whether Triton gets a header of the client's: those that gRPC needs, and metadata
+        that the setting lets through.
+        """
         if header.startswith(_OF_GRPC):
             return header in _FOR_TRITON
         return header in _FOR_TRITON or self._metadata.passes(header.decode("latin-1"))
@@ -139,30 +141,32 @@ class RelayPolicy:
             return False, None
 
     def max_bytes(self, path: bytes) -> int | None:
-        """Return None for a stream, and for unknown methods."""
+        """Return the limit of a method's message; None for a stream, and for unknown methods."""
         limits = self.calls.limits
         if path == _LOAD_PATH:
             return limits.stream
         return limits.unary if path in _UNARY else None
 
     def worded(self, error: RelayError) -> Status:
-        """Return the status of a call that the fallback server counts, or that nobody does."""
+        """Return the status to answer an error with. It is not counted: the fallback server counts
+        the call, or nobody does.
+        """
         ours = _ERRORS[error.reason](str(error))
         code, text = grpc_status(ours, is_of_mesh=False)
-        return int(code.value[0]), text, _trailers(ours)
+        return int(code.value[0]), text, _list_trailers(ours)
 
     def refused(
         self, path: bytes, error: Exception, mesh_id: str | None, headers: Headers
     ) -> Status:
-        """Log and count a call that was not forwarded; return its status."""
-        error = _ours(error)
+        """Log and count a call that was not forwarded; return the status to answer it with."""
+        error = _convert_relay_error(error)
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
         code, text = self.calls.status_of(
             method, error, partial(_read_ids, headers), is_of_mesh=mesh_id is not None
         )
         if path == _PATH:
             self.served.count(code.name, 0.0)
-        return int(code.value[0]), text, _trailers(error)
+        return int(code.value[0]), text, _list_trailers(error)
 
     def admit(
         self, name: bytes, mesh_id: str | None, message: bytes
@@ -188,8 +192,9 @@ class RelayPolicy:
         return _DirectCall(self, lease, mesh_id)
 
     def _refusal(self, name: str, mesh_id: str | None, error: AdapterError) -> AdapterError | None:
-        """Return the error to answer, or None if `error` may not be the last word on a call: a load
-        may be waited for, or for a mesh that Triton's end shows.
+        """Return the error to answer a call whose model cannot be leased. Return None if the
+        fallback server is to decide: the model may be loaded for the call, is being loaded, or
+        Triton's process may have ended, of which a mesh is told.
         """
         if self._loads_on_demand:
             return None
@@ -208,7 +213,9 @@ class RelayPolicy:
         return mesh_id is not None and not self._loads_on_demand
 
     async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
-        """Wait until the model takes inferences; return why it does not."""
+        """Wait until the model takes inferences, for which it may be loaded. Return None, or the
+        error that keeps it from them.
+        """
         try:
             model_id = parse_model_id(name.decode())
             if self.is_of_mesh(mesh_id):
@@ -221,7 +228,9 @@ class RelayPolicy:
         return None
 
     def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
-        """Return why the model takes no inference now; None where it does."""
+        """Return the error that keeps the model from inferences now; None if it takes them, or if
+        its name is not UTF-8.
+        """
         try:
             model_id = ModelId(name.decode())
             if self.is_of_mesh(mesh_id):
@@ -236,11 +245,15 @@ class RelayPolicy:
         return None
 
 
-def _ours(error: Exception) -> Exception:
+def _convert_relay_error(error: Exception) -> Exception:
+    """Return the adapter's error for an error of the relay; another error as it is."""
     return _ERRORS[error.reason](str(error)) if isinstance(error, RelayError) else error
 
 
-def _trailers(error: Exception) -> Headers:
+def _list_trailers(error: Exception) -> Headers:
+    """Return the trailing metadata of a call that fails with `error`: the encodings that are
+    understood, or the mark of a call that was not started.
+    """
     if isinstance(error, UnknownEncoding):
         return _ACCEPTED
     return tuple((key.encode(), value.encode()) for key, value in trailers_of(error))
@@ -263,6 +276,8 @@ def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
 
 
 class _DirectCall(CountedRequest):
+    """Counts one inference that goes to Triton directly, and holds the lease of its model."""
+
     __slots__ = ("_lease", "_mesh_id", "_policy")
 
     def __init__(self, policy: RelayPolicy, lease: Lease, mesh_id: str | None) -> None:
@@ -288,7 +303,7 @@ class _DirectCall(CountedRequest):
         self._lease.arrives(act)
 
     def check_fields(self, fields: bytes, *, is_whole: bool) -> None:
-        """Raise Malformed for a large message with these fields."""
+        """Raise Malformed for a large message whose parameters are forbidden."""
         shares_memory = self._policy.shares_memory
         try:
             check_parameters(
@@ -298,25 +313,31 @@ class _DirectCall(CountedRequest):
             raise Malformed(str(error)) from error
 
     def answered(self) -> None:
-        """End the call: Triton succeeded."""
+        """End the call as a success: count it, and release the model."""
         now = clock.monotonic()
         self._lease.end(None, now)
         self.count("OK", now=now)
 
     def answered_nothing(self) -> None:
-        """Note that Triton's answer has none of the model's outputs."""
+        """Record at the model that Triton's answer has none of its outputs."""
         self._lease.note_missing_outputs()
 
     def cancelled(self) -> None:
-        """Count the call of a client that left."""
+        """Count the call as CANCELLED, because its client has disconnected. The model stays leased
+        until `ended`.
+        """
         self.count("CANCELLED")
 
     def abandoned(self) -> None:
-        """Note that nobody waits for the response."""
+        """Mark the lease as abandoned: nobody waits for the response, on which Triton works until
+        `ended`.
+        """
         self._lease.abandon()
 
     def ended(self) -> None:
-        """End an abandoned call, which Triton has finished."""
+        """Release the model of a call whose client was answered before, or has disconnected: Triton
+        has finished it.
+        """
         self._lease.end()
 
     def fault(self, status: int, text: str) -> AdapterError:
@@ -328,16 +349,18 @@ class _DirectCall(CountedRequest):
         )
 
     async def failed(self, error: Exception, *, is_over: bool) -> Status:
-        """End the call with `error`. A bug here is answered INTERNAL, and releases the model."""
+        """Count and log the call as a failure, and return the status to answer it with. Release the
+        model if Triton has finished the call. A bug here is answered INTERNAL.
+        """
         calls = self._policy.calls
         try:
-            error = await self._judged(_ours(error))
+            error = await self._judge(_convert_relay_error(error))
             if is_over:
                 replaced = self._lease.end(error)
                 error = replaced if isinstance(replaced, AdapterError) else error
             is_of_mesh = self._mesh_id is not None
             code, text = calls.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
-            more = _trailers(error)
+            more = _list_trailers(error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
             code, text = calls.status_of(_METHOD, bug)
             more = ()
@@ -347,7 +370,10 @@ class _DirectCall(CountedRequest):
         self.count(code.name)
         return int(code.value[0]), text, more
 
-    async def _judged(self, error: Exception) -> Exception:
+    async def _judge(self, error: Exception) -> Exception:
+        """Return the error to answer for a failed call: a mesh learns whether Triton's process has
+        ended, with its models; for others the lease judges the error.
+        """
         if isinstance(error, AdapterError):
             error.model_id = error.model_id or self._lease.record.asked_for
         if not isinstance(error, BackendError | CapacityError):
