@@ -93,29 +93,39 @@ class _ModelStream:
         self._is_abandoned = False
 
     def abandon(self) -> None:
-        """Note that nobody waits for the answers; Triton works on them until `end`."""
+        """Mark the lease as abandoned: nobody waits for the answers, on which Triton works until
+        `end`.
+        """
         self._is_abandoned = True
         self.lease.abandon()
 
     def end(self, error: BaseException | None = None) -> BaseException | None:
-        """End the lease; return the error to send in place of `error`."""
+        """End the lease; return the error to answer in place of `error`. Called by the
+        data plane.
+        """
         return self.lease.end(error)
 
     def take(self, lease: Lease) -> None:
-        """Count a request that is sent to Triton."""
+        """Count a request that is sent to Triton; the first of those that are unanswered begins the
+        lease.
+        """
         if not self.unanswered:
             self.lease = lease
             lease.begin()
         self.unanswered += 1
 
     def answered(self) -> None:
-        """Count the last answer to a request."""
+        """Count the last answer to a request; the last request that was unanswered ends
+        the lease.
+        """
         self.unanswered -= 1
         if not self.unanswered:
             self.lease.end()
 
     async def done_writing(self) -> None:
-        """Half-close the stream."""
+        """End the requests of the stream to Triton, which then ends the stream behind its
+        answers.
+        """
         self.is_ending = True
         await self.upstream.done_writing()
 
@@ -142,8 +152,11 @@ class _ClientStream:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
-        """Answer the requests until the client has ended the stream and all answers are there."""
-        forwarding = self._begin(self._forward_requests(requests))
+        """Answer the requests until the client has ended the stream and all answers are sent. An
+        error in forwarding answers ends the stream at once; one in forwarding requests, behind the
+        last answer.
+        """
+        forwarding = self._start_task(self._forward_requests(requests))
         try:
             while self._tasks:
                 ended = await self._ended.get()
@@ -157,15 +170,19 @@ class _ClientStream:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-        forwarding.result()  # raised behind the last answer
+        forwarding.result()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in a task of this stream, whose end `run` handles."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended.put_nowait)
         return task
 
     async def _forward_requests(self, requests: AsyncIterator[bytes]) -> None:
+        """Forward the client's requests one after the other, then end the requests of all streams
+        to Triton.
+        """
         try:
             async for message in requests:
                 await self._forward_request(message)
@@ -175,6 +192,9 @@ class _ClientStream:
                     await stream.done_writing()
 
     async def _forward_request(self, message: bytes) -> None:
+        """Lease the model of a request and forward the request on the stream of that model. A
+        refusal is answered in the stream, which goes on.
+        """
         request_id = read_field(message, _ID)
         try:
             model_id = id_in(message, self._call.metadata)
@@ -183,22 +203,24 @@ class _ClientStream:
         except AdapterError as error:
             self._call.note(error)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
-            refusal = with_field(b"", _ERROR, self._text(error).encode())
+            refusal = with_field(b"", _ERROR, self._word_error(error).encode())
             await self._write(with_field(refusal, _ANSWER, answer))
         else:
             stream = self._streams.get(lease.record.name)
             if stream is None or stream.record is not lease.record:  # the model was loaded again
-                stream = await self._open(lease)
+                stream = await self._open_stream(lease)
             else:
                 stream.take(lease)
             named = named_for_triton(message, stream.record)
             await stream.upstream.write(named, request_id or b"")
 
-    async def _open(self, lease: Lease) -> _ModelStream:
-        """Open a stream to Triton, and end the idle ones: at most one owes no answers."""
+    async def _open_stream(self, lease: Lease) -> _ModelStream:
+        """Open a stream to Triton for a model, and end the others that owe no answers, so that at
+        most one idle stream is open. Return it once it is open.
+        """
         stream = _ModelStream(lease)
         stream.take(lease)
-        self._begin(self._forward_answers(stream)).add_done_callback(stream.handle_end)
+        self._start_task(self._forward_answers(stream)).add_done_callback(stream.handle_end)
         name = stream.record.name
         idle = [n for n, other in self._streams.items() if n == name or not other.unanswered]
         others = [self._streams.pop(n) for n in idle]
@@ -209,8 +231,11 @@ class _ClientStream:
         return stream
 
     async def _forward_answers(self, stream: _ModelStream) -> None:
+        """Open the stream of a model at the data plane, and forward its answers until it ends.
+        Raises BackendUnavailable if Triton ended it first.
+        """
         seconds = self._call.context.time_remaining()
-        call = RpcCall(self._call.method, forwarded(self._call.metadata), seconds, self._cut)
+        call = RpcCall(self._call.method, forwarded(self._call.metadata), seconds, self._mark_cut)
         async with self._service.dataplane.stream(call, stream) as stream.upstream:
             stream.opened.set()
             async for message in stream.upstream.messages():
@@ -219,8 +244,8 @@ class _ClientStream:
             text = "the connection to Triton broke: it ended a stream"
             raise BackendUnavailable(text, model_id=stream.record.id, delivered=True)
 
-    def _cut(self) -> None:
-        """Note that the responses behind the one in hand are dropped."""
+    def _mark_cut(self) -> None:
+        """Note that the responses behind the present one are dropped."""
         self._is_cut = True
 
     def _find_reason_to_hurry(self) -> str | None:
@@ -235,7 +260,9 @@ class _ClientStream:
         return None
 
     async def _forward_answer(self, message: bytes, stream: _ModelStream) -> None:
-        """Triton names no model in the response to a request that it did not accept."""
+        """Write one answer of Triton to the client, under the client's name of the model. Triton
+        names no model in the response to a request that it did not accept.
+        """
         answer = read_field(message, _ANSWER) or b""
         name = read_field(answer, _NAME)
         text = read_field(message, _ERROR)
@@ -262,9 +289,10 @@ class _ClientStream:
         error = await stream.lease.judge(failure)
         stream.lease.note_failure(failure)  # the lease ends with the last response
         self._call.note(error)
-        return self._text(error)
+        return self._word_error(error)
 
-    def _text(self, error: AdapterError) -> str:
+    def _word_error(self, error: AdapterError) -> str:
+        """Return the text of an error for this client, which may be a mesh."""
         return grpc_text(error, is_of_mesh=names_model(self._call.metadata))
 
     async def _write(self, message: bytes) -> None:
@@ -278,8 +306,8 @@ class _ClientStream:
             self._deadline = inf
 
     def _tick(self) -> None:
-        """End the stream if a write takes too long. The timer goes on from write to write: to set
-        one for each would cost more than to look.
+        """Check whether a write takes too long; end the stream if so. The timer goes on from write
+        to write: to set one for each would cost more than to look.
         """
         self._timer = None
         now = self._loop.time()
@@ -291,14 +319,18 @@ class _ClientStream:
         if now < self._deadline:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         else:
-            self._begin(_fail(NotTaken(f"the answers are not read: {self._limit_text}")))
+            self._start_task(
+                _raise_error(NotTaken(f"the answers are not read: {self._limit_text}"))
+            )
 
 
-async def _fail(error: Exception) -> None:
+async def _raise_error(error: Exception) -> None:
+    """Raise an error from a task, whose failure ends the stream."""
     raise error
 
 
 def _is_last(answer: bytes) -> bool:
+    """Return whether Triton marks an answer as the last one to its request."""
     return any(
         read_field(entry, _KEY) == b"triton_final_response" and read_field(entry, _VALUE) == _TRUE
         for entry in read_repeated(answer, _PARAMETERS)
