@@ -126,6 +126,7 @@ class GrpcCalls:
         return grpc.method_handlers_generic_handler(name, handlers)
 
     def _unary(self, service: str, method: str, act: Unary) -> Handler:
+        """Return the handler of a method with one request and one answer, for grpc."""
         served = self.served(method)
 
         async def handle(message: bytes, context: Context) -> bytes | None:
@@ -135,6 +136,7 @@ class GrpcCalls:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _stream(self, service: str, method: str, act: Stream) -> Handler:
+        """Return the handler of a method with a stream of requests and answers, for grpc."""
         served = self.served(method)
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
@@ -153,13 +155,15 @@ class GrpcCalls:
     async def _answer(
         self, service: str, call: GrpcCall, served: Served, act: Callable[[], Awaitable[T]]
     ) -> T | None:
-        """Return the answer; end the call with an error's status and return None instead."""
+        """Run `act` with all that belongs to a call: span, access check, count and log. Return its
+        answer; end the call with an error's status and return None instead.
+        """
         request = CountedRequest(served)
         waited = Waited()
         WAITED.set(waited)
-        with self._span(service, call):
+        with self._open_span(service, call):
             try:
-                self._check(call)
+                self._check_access(call)
                 return await act()
             except asyncio.CancelledError:  # the client has left, or its deadline has passed
                 call.code = grpc.StatusCode.CANCELLED
@@ -178,7 +182,10 @@ class GrpcCalls:
         await _abort(call, text, trailers)
         return None
 
-    def _check(self, call: GrpcCall) -> None:
+    def _check_access(self, call: GrpcCall) -> None:
+        """Raise an error for a call that lacks the token of its method, or whose message is too
+        large.
+        """
         tokens = [str(value) for key, value in call.metadata if key == "authorization"]
         self._access.check(RPCS.get(call.method, CONTROL), tokens)
         size = len(call.message)  # after decompression
@@ -187,7 +194,8 @@ class GrpcCalls:
             raise MessageTooLarge(f"message larger than max ({size} vs. {limit})")
 
     @contextmanager
-    def _span(self, service: str, call: GrpcCall) -> Iterator[None]:
+    def _open_span(self, service: str, call: GrpcCall) -> Iterator[None]:
+        """Trace what runs within as a server span, if traces are exported."""
         if self._tracing is None:
             yield
             return
@@ -228,14 +236,15 @@ class GrpcCalls:
         """Log and count an error with which a request is answered."""
         level = level_of(error)
         if log.isEnabledFor(level) and self._lines.admits(error, level):
-            self._write(level, method, error, log_fields() if log_fields else {})
+            self._write_log(level, method, error, log_fields() if log_fields else {})
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
         drop_tracebacks(error)
 
-    def _write(
+    def _write_log(
         self, level: int, method: str, error: AdapterError, log_fields: Mapping[str, str]
     ) -> None:
+        """Log a call that failed, as request.failed."""
         fields = {
             **log_fields,
             "listener": self._access.name,
@@ -285,7 +294,7 @@ class CountedRequest:
         upstream_seconds: float | None = None,
         now: float | None = None,  # time.monotonic, where the caller has just read it
     ) -> None:
-        """Count the response."""
+        """Count the response with its code and duration; the request is in flight no longer."""
         self._served.in_flight.count -= 1
         seconds = (clock.monotonic() if now is None else now) - self._begun
         self._served.count(code, seconds, upstream_seconds, model_id=self.model_id)
