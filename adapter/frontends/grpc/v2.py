@@ -91,7 +91,7 @@ class V2Service:
         self._shares_memory = "shared_memory" in passthrough
         self._repository = None if repository is None else GrpcRepository(repository, budget)
         self._streams = Streams(
-            triton, dataplane, faults, self._lease_of, shares_memory=self._shares_memory
+            triton, dataplane, faults, self._lease_by_id, shares_memory=self._shares_memory
         )
 
     def service(self, calls: GrpcCalls) -> grpc.GenericRpcHandler:
@@ -100,14 +100,16 @@ class V2Service:
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
-            "ModelInfer": partial(self._about_model, self._infer),
-            "ModelReady": partial(self._about_model, self._ready),
-            "ModelMetadata": partial(self._about_model, self._describe),
-            "ModelConfig": partial(self._about_model, self._describe),
-            "ModelStatistics": partial(self._about_model, self._statistics),
+            "ModelInfer": partial(self._call_about_model, self._infer),
+            "ModelReady": partial(self._call_about_model, self._ready),
+            "ModelMetadata": partial(self._call_about_model, self._describe),
+            "ModelConfig": partial(self._call_about_model, self._describe),
+            "ModelStatistics": partial(self._call_about_model, self._statistics),
         }
         for method, item in _PASSED_THROUGH.items():
-            unary[method] = self._forward if item in self._passthrough else partial(_deny, item)
+            unary[method] = (
+                self._forward if item in self._passthrough else partial(_refuse_passthrough, item)
+            )
         if "trace" in self._passthrough:
             unary["TraceSetting"] = self._trace
         if self._repository is not None:
@@ -119,13 +121,17 @@ class V2Service:
     # -- the server -------------------------------------------------------------------------
 
     async def _server_live(self, _: GrpcCall) -> bytes:
+        """Answer ServerLive with whether the adapter is live."""
         return _serialize(pb.ServerLiveResponse(live=self._is_live()))
 
     async def _server_ready(self, _: GrpcCall) -> bytes:
+        """Answer ServerReady with whether the adapter is ready."""
         return _serialize(pb.ServerReadyResponse(ready=self._is_ready()))
 
     async def _server_metadata(self, call: GrpcCall) -> bytes:
-        """Leave out the extensions that are not open at this listener."""
+        """Answer ServerMetadata as Triton does, without the extensions that are not open at this
+        listener.
+        """
         answer = pb.ServerMetadataResponse.FromString(await self._forward(call))
         answer.extensions[:] = self._extensions.served(answer.extensions)
         return _serialize(answer)
@@ -139,11 +145,12 @@ class V2Service:
 
     # -- one model --------------------------------------------------------------------------
 
-    async def _about_model(self, act: Unary, call: GrpcCall) -> bytes:
-        """Answer ModelMesh NOT_FOUND where Triton's process, and its models with it, are gone: it
-        loads the model again, and that load waits for Triton. Of UNAVAILABLE it makes INTERNAL.
+    async def _call_about_model(self, act: Unary, call: GrpcCall) -> bytes:
+        """Run a call about one model. Answer ModelMesh NOT_FOUND where Triton's process, and its
+        models with it, are gone: it loads the model again, and that load waits for Triton. Of
+        UNAVAILABLE it makes INTERNAL.
         """
-        model_id = self._id_of_mesh(call)
+        model_id = self._read_mesh_id(call)
         if model_id is None:
             return await act(call)
         self._triton.refuse_lost(model_id)
@@ -155,23 +162,25 @@ class V2Service:
             raise
 
     async def _lease(self, call: GrpcCall) -> Lease:
-        """Return a lease of the model that the message is about. What a mesh asks for is loaded by
-        the mesh alone.
+        """Wait for a lease of the model that the message is about. What a mesh asks for is loaded
+        by the mesh alone.
         """
-        if (model_id := self._id_of_mesh(call)) is not None:
+        if (model_id := self._read_mesh_id(call)) is not None:
             return await self._models.wait_for_lease(model_id, self._load_wait_seconds)
-        return await self._lease_of(id_in(call.message, call.metadata))
+        return await self._lease_by_id(id_in(call.message, call.metadata))
 
-    def _id_of_mesh(self, call: GrpcCall) -> ModelId | None:
-        """Return the model that a mesh asks for. Where calls load models, metadata with the name
-        that the message has is for a proxy, which routes by it, and no mesh's.
+    def _read_mesh_id(self, call: GrpcCall) -> ModelId | None:
+        """Return the model that a mesh asks for in metadata; None if no mesh does. Where calls load
+        models, metadata with the name that the message has is for a proxy, which routes by it, and
+        no mesh's.
         """
         model_id = id_of_mesh(call.metadata)
         if model_id is None or not self._loads_on_demand:
             return model_id
         return None if read_field(call.message, _NAME) == model_id.encode() else model_id
 
-    async def _lease_of(self, model_id: ModelId) -> Lease:
+    async def _lease_by_id(self, model_id: ModelId) -> Lease:
+        """Wait for a lease of a model, which is loaded for that if the listener loads on demand."""
         return await self._wait_for_lease(model_id, self._load_wait_seconds)
 
     def _lease_of_ensemble(self, call: GrpcCall) -> Lease | None:
@@ -183,6 +192,9 @@ class V2Service:
         return None if ensemble is None else self._models.lease(ensemble.id)
 
     async def _infer(self, call: GrpcCall) -> bytes:
+        """Answer an inference that was not relayed directly: forward it under Triton's name of the
+        model.
+        """
         lease = await self._lease(call)
         with lease as record:
             message = named_for_triton(call.message, record)
@@ -210,7 +222,7 @@ class V2Service:
         try:
             lease = self._models.lease(id_in(call.message, call.metadata))
         except (ModelNotFound, ModelNotReady) as error:
-            if isinstance(error, ModelNotFound) and self._id_of_mesh(call):
+            if isinstance(error, ModelNotFound) and self._read_mesh_id(call):
                 raise
             return _serialize(pb.ModelReadyResponse(ready=False))
         return await self._forward_about(call, lease)
@@ -234,6 +246,9 @@ class V2Service:
             return await self._forward(call, message, lease)
 
     async def _forward_judged(self, call: GrpcCall, lease: Lease, message: bytes) -> bytes:
+        """Forward a call with its lease. Raise the error that the lease finds behind Triton's, such
+        as the end of its process.
+        """
         try:
             return await self._forward(call, message, lease)
         except (BackendError, CapacityError) as error:
@@ -256,7 +271,8 @@ class V2Service:
         return answer.message
 
 
-async def _deny(item: str, call: GrpcCall) -> bytes:
+async def _refuse_passthrough(item: str, call: GrpcCall) -> bytes:
+    """Raise NotPassedThrough for a method whose group the setting passthrough lacks."""
     text = f"{call.method} is not forwarded to Triton: the setting passthrough lacks {item!r}"
     raise NotPassedThrough(f"{text}; see docs/v2.md#calls-about-the-whole-server")
 
@@ -314,6 +330,9 @@ def _serialize(message: Any) -> bytes:
 
 
 def _parse(kind: Any, call: GrpcCall) -> Any:
+    """Parse a request about the model repository; raise InvalidRequest if it is malformed or names
+    a repository.
+    """
     try:
         request = kind.FromString(call.message)
     except DecodeError as error:
@@ -324,6 +343,9 @@ def _parse(kind: Any, call: GrpcCall) -> Any:
 
 
 def _read_parameters(request: Any) -> Mapping[str, Any]:
+    """Return the parameters of a request by their names; None stands for one without a value.
+    Raises PayloadTooLarge for too many.
+    """
     if len(request.parameters) > _MAX_PARAMETERS:
         raise PayloadTooLarge(
             f"{len(request.parameters)} parameters; at most {_MAX_PARAMETERS} are accepted"
