@@ -42,18 +42,23 @@ class Health:
     async def _check(
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
+        """Answer Check: the service's state, and NOT_FOUND for a service that the
+        listener lacks.
+        """
         if request.service not in self._services:
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details(f"no service {request.service[:200]!r}")
-        return self._now(request.service)
+        return self._read_state(request.service)
 
     async def _watch(
         self, request: pb.HealthCheckRequest, _: Context
     ) -> AsyncIterator[pb.HealthCheckResponse]:
-        """Send changes, and end at NOT_SERVING: a server that stops waits for open calls."""
+        """Answer Watch: send each change of the service's state, and end the call once that falls
+        to NOT_SERVING, as a server that stops waits for open calls.
+        """
         sent = None
         while True:
-            now = self._now(request.service)
+            now = self._read_state(request.service)
             if now != sent:
                 yield now
             if sent is not None and sent.status == pb.HealthCheckResponse.SERVING != now.status:
@@ -61,7 +66,8 @@ class Health:
             sent = now
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _now(self, service: str) -> pb.HealthCheckResponse:
+    def _read_state(self, service: str) -> pb.HealthCheckResponse:
+        """Return the present state of a service: that of the adapter, or SERVICE_UNKNOWN."""
         if service not in self._services:
             return pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
         if self._is_ready():

@@ -22,8 +22,10 @@ _REGION_KEY = re.compile(rb"(?:\x14|[\x94\x80]\0)shared_memory_region")
 def check_parameters(
     message: bytes, record: ModelRecord, *, shares_memory: bool, is_whole: bool = True
 ) -> None:
-    """Raise InvalidRequest for a ModelInferRequest that breaks a rule. In a part of a message that
-    is too long to be judged as a whole, a string of the letters of a parameter counts as one.
+    """Raise InvalidRequest for a ModelInferRequest that names a region of shared memory without the
+    right to, or asks for the classification of an output of strings, which ends Triton. In a part
+    of a message that is too long to be judged as a whole, a string of the letters of such a
+    parameter counts as one.
     """
     if _CLASSIFICATION not in message and (shares_memory or _REGION not in message):
         return
