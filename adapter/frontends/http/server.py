@@ -161,7 +161,7 @@ class HttpServer:
         self._is_refusing = False
         self._is_endpoint = is_endpoint
         self._check_interval_seconds = check_interval_seconds
-        drain.at_once(self._accept_no_more)
+        drain.at_once(self._stop_keeping_connections)
         drain.then_refuse(self._refuse_arriving)
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
@@ -173,10 +173,10 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         if address.kind == "unix":
             self._server = await loop.create_unix_server(
-                self._accept, address.path, backlog=_BACKLOG
+                self._create_protocol, address.path, backlog=_BACKLOG
             )
         else:
-            self._server = await sockets.listen(self._accept, *address.host_port, _BACKLOG)
+            self._server = await sockets.listen(self._create_protocol, *address.host_port, _BACKLOG)
         self._checking = background.begin(
             f"{self.parts.instrumentation.listener}-looks",
             background.forever(self._check_connections, seconds=self._check_interval_seconds),
@@ -186,7 +186,7 @@ class HttpServer:
     async def close(self, grace_seconds: float) -> None:
         """Accept nothing new; requests in hand have their time to be answered."""
         self._server.close()
-        self._accept_no_more()
+        self._stop_keeping_connections()
         for connection in self._connections:
             connection.stop()
         if not await self._wait_until_lost(grace_seconds):
@@ -196,6 +196,7 @@ class HttpServer:
         background.end(self._checking)
 
     async def _wait_until_lost(self, seconds: float) -> bool:
+        """Wait until no connection is open, for so many seconds at most; return whether none is."""
         if self._connections:
             self._all_lost = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._all_lost], timeout=seconds)
@@ -203,7 +204,10 @@ class HttpServer:
 
     # -- for connections --------------------------------------------------------------------
 
-    def _accept(self) -> asyncio.Protocol:
+    def _create_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection: a Connection, or one that refuses it where there
+        are too many.
+        """
         return self._connections.accept(
             lambda: Connection(self),
             lambda: self._word_early(_TOO_MANY, CallInfo(new_request_id())),
@@ -214,11 +218,11 @@ class HttpServer:
         return self._service.serve(connection)
 
     def add(self, connection: Connection) -> None:
-        """Note that a connection is open."""
+        """Add an open connection to those that are checked, and closed at the end."""
         self._connections.add(connection)
 
     def remove(self, connection: Connection) -> None:
-        """Note that a connection is lost."""
+        """Remove a lost connection, and wake `close` if it was the last."""
         self._connections.discard(connection)
         if not self._connections and self._all_lost is not None and not self._all_lost.done():
             self._all_lost.set_result(None)
@@ -254,7 +258,10 @@ class HttpServer:
         for connection in self._connections:
             connection.should_renew = True
 
-    def _accept_no_more(self) -> None:
+    def _stop_keeping_connections(self) -> None:
+        """Have each connection close behind its present request, as the adapter drains. New
+        connections are still accepted.
+        """
         self.parts.accepts_requests = False
 
     @property
@@ -266,6 +273,7 @@ class HttpServer:
         return min(limits.linger, limits.drain)
 
     async def _check_connections(self) -> None:
+        """Check the time limits of all connections. Called by a timer."""
         self.parts.clock.tick()
         now = asyncio.get_running_loop().time()
         for connection in self._connections:
@@ -274,7 +282,9 @@ class HttpServer:
             self._refuse_arriving()
 
     def _refuse_arriving(self) -> None:
-        """Refuse bodies that have not wholly come, and from now on whoever begins one."""
+        """Refuse requests whose bodies have not wholly arrived, now and each time the
+        timer runs.
+        """
         self._is_refusing = True
         for connection in self._connections:
             connection.refuse_body("the adapter is stopping")
