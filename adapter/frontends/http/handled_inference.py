@@ -25,7 +25,12 @@ from adapter.frontends.http.content_types import (
     refuse_unlisted,
 )
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.instrumentation import call_headers, forwarded, passed_on, write_fields
+from adapter.frontends.http.instrumentation import (
+    forwarded,
+    list_call_headers,
+    passed_on,
+    write_fields,
+)
 from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import list_own_headers
 from adapter.protocols.codecs.base import Source
@@ -187,7 +192,7 @@ class HandledInference:
         sent_headers = self.request.headers
         if len(sent_headers.getall(_HEADER_LENGTH, ())) > 1:
             raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
-        headers = call_headers(sent_headers, is_rewritten=self._record.is_renamed)
+        headers = list_call_headers(sent_headers, is_rewritten=self._record.is_renamed)
         self._add_length(headers)
         async with self.forward(below_model, headers, await self._read_body()) as answer:
             return await self._respond(answer, is_v2=True)

@@ -26,7 +26,7 @@ from adapter.frontends.http.answers import JOINED_BYTES, StreamedAnswer, end_of_
 from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import CHUNKED
-from adapter.frontends.http.instrumentation import given_back
+from adapter.frontends.http.instrumentation import list_answer_headers
 from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Plan
 from adapter.frontends.http.request import Request
@@ -427,7 +427,7 @@ class Inference:
             operation.answered = headers
             operation.length = length
             frame = _CHUNKED_LINE if length is None else b"Content-Length: %d\r\n" % length
-            fields = given_back(headers, is_v2=operation.is_v2)
+            fields = list_answer_headers(headers, is_v2=operation.is_v2)
             lines = [b"%b: %b\r\n" % pair for pair in fields]
             operation.answer = b"".join((first_line(_OK), *lines, frame))
         begin = operation.answer

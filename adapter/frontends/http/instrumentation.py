@@ -77,7 +77,9 @@ def _without_host(target: str) -> str:
 
 
 def path_segments(target: str) -> list[str]:
-    """The path, split at its raw slashes and only then decoded, so that `%2F` is part of a name."""
+    """Return the segments of a target's path. It is split at its raw slashes and only then decoded,
+    so that `%2F` is part of a name. Raises InvalidRequest if it is not UTF-8.
+    """
     raw = _without_host(target).partition("?")[0]
     try:
         return [unquote_to_bytes(part).decode() for part in raw.removeprefix("/").split("/")]
@@ -86,14 +88,16 @@ def path_segments(target: str) -> list[str]:
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers without those of one connection."""
+    """Return the headers of a request without those that are for one connection alone."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     dropped = OF_THE_CONNECTION | named
     return {name: value for name, value in headers.items() if name.lower() not in dropped}
 
 
-def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str, str]:
-    """`is_rewritten`: names in the answer will have to be put back, so it must not be packed."""
+def list_call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str, str]:
+    """Return the client's headers for a V2 call to Triton. Leave out Accept-Encoding if the answer
+    `is_rewritten`: names in it are replaced, so it must not be compressed.
+    """
     found = passed_on(headers)
     if is_rewritten:
         return {name: value for name, value in found.items() if name.lower() != "accept-encoding"}
@@ -105,8 +109,10 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name in FORWARDED if (value := headers.get(name)) is not None}
 
 
-def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:
-    """Return the headers of Triton's answer that its caller gets."""
+def list_answer_headers(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:
+    """Return those headers of Triton's answer that the client gets: for V2 all but those of the
+    connection; for SageMaker only the content type and Content-Encoding.
+    """
     if is_v2:
         dropped = _DROPPED | names_of_connection(headers)
         return [pair for pair in headers if pair[0].lower() not in dropped]
@@ -131,6 +137,9 @@ def names_of_connection(fields: RawHeaders) -> set[bytes]:
 
 
 def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return those headers of a request that the answer to it repeats, if they are
+    printable ASCII.
+    """
     return {
         header: value
         for header in ECHOED
@@ -147,6 +156,7 @@ def write_fields(headers: Mapping[str, str]) -> bytes:
 
 
 def error_status(error: AdapterError) -> int:
+    """Return the HTTP status of an error; 500 for one that has none."""
     return (lookup(HTTP, error) or (500, ""))[0]
 
 
@@ -183,10 +193,13 @@ def own_refusal(error: AdapterError | None, model_id: ModelId | None) -> Refusal
     if isinstance(error, AboutMemory):
         more = asdict(error.figures) | {"matched": error.matched}
         body = f"{body[:-1]}, {json.dumps(more)[1:]}"
-    return Refusal(status, _headers_of(error), body)
+    return Refusal(status, _list_error_headers(error), body)
 
 
-def _headers_of(error: AdapterError) -> dict[str, str]:
+def _list_error_headers(error: AdapterError) -> dict[str, str]:
+    """Return the headers that the status of an error asks for, such as Retry-After or Allow, and
+    the mark of a request that was not started.
+    """
     headers = {NOT_STARTED: "1"} if was_not_started(error) else {}
     match error:
         case TooManyConnections() | TooManyWaiting():
@@ -214,6 +227,7 @@ class Clock:
         self.tick()
 
     def tick(self) -> None:
+        """Write the Date line anew; called once a second."""
         self.line = f"Date: {formatdate(usegmt=True)}\r\n\r\n".encode()
         self.last = b"Connection: close\r\n" + self.line
 
@@ -229,9 +243,11 @@ class Instrumentation:
         self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in contracts}
 
     def in_flight(self, contract: str) -> InFlight:
+        """Return the gauge of requests in flight of a contract."""
         return self._in_flight[contract]
 
     def served(self, frontend: str, operation: str) -> Served:
+        """Return the counts of one operation of a frontend."""
         return self._metrics.traffic.served(frontend, operation)
 
     def refused(
@@ -253,7 +269,7 @@ class Instrumentation:
             about = {**ids_of_headers(headers), "method": method, "path": target[:500]}
             if name := error.model_id or model_id:
                 about["model_id"] = name
-            self._write(level, error, about, more or {})
+            self._write_log(level, error, about, more or {})
         if isinstance(error, OutOfMemory) and operation in INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
         drop_tracebacks(error)
@@ -261,15 +277,16 @@ class Instrumentation:
     def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
         """Note what is no HTTP at all. `more`: as for `refused`."""
         if self._lines.admits(error, logging.INFO):
-            self._write(logging.INFO, error, {}, more)
+            self._write_log(logging.INFO, error, {}, more)
 
-    def _write(
+    def _write_log(
         self,
         level: int,
         error: AdapterError,
         about: Mapping[str, str],
         more: Mapping[str, object],
     ) -> None:
+        """Log an error that a request is answered with, as request.failed."""
         fields = {
             "listener": self.listener,
             "status": error_status(error),

@@ -20,7 +20,7 @@ from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json
 from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
 from adapter.frontends.http.handled_inference import Inferences
-from adapter.frontends.http.instrumentation import call_headers, passed_on
+from adapter.frontends.http.instrumentation import list_call_headers, passed_on
 from adapter.frontends.http.request import Request
 from adapter.frontends.model_repository import Repository, find_ensemble
 
@@ -73,7 +73,7 @@ class V2:
 
     async def _probe(self, what: str, request: Request) -> Answer:
         """Answer Triton's empty 200 with the body that the protocol gives it."""
-        headers = call_headers(request.headers, is_rewritten=False)
+        headers = list_call_headers(request.headers, is_rewritten=False)
         call = V2Call("GET", request.match.below_v2(), headers, is_probe=True)
         async with self._dataplane.forward(call, None) as found:
             if found.status != HTTPStatus.OK:
@@ -82,7 +82,7 @@ class V2:
 
     async def _metadata(self, request: Request) -> Answer:
         """Leave out the extensions that are not open here."""
-        headers = call_headers(request.headers, is_rewritten=True)
+        headers = list_call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "", headers), None) as found:
             described = json.loads(await found.read())
         extensions = self._extensions.served(described["extensions"])
@@ -90,7 +90,7 @@ class V2:
 
     async def _pass(self, request: Request) -> Answer:
         """Pass the call on as it is; the name of its model, if it has one, as Triton has it."""
-        headers = call_headers(request.headers, is_rewritten=False)
+        headers = list_call_headers(request.headers, is_rewritten=False)
         is_post = request.method == "POST"
         path = request.match.below_v2()
         body = await request.read_body(CONTROL_BODY_BYTES) if is_post else None
@@ -137,7 +137,7 @@ class V2:
     async def _about_step(self, ensemble: ModelRecord, request: Request) -> Answer:
         """Answer about a step, which the config of its ensemble names as Triton does."""
         path = f"/models/{model_of(request)}{request.match.below_model()}"
-        call = V2Call("GET", path, call_headers(request.headers, is_rewritten=False))
+        call = V2Call("GET", path, list_call_headers(request.headers, is_rewritten=False))
         lease = self._models.lease(ensemble.id)
         lease.is_inference = False
         with lease:
@@ -146,7 +146,7 @@ class V2:
 
     async def _all_statistics(self, request: Request) -> Answer:
         """Answer about all models of Triton; one that is not ours keeps its name."""
-        headers = call_headers(request.headers, is_rewritten=True)
+        headers = list_call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
             listed = json.loads(await found.read())["model_stats"]
         ids = {record.name: record.asked_for for record in self._models.registry.records()}
@@ -189,7 +189,7 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(request: Request, record: ModelRecord) -> V2Call:
-    headers = call_headers(request.headers, is_rewritten=record.is_renamed)
+    headers = list_call_headers(request.headers, is_rewritten=record.is_renamed)
     path = f"/models/{record.name}{request.match.below_model()}"
     return V2Call("GET", path, headers)
 
