@@ -111,7 +111,9 @@ class Listener(Protocol):
 
 
 class Connection:
-    """One client. It has the methods of an asyncio.Protocol, and of a Holder of the byte budget."""
+    """One client's connection. The methods of asyncio.Protocol are called by the event loop, those
+    of Holder by the byte budget.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self.transport: asyncio.Transport
@@ -154,8 +156,9 @@ class Connection:
         return self.state in {_IDLE, _HEAD}
 
     def can_make_room(self) -> bool:
-        """Return whether it may be ended for a new connection: it is idle, or its client has ended
-        its side. Such a client has disconnected, but for few, who wait for their answer.
+        """Return whether the connection may be closed to make room for a new one: it is idle, or
+        its client has ended its side. Such a client has disconnected, but for few, who wait for
+        their answer.
         """
         return self.is_idle() or (self.has_ended and self.state == _REQUEST)
 
@@ -166,7 +169,9 @@ class Connection:
         return not self.has_ended, self.had_request, self._since
 
     def make_room(self) -> None:
-        """End the connection for a new one. Triton goes on with a request that it has."""
+        """Close the connection because a new one takes its place. Triton goes on with a request
+        that it has received.
+        """
         if self.is_idle():
             self.close()
         else:
@@ -196,6 +201,9 @@ class Connection:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
+        """Append received bytes to the head, to the body, or to those behind the request in hand,
+        and resume the coroutine that serves the connection.
+        """
         try:
             if self.request is None:
                 if self.state >= _LINGERING:
@@ -267,7 +275,9 @@ class Connection:
         return self.state in {_HEAD, _REQUEST} or (self.state == _IDLE and bool(self.ahead))
 
     def connection_lost(self, _: Exception | None) -> None:
-        """End the request in hand, and release all that the connection holds."""
+        """Drop the request in hand, cancel the coroutine that serves the connection, and release
+        the bytes that count in the budget.
+        """
         self.state = _CLOSING
         try:
             self._stepper.cancel()
@@ -279,12 +289,12 @@ class Connection:
         self._listener.remove(self)
 
     def pause_writing(self) -> None:
-        """Note that the client does not take what is written."""
+        """Mark the connection as full: the client does not read. The time limit for that begins."""
         self.is_full = True
         self._write_due = self._loop.time() + self._listener.limits.answer
 
     def resume_writing(self) -> None:
-        """Note that the client takes more."""
+        """Mark the connection as not full any more, and resume what waits to write."""
         self.is_full = False
         self._write_due = math.inf
         _wake(self._drained)
@@ -298,7 +308,7 @@ class Connection:
         self.transport.pause_reading()
 
     def unpause(self, reason: int) -> None:
-        """Read on unless there is another reason not to."""
+        """Remove a reason not to read; read on if it was the last one."""
         if self._pauses & reason:
             self._pauses &= ~reason
             if not self._pauses and not self.transport.is_reading():
@@ -330,6 +340,9 @@ class Connection:
             self.pause(_AHEAD)
 
     def _take_ahead(self) -> bytes:
+        """Return the bytes that were received behind the request in hand, and release them at the
+        budget.
+        """
         data = self.ahead
         self.ahead = b""
         if self._counted_ahead:
@@ -440,6 +453,9 @@ class Connection:
             self.body_error = BrokenBody("the body broke off")
 
     def _begin_chunks(self, data: bytes) -> None:
+        """Begin with a chunked body. Decode the first part of what is there; the rest waits for a
+        later turn of the event loop.
+        """
         self._decoder = ChunkDecoder()
         self.is_whole = False
         rest = data[_SHORT_BYTES:]
@@ -493,6 +509,7 @@ class Connection:
         return behind
 
     def _count_body(self, size: int) -> None:
+        """Reserve bytes of the body at the budget, and stop reading while they have no room."""
         assert self._holding is not None  # noqa: S101 - the callers have looked
         if not self._holding.take(size):
             self.pause(_BUDGET)
@@ -511,7 +528,7 @@ class Connection:
         return b"".join(pieces)
 
     def put_body_back(self, body: bytes) -> None:
-        """Have a body that was taken whole be taken again."""
+        """Put back a body that was taken whole, so that the next `take_body` returns it."""
         self._pieces = [body]
 
     async def gather_body(self) -> bytes:
@@ -546,6 +563,7 @@ class Connection:
             self.transport.write(_CONTINUE)
 
     def _awaits_continue(self) -> bool:
+        """Return whether the client waits for 100 Continue before it sends the body."""
         request = self.request
         arrival = self._arrival
         if request is None or arrival is None or not request.head.expects_continue:
@@ -566,7 +584,7 @@ class Connection:
         return self.left <= SKIPPED_BYTES and not request.head.expects_continue
 
     def hold_body(self, senders: Iterable[str] = ()) -> None:
-        """Count the body in the budget, as it comes and until `end_holding`."""
+        """Reserve the body's bytes at the budget, as they arrive and until `end_holding`."""
         self.end_holding()
         length = None if self._decoder is not None else self._length()
         self._holding = self.parts.budget.hold(self, length, senders)
@@ -574,15 +592,20 @@ class Connection:
             self._count_body(self._untaken or sum(map(len, self._pieces)))
 
     def _length(self) -> int | None:
+        """Return the Content-Length of the request in hand; None for a chunked body, and without a
+        request.
+        """
         return None if self.request is None else self.request.content_length
 
     def verify_sender(self) -> None:
-        """Take the body out of the shares of senders that nobody knows."""
+        """Mark the sender of the body as known, once its signature was checked: the body counts no
+        longer among those of unknown senders, which share less room.
+        """
         if self._holding is not None:
             self._holding.verify()
 
     def end_holding(self) -> None:
-        """Count the body no longer."""
+        """Release the body's bytes at the budget."""
         holding = self._holding
         self._holding = None
         if holding is not None:
@@ -590,7 +613,9 @@ class Connection:
             self.unpause(_BUDGET)
 
     def fail(self, error: AdapterError) -> None:
-        """Give the body up: its rest will not come. No-op once it is there."""
+        """Fail the body: its rest will not come, and whoever reads it gets the error. No-op once
+        the body is whole.
+        """
         if self.request is None or self.is_whole or self.body_error is not None:
             return
         self.body_error = error
@@ -611,11 +636,11 @@ class Connection:
         return self.transport.is_reading()
 
     def resume(self) -> None:
-        """Read on, as there is room for more of the body."""
+        """Read on: the budget has room for more of the body. Called by the budget."""
         self.unpause(_BUDGET)
 
     def cut(self, error: AdapterError) -> None:
-        """Give the body up for others."""
+        """Fail the body because others need its room. Called by the budget."""
         self.fail(error)
 
     # -- for the coroutine ------------------------------------------------------------------
@@ -631,7 +656,9 @@ class Connection:
             await self._drained
 
     def end_request(self, *, is_last: bool) -> None:
-        """Note that the answer is written to its last byte, and whether it said it is the last."""
+        """Forget the request, whose answer is written, and wait for the next one; or close the
+        connection, if the answer `is_last` or the connection cannot be kept.
+        """
         accepts_requests = self.parts.accepts_requests and not self._is_crowded
         if is_last or not self.is_whole or not accepts_requests:
             is_gentle = not self.is_whole or bool(self.ahead) or self._is_crowded
@@ -691,6 +718,7 @@ class Connection:
             self.abort()
 
     def _check_body(self, now: float) -> None:
+        """Fail the body if it arrives too slowly."""
         if self._arrival is not None and not self.is_whole:
             is_reading = self.transport.is_reading() and not self._awaits_continue()
             error = self._arrival.check_time_limits(now, is_reading=is_reading)
@@ -700,6 +728,7 @@ class Connection:
     # -- ends -------------------------------------------------------------------------------
 
     def _refuse_long_head(self) -> None:
+        """Refuse a head over the limit of its length."""
         self.refuse_head(f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")
 
     def refuse_head(self, reason: str) -> None:
@@ -709,6 +738,7 @@ class Connection:
         self.step()
 
     def _enter(self, state: int) -> None:
+        """Enter a state, and note the time, unless the connection is in that state already."""
         if self.state != state:
             self.state = state
             self._since = self._loop.time()
@@ -755,5 +785,6 @@ class Connection:
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:
+    """Wake the coroutine that waits for a future, if one does."""
     if future is not None and not future.done():
         future.set_result(None)
