@@ -18,6 +18,8 @@ _MAX_CHUNK_BYTES = 2**63 - 1
 
 
 class _Part(IntEnum):
+    """The part of a chunked body that the decoder is in."""
+
     SIZE = auto()
     DATA = auto()
     END_OF_DATA = auto()
@@ -69,7 +71,7 @@ class ChunkDecoder:
                 continue
             end = data.find(b"\r\n", position)
             if end < 0:
-                self._keep(data[position:])
+                self._keep_line_start(data[position:])
                 return pieces
             self._read_line(data[position:end])
             position = end + 2
@@ -77,8 +79,10 @@ class ChunkDecoder:
             self.behind = data[position:]
         return pieces
 
-    def _keep(self, line: bytes) -> None:
-        """Keep the begin of a line, if it may become a good one."""
+    def _keep_line_start(self, line: bytes) -> None:
+        """Keep the start of an incomplete line for the next `feed`. Raise MalformedChunks if no
+        valid line begins so.
+        """
         is_too_long = len(line) > _MAX_LINE_BYTES
         if is_too_long or b"\n" in line or b"\r" in line[:-1]:
             raise MalformedChunks("a line of the chunked body is too long or not ended by CRLF")
@@ -89,6 +93,9 @@ class ChunkDecoder:
         self._line = line
 
     def _read_line(self, line: bytes) -> None:
+        """Read a complete line by the part that it is in: a chunk's size, the end of its data, or a
+        trailer. Raise MalformedChunks for an invalid one.
+        """
         if len(line) > _MAX_LINE_BYTES:
             raise MalformedChunks("a line of the chunked body is too long")
         if self._part is _Part.END_OF_DATA:
@@ -106,6 +113,7 @@ class ChunkDecoder:
                 raise MalformedChunks("the trailers are too long, or one of them is malformed")
 
     def _read_size(self, line: bytes) -> None:
+        """Read the line with the size of a chunk; the last chunk has the size 0."""
         match = _SIZE.fullmatch(line)
         size = -1 if match is None else int(match[1], 16)
         if not 0 <= size <= _MAX_CHUNK_BYTES:
