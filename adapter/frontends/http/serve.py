@@ -62,6 +62,9 @@ class Service:
     # -- a planned inference ----------------------------------------------------------------
 
     async def _serve_planned(self, connection: Connection, request: Request, plan: Plan) -> None:
+        """Serve an inference with a plan: answer it in the connection's coroutine, or in a task if
+        it needs one; then count it.
+        """
         request.model_id = plan.model_id
         served = plan.operation.served
         begun_at = clock.monotonic()
@@ -89,22 +92,25 @@ class Service:
     async def _handle_planned(self, request: Request) -> None:
         """Answer by its handler a planned inference whose model converts bodies."""
         WAITED.set(Waited())
-        _describe_call(request)
+        _start_call_info(request)
         await self._answer(request)
         request.note_waited()
 
     # -- any other call ---------------------------------------------------------------------
 
     async def _serve_call(self, request: Request) -> None:
-        """Have a call answered by the handler of its route. Runs as a task."""
+        """Answer a request without a plan by the handler of its route, within a span if traces are
+        exported. Runs as a task.
+        """
         if self._parts.tracing is None:
             await self._answer_and_count(request)
         else:
             await self._answer_in_span(request, self._parts.tracing)
 
     async def _answer_and_count(self, request: Request) -> None:
+        """Answer a request by the handler of its route, and count it with its times."""
         WAITED.set(Waited())
-        _describe_call(request)
+        _start_call_info(request)
         begun_at = clock.monotonic()
         in_flight = self._instrumentation.in_flight(request.head.contract_name)
         in_flight.count += 1
@@ -124,6 +130,7 @@ class Service:
             )
 
     async def _answer_in_span(self, request: Request, tracing: Tracing) -> None:
+        """Answer a request within a server span, which gets its route, status and model."""
         with tracing.server(request.method, request.headers) as span:
             await self._answer_and_count(request)
             span.set_attribute("http.request.method", request.method)
@@ -139,6 +146,7 @@ class Service:
                 span.set_attribute(MODEL, request.model_id)
 
     async def _answer(self, request: Request) -> None:
+        """Answer a request by its handler; write the refusal for an error."""
         try:
             self._parts.sites.check(request.headers)
             answer = await self._handle(request)
@@ -165,7 +173,7 @@ class Service:
         self._instrumentation.refused(
             error,
             request.describe_for_log,
-            _operation_of(request),
+            _find_operation(request),
             request.model_id,
             more=refusal.logged,
         )
@@ -197,6 +205,9 @@ class Service:
         return own_refusal(error, request.model_id)
 
     def _write_refusal(self, request: Request, refusal: Refusal) -> None:
+        """Write a refusal as the answer, and end the connection behind it if the rest of the body
+        is not to be read.
+        """
         connection = request.connection
         request.is_last = not connection.can_be_kept()
         request.status = refusal.status
@@ -212,8 +223,10 @@ class Service:
         return write_fields(list_own_headers(request))
 
 
-def _describe_call(request: Request) -> None:
-    """Begin the description of a call of an endpoint, which its answer shows."""
+def _start_call_info(request: Request) -> None:
+    """Mark a request to an endpoint as such, and give it a CallInfo with a new request id, for the
+    headers of its answer. No-op for other requests.
+    """
     name = request.head.contract_name
     if name == "endpoint":
         request.frontend = name
@@ -228,6 +241,7 @@ def list_own_headers(request: Request) -> Mapping[str, str]:
     return echoed_headers(request.headers)
 
 
-def _operation_of(request: Request) -> str:
+def _find_operation(request: Request) -> str:
+    """Return the name of a request's operation, from its plan or its route."""
     plan = request.head.plan
     return request.operation if plan is None else plan.operation.name
