@@ -38,23 +38,25 @@ class Calls:
         if match is None:
             raise InvalidRequest(f"unknown path {request.raw_path[:200]!r}")
         request.path_template = match.path
-        note_model(request, match)
+        set_model(request, match)
         # HEAD is GET without the body
         route = match.methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
-            self._check_open(next(iter(match.methods.values())))
+            self._check_passthrough(next(iter(match.methods.values())))
             raise _refuse_method(request, match)
-        return await self._handle_route(request, match, route)
+        return await self._call_handler(request, match, route)
 
-    async def _handle_route(self, request: Request, match: Match, route: Route) -> Answer | None:
+    async def _call_handler(self, request: Request, match: Match, route: Route) -> Answer | None:
+        """Check the access to a route, and call its handler."""
         request.match = match
         request.frontend = route.contract
         request.operation = route.operation
         self._access.check(route.scope, request.headers.getall("Authorization", ()))
-        self._check_open(route)
+        self._check_passthrough(route)
         return await self._handlers[route.contract][route.operation](request)
 
-    def _check_open(self, route: Route) -> None:
+    def _check_passthrough(self, route: Route) -> None:
+        """Raise NotPassedThrough for a route that the setting passthrough does not open."""
         needed = route.passthrough
         if needed is not None and needed not in self._passthrough:
             text = "this call is not forwarded to Triton: the setting passthrough lacks"
@@ -63,8 +65,10 @@ class Calls:
             )
 
 
-def note_model(request: Request, match: Match) -> None:
-    """Note the model that the path names. Raises InvalidRequest for a name that none can have."""
+def set_model(request: Request, match: Match) -> None:
+    """Set the request's model id from the path, if that names a model. Raises InvalidRequest for a
+    name that no model can have.
+    """
     name = match.names.get("model_name")
     if name is not None:
         request.model_id = parse_model_id(name)
@@ -77,6 +81,7 @@ def model_of(request: Request) -> ModelId:
 
 
 def _refuse_method(request: Request, match: Match) -> MethodNotAllowed:
+    """Return the error of a method that the path does not allow."""
     allowed = ", ".join(f"{one}, HEAD" if one == "GET" else one for one in match.methods)
     text = f"{request.method} is not allowed here; allowed: {allowed}"
     return MethodNotAllowed(text, allowed=allowed)
