@@ -76,12 +76,15 @@ class ContainerContract:
         try:
             lease = self._models.lease(model_id)
         except AdapterError:
-            if self._is_v2 and self._will_be_loaded(model_id):
+            if self._is_v2 and self._is_to_be_loaded(model_id):
                 return None
             raise
         return None if self._triton.has_lost(lease.record) else lease
 
-    def _will_be_loaded(self, model_id: ModelId) -> bool:
+    def _is_to_be_loaded(self, model_id: ModelId) -> bool:
+        """Return whether an inference may wait for the model: it is loaded for calls, or is being
+        loaded.
+        """
         return self._loads_for_calls or self._models.is_being_loaded(model_id)
 
     async def wait_for_lease(self, model_id: ModelId, _: CallFacts) -> Lease:
