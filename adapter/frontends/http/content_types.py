@@ -51,11 +51,13 @@ class _Range:
     order: int
 
     def matches(self, media_type: str) -> bool:
+        """Return whether the range covers a media type, also by a wildcard."""
         kind = media_type.partition("/")[0]
         return self.media_type in {media_type, f"{kind}/*", "*/*"}
 
     @property
     def precision(self) -> int:
+        """Return how specific the range is: 2 for a type, 1 for type/*, 0 for */*."""
         return 2 - self.media_type.count("*")
 
 
@@ -68,11 +70,13 @@ def is_typed(content_type: str, accept: str) -> bool:
 
 
 def _is_v2(content_type: str) -> bool:
+    """Return whether a Content-Type is that of V2's JSON, or of V2 with binary tensors."""
     given = content_type.lower()
     return _media_type(given) in {"", JSON} or binary.MEDIA_TYPE in given
 
 
 def _media_type(content_type: str) -> str:
+    """Return the media type of a Content-Type without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -87,7 +91,7 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
     if codec is not None and codec.may_be_json:
         return None if is_packed else codec
     if codec is None or media_type not in types or is_packed:
-        accepted = _accepted(types)
+        accepted = _list_accepted(types)
         given = f"Content-Type {content_type[:_MAX_QUOTED]!r}"
         text = f"{given} is not one that the model takes"
         if is_packed:
@@ -101,7 +105,7 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
 def refuse_unlisted(codec: Codec, types: ContentTypes) -> None:
     """Raise UnsupportedMediaType for a body that is not JSON if the model did not list its type."""
     if codec.media_type not in types:
-        accepted = _accepted(types)
+        accepted = _list_accepted(types)
         text = f"Content-Type {codec.media_type!r} is for JSON alone here; the model takes"
         raise UnsupportedMediaType(f"{text} {accepted}", accepted=accepted)
 
@@ -120,14 +124,15 @@ def explained(
         taken = f"to take {media_type[:_MAX_QUOTED]!r}"
         need = f"{taken} the model needs the parameter {PARAMETER} in its config"
         return NotJson(f"{error}; {need}", model_id=error.model_id)
-    accepted = _accepted(types)  # a compressed body of bytes, which may be JSON alone
+    accepted = _list_accepted(types)  # a compressed body of bytes, which may be JSON alone
     text = (
         f"a compressed body of Content-Type {content_type[:_MAX_QUOTED]!r} is taken as JSON alone"
     )
     return UnsupportedMediaType(f"{text}; uncompressed: {accepted}", accepted=accepted)
 
 
-def _accepted(types: ContentTypes) -> str:
+def _list_accepted(types: ContentTypes) -> str:
+    """Return the media types that a model takes, for an error."""
     return ", ".join([JSON, binary.MEDIA_TYPE, *types.types])
 
 
@@ -221,15 +226,16 @@ async def as_request(
         "Inference-Header-Content-Length": str(len(head)),
         "Content-Length": str(len(head) + sent),
     }
-    pieces = _exactly(values.source.pieces(values.skip), values.size)
+    pieces = _check_length(values.source.pieces(values.skip), values.size)
     if given != wanted:
-        pieces = _cast(pieces, given, wanted, codec.media_type)
-    body = _behind(head + values.front, pieces)
+        pieces = _cast_pieces(pieces, given, wanted, codec.media_type)
+    body = _prepend(head + values.front, pieces)
     is_whole = values.source.is_whole
     return Converted(headers, b"".join([each async for each in body]) if is_whole else body)
 
 
-async def _behind(front: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _prepend(front: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the front, then the pieces; nothing empty."""
     if front:
         yield front
     async for piece in pieces:
@@ -237,7 +243,10 @@ async def _behind(front: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[b
             yield piece
 
 
-async def _exactly(pieces: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+async def _check_length(pieces: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body; raise InvalidRequest unless they have exactly `size` bytes in
+    all.
+    """
     left = size
     async for piece in pieces:
         left -= len(piece)
@@ -248,9 +257,12 @@ async def _exactly(pieces: AsyncIterator[bytes], size: int) -> AsyncIterator[byt
         raise InvalidRequest(f"the body has {size - left} of the {size} bytes that its values take")
 
 
-async def _cast(
+async def _cast_pieces(
     pieces: AsyncIterator[bytes], given: str, wanted: str, media_type: str
 ) -> AsyncIterator[bytes]:
+    """Yield the values in the pieces, cast from one datatype to another. Raises InvalidRequest for
+    a value that does not fit.
+    """
     rest = b""
     async for piece in pieces:
         rest += piece
@@ -283,7 +295,7 @@ async def as_answer(found: V2Answer, answer_type: str) -> Converted:
     if source.is_whole:
         return Converted(headers, front + source.rest(skip))
     await source.start(skip)
-    return Converted(headers, _behind(front, source.pieces(skip)))
+    return Converted(headers, _prepend(front, source.pieces(skip)))
 
 
 async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
@@ -296,7 +308,9 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
     source = Source(await found.read() if head_size is None or is_short else found.chunks())
     text = (await source.start(head_size or 0))[:head_size]
     try:
-        rest, data = (text, None) if head_size else await converted(len(text), _split, text)
+        rest, data = (
+            (text, None) if head_size else await converted(len(text), _split_last_values, text)
+        )
         _refuse_but_one(text.count(_DATA) or 1)
         outputs = (await converted(len(rest), json.loads, rest)).get("outputs", [])
         _refuse_but_one(len(outputs))
@@ -304,7 +318,7 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None and (head_size is not None or not size):
             return output, Values(source, len(text), size)  # Triton marks no head before 0 bytes
-        raw = await converted(len(text), _packed, output, data)
+        raw = await converted(len(text), _pack_values, output, data)
     except (ValueError, AttributeError) as error:
         why = "ask for it as binary data"
         raise NotAcceptable(f"the answer in JSON cannot be converted; {why}: {error}") from error
@@ -312,14 +326,16 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
 
 
 def _refuse_but_one(outputs: int) -> None:
+    """Raise NotAcceptable for an answer with several outputs, or none."""
     if outputs != 1:
         why = f"the answer has {outputs} outputs, and only one can be converted"
         raise NotAcceptable(f"{why}; {_ALWAYS}")
 
 
-def _split(text: bytes) -> tuple[bytes, list[bytes] | None]:
-    """Return an answer without the values of its last output, and those: lists in JSON of a few
-    thousand values each, as a parser that is given more holds the interpreter's lock.
+def _split_last_values(text: bytes) -> tuple[bytes, list[bytes] | None]:
+    """Split an answer in JSON into the text without the values of its last output, and those
+    values, as lists in JSON of a few thousand values each: a parser that is given more holds the
+    interpreter's lock. The lists are None if there are no such values.
     """
     front, mark, more = text.rpartition(_DATA)
     if not mark:
@@ -331,7 +347,10 @@ def _split(text: bytes) -> tuple[bytes, list[bytes] | None]:
     return front + mark + more[at:], pieces
 
 
-def _packed(output: dict[str, Any], data: list[bytes] | None) -> bytes:
+def _pack_values(output: dict[str, Any], data: list[bytes] | None) -> bytes:
+    """Return the values of an output as binary tensors have them. Raises ValueError if they are not
+    in the answer.
+    """
     if "data" not in output or data is None:
         raise ValueError("its values are elsewhere, in shared memory perhaps")
     return b"".join(packed(output["datatype"], json.loads(piece)) for piece in data)
