@@ -60,9 +60,10 @@ _SIGNING = (
 _DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
 
 
-def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a head as a client sends it again and again, and the lines for Triton that it had
-    besides.
+def split_differing_lines(raw: bytes) -> tuple[bytes, list[bytes]]:
+    """Split a head into what a client sends again and again, by which the head is cached, and the
+    lines for Triton that differ from request to request, such as traceparent. Lines that differ and
+    say nothing to Triton, such as a signature, are dropped.
     """
     parts = _DIFFERING.split(raw)
     return b"".join(parts[::2]), [line for line in parts[1::2] if line]
@@ -129,7 +130,9 @@ class Plan:
         uncompressed_lines: bytes,  # the same without Accept-Encoding
         length: int,
     ) -> None:
-        """Write the head for Triton."""
+        """Compose the head for Triton once, and store it with its parts: `head_for` composes those
+        of other names or lengths from them.
+        """
         self._host = host.encode()
         self._below_model = below_model.encode()
         self._lines = lines
@@ -215,12 +218,12 @@ class Heads:
         """Read a head, which ends with the empty line. Return it with the lines for Triton that
         differ from request to request. Raises MisreadHead.
         """
-        same, lines = without_differing(raw)
+        same, lines = split_differing_lines(raw)
         if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
-            return self._read(raw), b""
+            return self._read_head(raw), b""
         head = self.known.get(same)
         if head is None:
-            head = self._read(same)
+            head = self._read_head(same)
             if self.host and len(same) <= _MAX_KNOWN_BYTES:
                 if len(self.known) == _MAX_KNOWN:
                     self.known.clear()
@@ -228,9 +231,12 @@ class Heads:
         if not lines or head.plan is None:
             return head, b""
         more = b"\r\n".join([*lines, b""])
-        return (self._read(raw), b"") if has_long_line(more) else (head, more)
+        return (self._read_head(raw), b"") if has_long_line(more) else (head, more)
 
-    def _read(self, raw: bytes) -> Head:
+    def _read_head(self, raw: bytes) -> Head:
+        """Read a head that is not cached, and make a plan if it is an inference that can be
+        answered without a task.
+        """
         read = read_head(raw)
         head = Head(read)
         if self.host and self._plans and read.method == "POST" and not read.has_duplicates:
@@ -240,7 +246,7 @@ class Heads:
     def _make_plan(self, head: RawHead, contract_name: str) -> Plan | None:
         """Return the plan of an inference; None for what a handler answers or refuses."""
         is_too_large = head.length > self._max_body_bytes
-        if is_too_large or b"origin" in head.by_name or b"trace" in _connection_of(head):
+        if is_too_large or b"origin" in head.by_name or b"trace" in _read_connection(head):
             return None
         host = head.by_name.get(b"host")
         if host is not None and not self._sites.knows_host(host.decode("utf-8", "surrogateescape")):
@@ -258,13 +264,14 @@ class Heads:
     def _plan_route(
         self, head: RawHead, match: Match, route: Route, contract_name: str
     ) -> Plan | None:
+        """Return a plan for an inference by its route; None if its handler is to answer it."""
         operation = self._operations.get((route.contract, route.operation))
         if operation is None or route.contract != contract_name:
             return None
         if route.contract == "v2":
             plan = Plan(operation, self._contracts.v2, parse_model_id(match.names["model_name"]))
             fields = passed_on(head.headers)
-            return self._finish(plan, head, fields, match.below_model())
+            return self._complete_plan(plan, head, fields, match.below_model())
         if not self._invokes:
             return None
         contract: Contract = self._contracts.sagemaker
@@ -282,11 +289,14 @@ class Heads:
             return None
         plan = Plan(operation, contract, model_id)
         plan.needs_body = True
-        return self._finish(plan, head, forwarded(head.headers), "/infer")
+        return self._complete_plan(plan, head, forwarded(head.headers), "/infer")
 
-    def _finish(
+    def _complete_plan(
         self, plan: Plan, head: RawHead, fields: Mapping[str, str], below_model: str
     ) -> Plan | None:
+        """Set what the head decides about a plan: encoding, types, and the head for Triton. Return
+        None if its handler is to answer the request.
+        """
         encoding = head.by_name.get(b"content-encoding", b"").strip().lower()
         plan.is_packed = encoding in _PACKED
         is_long_packed = plan.is_packed and not 0 <= head.length <= MAX_PACKED_BYTES
@@ -315,12 +325,13 @@ class Heads:
         return None if has_long_line(plan.upstream_head) else plan
 
     def _write_lines(self, fields: Mapping[str, str], leave_out: Collection[str]) -> bytes:
-        """Return the header lines that Triton gets."""
+        """Write the header lines for Triton, without those that it must not get."""
         dropped = {_HEADER_LENGTH.decode(), *leave_out}
         pairs = [pair for pair in fields.items() if pair[0].lower() not in dropped]
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.written(pairs)]
         return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def _connection_of(head: RawHead) -> bytes:
+def _read_connection(head: RawHead) -> bytes:
+    """Return the value of Connection in lower case, or empty."""
     return head.by_name.get(b"connection", b"").lower()
