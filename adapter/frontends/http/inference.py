@@ -134,7 +134,9 @@ class Inference:
         return None
 
     async def _judge(self, lease: Lease, error: AdapterError) -> AdapterError:
-        """Release all that the request has; return the error for its caller."""
+        """Release all that the request has reserved; return the error to answer, which the lease
+        may have replaced by one that knows more. An error that is none of the adapter's is raised.
+        """
         reported = self._release(error)
         if not isinstance(reported, AdapterError):
             raise reported
@@ -174,7 +176,9 @@ class Inference:
         return lease
 
     def _begin_lease(self) -> Lease | None:
-        """Begin a lease, and return it; None if the model has to be waited for."""
+        """Lease the model without a wait, and begin the lease. Return None if the model has to be
+        waited for.
+        """
         lease = self._find_lease()
         if lease is not None:
             self._lease = lease
@@ -202,6 +206,7 @@ class Inference:
         return lease
 
     def _refuse_body(self) -> None:
+        """Refuse the rest of the body: the model is being unloaded."""
         self._connection.refuse_body("the model is being unloaded")
 
     # -- to Triton ---------------------------------------------------------------------------
@@ -225,7 +230,8 @@ class Inference:
         self._exchange.begin(upstream, record)
         return upstream
 
-    def _head_for(self, record: ModelRecord) -> bytes:
+    def _compose_head(self, record: ModelRecord) -> bytes:
+        """Return the head for Triton, with the lines that only this request has."""
         plan = self._plan
         head = plan.upstream_head
         if record.name != plan.name:
@@ -234,7 +240,10 @@ class Inference:
         return head[:-2] + lines + b"\r\n" if lines else head
 
     def _send_at_once(self, record: ModelRecord, body: bytes) -> bool:
-        """Send a whole body if that needs no wait; return False if it does."""
+        """Send a whole body to Triton if a connection is free and the body is small. Return False,
+        with nothing done, if that takes a wait. Raises InvalidRequest for a body that Triton must
+        not get.
+        """
         plan = self._plan
         if plan.is_packed or len(body) > GATHERED_BYTES:
             return False
@@ -250,12 +259,13 @@ class Inference:
         return True
 
     def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
+        """Send the head and a body that is there, and note the time."""
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
             body = (write_chunk(body) if body else b"") + _LAST_CHUNK
         plan = self._plan
         is_usual = record.name == plan.name and not self._request.lines
-        upstream.send(plan.upstream_head if is_usual else self._head_for(record), body)
+        upstream.send(plan.upstream_head if is_usual else self._compose_head(record), body)
 
     async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
         """Send a whole body after a long check, or on a new connection."""
@@ -304,7 +314,7 @@ class Inference:
         connection.hold_body()
         upstream = await self._begin_exchange(record)
         self._sent_at = clock.monotonic()
-        upstream.write(self._head_for(record))
+        upstream.write(self._compose_head(record))
         size = 0
         while not exchange.is_answered:
             error = connection.body_error or exchange.error
@@ -324,11 +334,15 @@ class Inference:
         connection.end_holding()
 
     def _refuse_above_limit(self, size: int) -> None:
+        """Raise PayloadTooLarge for a body over the limit."""
         limit = self._parts.max_body_bytes
         if size > limit:
             raise PayloadTooLarge(f"the body has more than {limit} bytes")
 
     def _end_body(self, upstream: Upstream, size: int, *, is_chunked: bool) -> None:
+        """End the body that was sent in pieces; raise InvalidRequest for an empty one that is
+        needed.
+        """
         if not size and self._plan.needs_body:
             raise InvalidRequest("a body is needed")
         if is_chunked:
@@ -365,6 +379,7 @@ class Inference:
         self._connection.transport.writelines((head, body))
 
     async def _gather_answer(self) -> bytes:
+        """Wait for the whole answer; return its body. Raises the error of an answer that fails."""
         exchange = self._exchange
         while not exchange.has_ended:
             if exchange.error is not None:
@@ -462,6 +477,9 @@ class Inference:
         return error if reported is None else reported
 
     async def _can_send_again(self, error: CapacityError, body: bytes | None) -> bool:
+        """Return whether the inference may be sent once more, after a model was evicted because
+        Triton lacked memory.
+        """
         contract = self._plan.contract
         if body is None or not contract.sends_again:
             return False
