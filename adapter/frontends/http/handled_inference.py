@@ -172,9 +172,9 @@ class HandledInference:
                     return await self._respond(upstream_answer, is_binary=is_binary)
                 converted = await as_answer(upstream_answer, wanted)
                 if isinstance(converted.body, bytes):
-                    return Answer(converted.body, _without_length(converted.headers))
+                    return Answer(converted.body, _drop_length(converted.headers))
                 size = int(converted.headers["Content-Length"])
-                await self._stream(_without_length(converted.headers), size, converted.body)
+                await self._write_pieces(_drop_length(converted.headers), size, converted.body)
                 return None
 
     async def _generate(self, operation: str) -> Answer | None:
@@ -200,9 +200,12 @@ class HandledInference:
     # -- the request ------------------------------------------------------------------------
 
     def _list_invocation_headers(self) -> dict[str, str]:
+        """Return the headers for Triton of an inference in SageMaker's contract: those that are
+        forwarded, and the lengths of the body and of its JSON part. Without Accept-Encoding for a
+        renamed model, as the name in the answer is replaced.
+        """
         headers = forwarded(self.request.headers)
         if self._record.is_renamed:
-            # the answer names the model, and its name will have to be put back
             headers.pop("Accept-Encoding", None)
         length = None if self._is_packed else self.request.content_length
         size = binary.json_header_bytes(self._type, length)
@@ -282,8 +285,8 @@ class HandledInference:
         length = answer.content_length
         body: bytes | None = None
         if record.is_renamed and self._is_stream:
-            events = events_of(answer.chunks(), record)
-            await self._stream(passed_on(answer.headers), None, events)
+            events = iterate_events(answer.chunks(), record)
+            await self._write_pieces(passed_on(answer.headers), None, events)
             return None
         if record.is_renamed:
             body, size = binary.put_name_back(
@@ -299,13 +302,14 @@ class HandledInference:
         if is_v2 and record.is_renamed and size is not None:
             headers[_HEADER_LENGTH] = str(size)
         if body is None:
-            await self._stream(headers, length, answer.chunks())
+            await self._write_pieces(headers, length, answer.chunks())
             return None
         return Answer(body, headers)
 
-    async def _stream(
+    async def _write_pieces(
         self, headers: dict[str, str], length: int | None, pieces: AsyncIterator[bytes]
     ) -> None:
+        """Write an answer with these headers, in pieces, as the client takes them."""
         writer = self.begin_answer(headers, length)
         with waiting_for_caller():
             async for piece in pieces:
@@ -326,25 +330,28 @@ def _refuse_empty(body: bytes | AsyncIterator[bytes]) -> bytes | AsyncIterator[b
 
 
 async def _refuse_no_pieces(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body; raise InvalidRequest if there were none."""
     piece = b""
     async for piece in body:
         yield piece
     _refuse_empty(piece)
 
 
-def _without_length(headers: dict[str, str]) -> dict[str, str]:
+def _drop_length(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers without Content-Length."""
     return {name: value for name, value in headers.items() if name != "Content-Length"}
 
 
 def _list_invoke_headers(answer: V2Answer, json_header_size: int | None) -> dict[str, str]:
+    """Return the headers of an answer in SageMaker's contract."""
     headers = {"Content-Type": binary.content_type(json_header_size)}
     if "Content-Encoding" in answer.headers:
         headers["Content-Encoding"] = answer.headers["Content-Encoding"]
     return headers
 
 
-async def events_of(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:
-    """Yield each event of generate_stream, under the caller's name of the model."""
+async def iterate_events(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:
+    """Yield each event of generate_stream's answer, with the client's name of the model in it."""
     rest = b""
     async for chunk in chunks:
         *events, rest = (rest + chunk).split(_EVENT_END)

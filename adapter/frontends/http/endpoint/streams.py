@@ -27,7 +27,7 @@ from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Writer
 from adapter.frontends.http.endpoint.errors import message_of
 from adapter.frontends.http.endpoint.stream_messages import StreamError, as_line, as_request
-from adapter.frontends.http.handled_inference import HandledInference, events_of
+from adapter.frontends.http.handled_inference import HandledInference, iterate_events
 from adapter.frontends.http.instrumentation import Instrumentation, forwarded
 from adapter.frontends.http.request import Request
 from adapter.protocols.codecs.base import converted
@@ -131,7 +131,7 @@ class Streams:
         headers = _forwarded(inference.request)
         async with inference.forward("/generate_stream", headers, body) as found:
             try:
-                async for event in events_of(found.chunks(), record):
+                async for event in iterate_events(found.chunks(), record):
                     if event.startswith(_ERROR):
                         said = json.loads(event.removeprefix(b"data: "))["error"]
                         raise self._fault(StreamError(str(said), was_accepted=True), record)
