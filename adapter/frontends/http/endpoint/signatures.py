@@ -42,6 +42,7 @@ class Caller:
         self._may_ask = re.compile("|".join(map(_expression, models)), re.DOTALL)
 
     def may_ask_for(self, path: str) -> bool:
+        """Return whether the caller may use the models at a path of the store."""
         return self._may_ask.fullmatch(path) is not None
 
 
@@ -75,7 +76,7 @@ class SigV4Authenticator:
         if "Authorization" not in request.headers:
             raise Forbidden("Missing Authentication Token: this endpoint takes signed requests.")
         try:
-            claim = read_claim(_signed(request), datetime.now(UTC))
+            claim = read_claim(_make_signed_request(request), datetime.now(UTC))
         except SignatureError as error:
             raise InvalidSignature(str(error)) from error
         if claim.access_key not in self._secrets:
@@ -85,10 +86,10 @@ class SigV4Authenticator:
     async def find(self, claim: Claim, request: SignedCall, body: bytes) -> Caller:
         """Return the caller, after `judge`; InvalidSignature if it has not signed this."""
         if len(body) <= _AT_ONCE_BYTES:
-            hashed = _hashed(body)
+            hashed = _hash_body(body)
         else:
-            hashed = await HASHES.run(_hashed, body)
-        signed = _signed(request, hashed)
+            hashed = await HASHES.run(_hash_body, body)
+        signed = _make_signed_request(request, hashed)
         try:
             check_body(signed)
         except SignatureError as error:
@@ -98,11 +99,13 @@ class SigV4Authenticator:
         return self._callers[claim.access_key]
 
 
-def _signed(request: SignedCall, body_hash: str = "") -> SignedRequest:
+def _make_signed_request(request: SignedCall, body_hash: str = "") -> SignedRequest:
+    """Return what the signature of a call covers."""
     return SignedRequest(request.method, request.raw_path, [*request.headers.items()], body_hash)
 
 
-def _hashed(body: bytes) -> str:
+def _hash_body(body: bytes) -> str:
+    """Return the SHA-256 of a body in hexadecimal digits, as a signature has it."""
     return hashlib.sha256(body).hexdigest()
 
 
