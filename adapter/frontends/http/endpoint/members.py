@@ -36,6 +36,7 @@ class Member:
     shortest: int = 0
 
     def problems(self, value: str) -> Iterator[str]:
+        """Yield what is wrong with a value, in the words of AWS."""
         shown = value[:200].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         text = f"Value '{shown}' at '{self.name}' failed to satisfy constraint: Member must"
         if len(value) > self.longest:
@@ -78,7 +79,9 @@ class Members:
 
 
 def read_members(endpoint: str, headers: Headers, *, is_stream: bool) -> Members:
-    """Raise InvalidCall with all that is wrong, in the words of AWS."""
+    """Return the members of a call from its headers. Raise InvalidCall with all that is wrong with
+    them, in the words of AWS.
+    """
     found, problems = {}, [*_ENDPOINT.problems(endpoint)]
     for member in _STREAM if is_stream else _INVOKE:
         values = headers.getall(member.header, ())
