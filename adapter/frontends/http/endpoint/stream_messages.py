@@ -21,7 +21,7 @@ _BINARY = frozenset({"binary_data", "binary_data_size"})
 def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> bytes:
     """Return the ModelInferRequest of a V2 inference; `raw` is what follows its JSON."""
     try:
-        message = bytes(_request(call, raw, record.name).SerializeToString())
+        message = bytes(_build_request(call, raw, record.name).SerializeToString())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
         raise InvalidRequest(
@@ -31,7 +31,10 @@ def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> byte
     return message
 
 
-def _request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
+def _build_request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
+    """Build a ModelInferRequest from V2's JSON and the binary tensors behind it. Raises ValueError
+    if they do not fit.
+    """
     if not isinstance(call.get("id", ""), str):
         raise ValueError("id is not a string")  # noqa: TRY004 - caught with all that is wrong
     request = pb.ModelInferRequest(model_name=name, id=call.get("id", ""))
@@ -98,7 +101,7 @@ def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
     told: dict[str, Any] = {"model_name": record.id, "model_version": answer.model_version}
     if answer.id:
         told["id"] = answer.id
-    parameters = {n: _value(one) for n, one in answer.parameters.items() if n != _FINAL}
+    parameters = {n: _read_parameter(one) for n, one in answer.parameters.items() if n != _FINAL}
     if parameters:
         told["parameters"] = parameters
     pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
@@ -121,9 +124,13 @@ def _json(values: list[Any]) -> bytes:
 
 
 def _json_string(text: str) -> bytes:
+    """Return a text as a string of JSON, encoded piece by piece, as a long one would hold the
+    interpreter's lock.
+    """
     pieces = (text[at : at + PIECE_BYTES] for at in range(0, len(text), PIECE_BYTES))
     return b'"%b"' % b"".join(json.dumps(piece)[1:-1].encode() for piece in pieces)
 
 
-def _value(parameter: Any) -> Any:
+def _read_parameter(parameter: Any) -> Any:
+    """Return the value of a parameter, whichever type it has."""
     return getattr(parameter, parameter.WhichOneof("parameter_choice"))
