@@ -86,18 +86,19 @@ class Streams:
         cost = len(text) + objects * _OBJECT_BYTES
         message = await converted(cost, _message, text, raw, lease.record)
         if message is None:
-            return await self._tell(_EVENTS, self._generated(inference, body), inference)
-        return await self._tell(_LINES, self._inferred(inference, message), inference)
+            return await self._tell(_EVENTS, self._stream_generation(inference, body), inference)
+        return await self._tell(_LINES, self._stream_inference(inference, message), inference)
 
     # -- from Triton ------------------------------------------------------------------------
 
-    async def _inferred(
+    async def _stream_inference(
         self, inference: HandledInference, message: bytes
     ) -> AsyncGenerator[bytes, None]:
+        """Send a request by ModelStreamInfer; yield each answer as a line of JSON."""
         lease = inference.lease
         request = inference.request
         inference.held.enter_context(request.count_stream())
-        metadata = [(n.lower(), v) for n, v in _forwarded(request).items()]
+        metadata = [(n.lower(), v) for n, v in _list_forwarded_headers(request).items()]
         end = request.connection.abort  # a client that does not read gets no error
         call = RpcCall("ModelStreamInfer", metadata, None, end)
         async with self._rpc.stream(call, lease) as upstream:
@@ -106,12 +107,13 @@ class Streams:
             async for answer in self._bound_waits(upstream.messages(), lease.record):
                 line = await converted(len(answer), as_line, answer, lease.record)
                 if isinstance(line, StreamError):
-                    raise self._fault(line, lease.record)
+                    raise self._read_fault(line, lease.record)
                 yield line
 
     async def _bound_waits(
         self, messages: AsyncIterator[bytes], record: ModelRecord
     ) -> AsyncGenerator[bytes, None]:
+        """Yield messages; raise BackendTimeout if the wait for one is too long."""
         try:
             while True:
                 async with asyncio.timeout(self._timeout):
@@ -124,24 +126,28 @@ class Streams:
                 f"no answer from Triton within {self._timeout:g} s", model_id=record.id
             ) from error
 
-    async def _generated(
+    async def _stream_generation(
         self, inference: HandledInference, body: bytes
     ) -> AsyncGenerator[bytes, None]:
+        """Send a request to generate_stream; yield its events. Raises the error that an event
+        tells.
+        """
         record = inference.lease.record
-        headers = _forwarded(inference.request)
+        headers = _list_forwarded_headers(inference.request)
         async with inference.forward("/generate_stream", headers, body) as found:
             try:
                 async for event in iterate_events(found.chunks(), record):
                     if event.startswith(_ERROR):
                         said = json.loads(event.removeprefix(b"data: "))["error"]
-                        raise self._fault(StreamError(str(said), was_accepted=True), record)
+                        raise self._read_fault(StreamError(str(said), was_accepted=True), record)
                     yield event
             except ConnectionResetError as error:  # Triton's, and why is its cause
                 if isinstance(error.__cause__, AdapterError):
                     raise error.__cause__ from error
                 raise
 
-    def _fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
+    def _read_fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
+        """Return the adapter's error for an error that Triton sent in a stream."""
         code = "INTERNAL" if said.was_accepted else "NOT_FOUND"
         error = self._faults.of_grpc_inference(
             code, said.text, name=record.name, model_id=record.id
@@ -163,9 +169,9 @@ class Streams:
             )
             try:
                 if first is not None:
-                    await _write(response, first)
+                    await _write_payload(response, first)
                 async for answer in answers:
-                    await _write(response, answer)
+                    await _write_payload(response, answer)
             except AdapterError as error:
                 await response.write(await self._failed(error, inference))
             except (ConnectionResetError, asyncio.CancelledError):
@@ -207,7 +213,10 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
     return as_request(call, raw or b"", record)
 
 
-def _forwarded(request: Request) -> dict[str, str]:
+def _list_forwarded_headers(request: Request) -> dict[str, str]:
+    """Return the headers for Triton of a request that streams. Raises InvalidRequest for a
+    compressed body.
+    """
     found = forwarded(request.headers)
     if found.pop("Content-Encoding", "identity").strip().lower() != "identity":
         raise InvalidRequest("a body for a stream must not be compressed")
@@ -215,6 +224,7 @@ def _forwarded(request: Request) -> dict[str, str]:
     return found
 
 
-async def _write(response: Writer, payload: bytes) -> None:
+async def _write_payload(response: Writer, payload: bytes) -> None:
+    """Write bytes as PayloadPart events, of at most the largest size."""
     for at in range(0, len(payload), MAX_PAYLOAD_BYTES):
         await response.write(event("PayloadPart", payload[at : at + MAX_PAYLOAD_BYTES]))
