@@ -51,17 +51,21 @@ _STREAM_BYTES = 64 * 2**20
 
 async def refuse_endpoint(request: Request) -> Answer | None:
     """Refuse what is meant for an endpoint, where there is none."""
-    raise _unknown(request, "no endpoint: set `model_store` or `endpoints`; see docs/stores.md")
+    raise _make_unknown_operation(
+        request, "no endpoint: set `model_store` or `endpoints`; see docs/stores.md"
+    )
 
 
-def _unknown(request: Request, served: str) -> UnknownOperation:
+def _make_unknown_operation(request: Request, served: str) -> UnknownOperation:
+    """Return the error of a request for which no endpoint has an operation."""
     asked = f"{request.method} {request.raw_path[:200]!r}"
     if operation := request.headers.get(AWS_OPERATION):
         asked = f"{operation[:200]!r}"
     return UnknownOperation(f"there is nothing for {asked}: this is a triton-adapter with {served}")
 
 
-def _segments(request: Request) -> list[str]:
+def _split_path(request: Request) -> list[str]:
+    """Return the segments of the path; raise InvalidCall if it is malformed."""
     try:
         return path_segments(request.raw_path)
     except InvalidRequest as error:
@@ -91,12 +95,12 @@ class Endpoint:
 
     async def handle(self, request: Request) -> Answer | None:
         """Answer a call of the endpoint, or refuse what is none."""
-        match = find(_segments(request))
+        match = find(_split_path(request))
         if match is None or request.method != "POST" or "endpoint_name" not in match.names:
-            raise _unknown(request, _OPERATIONS)
+            raise _make_unknown_operation(request, _OPERATIONS)
         name = match.names["endpoint_name"]
         route = match.methods["POST"]
-        _describe(request).endpoint = name
+        _get_call_info(request).endpoint = name
         if route is ASYNC_ENDPOINT:
             raise InvalidCall(f"Endpoint {name} does not support asynchronous inference.")
         request.path_template = route.path
@@ -104,14 +108,17 @@ class Endpoint:
         return await self._serve(name, route.operation, request)
 
     async def _serve(self, name: str, operation: str, request: Request) -> Answer | None:
-        call_info = _describe(request)
+        """Answer an invocation: check its signature and members, find its model, and send the
+        request.
+        """
+        call_info = _get_call_info(request)
         # before anything is looked at, and before a byte of the body is read
         claim = None if self._callers is None else self._callers.judge(request)
         with ExitStack() as held:
             body, caller = await self._read(request, claim, held)
             members = read_members(name, request.headers, is_stream=operation == _STREAM)
             call_info.variant = members.variant
-            model_id, key = self._find(members, call_info)
+            model_id, key = self._find_model(members, call_info)
             request.model_id = model_id
             call_info.model_id = model_id
             if caller is not None and not caller.may_ask_for(key.path):
@@ -121,7 +128,10 @@ class Endpoint:
             call = EndpointContract(self._models, members, model_id, key)
             return await self._invoke(call, request)
 
-    def _find(self, members: Members, call_info: CallInfo) -> tuple[ModelId, ArtifactKey]:
+    def _find_model(self, members: Members, call_info: CallInfo) -> tuple[ModelId, ArtifactKey]:
+        """Return the model that a call names, and its place in the store. Raises InvalidCall for a
+        call that names none.
+        """
         found = self._endpoints.find(members.endpoint, members.target or "-")
         if not members.target:
             raise InvalidCall(
@@ -169,6 +179,7 @@ class Endpoint:
         return most
 
     async def _invoke(self, call: EndpointContract, request: Request) -> Answer | None:
+        """Send the inference; if it runs out of memory and some is freed, send it once more."""
         is_stream = request.operation == _STREAM
         send = self._streams.invoke if is_stream else HandledInference.invoke
         try:
@@ -177,10 +188,11 @@ class Endpoint:
             if request.body is None or not await call.frees_memory(error):
                 raise
         leave_out()
-        _describe(request).was_sent = True
+        _get_call_info(request).was_sent = True
         return await self._inferences.attempt(call, call.model_id, request, send)
 
 
-def _describe(request: Request) -> CallInfo:
+def _get_call_info(request: Request) -> CallInfo:
+    """Return the CallInfo, which each request to an endpoint has."""
     assert request.call_info is not None  # noqa: S101 - each call of an endpoint has it
     return request.call_info
