@@ -25,7 +25,7 @@ _HTTP2 = b"PRI * HTTP/2.0"
 # The characters of a line; all others are refused, CR and LF within it too.
 _TEXT = b"\t " + bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
 _ABSOLUTE = re.compile(
-    r"https?://(?:[A-Za-z0-9.\-_~%]*|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(?=[/?]|$)"
+    r"https?://(?:[A-Za-z0-9.\-_~%]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(?=[/?]|$)"
 )
 _MAX_PORT = 65535
 

@@ -73,7 +73,11 @@ def contract_of(target: str, headers: Mapping[str, str]) -> str:
 
 def _without_host(target: str) -> str:
     """Return the origin form of a target in absolute form (RFC 9112, section 3.2.2)."""
-    return target if target.startswith("/") else f"/{target.partition('://')[2].partition('/')[2]}"
+    if target.startswith("/"):
+        return target
+    # the path may be missing, and a slash of the query does not begin one
+    behind_host, question_mark, query = target.partition("://")[2].partition("?")
+    return f"/{behind_host.partition('/')[2]}{question_mark}{query}"
 
 
 def path_segments(target: str) -> list[str]:

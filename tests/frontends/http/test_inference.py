@@ -65,6 +65,17 @@ async def test_inference_is_answered_by_hand_whatever_its_target(target):
 
 
 @pytest.mark.parametrize("path", [PLANNED, V2])
+@pytest.mark.parametrize("authority", ["x?a=b", "x:80?", "x?://"])
+async def test_query_is_no_path_in_absolute_form(path, authority):
+    """A proxy that allows or refuses paths reads `http://x?a/models/m/invoke` as the path `/`."""
+    async with opened() as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(f"http://{authority}{path}"))).status == 200
+        assert len(listener.handled) == 1
+        assert listener.upstream.requests == []
+
+
+@pytest.mark.parametrize("path", [PLANNED, V2])
 async def test_chunks_are_passed_on_in_chunks_of_their_own(path):
     async with opened() as listener:
         caller = await listener.connect()

@@ -267,7 +267,10 @@ async def test_what_is_refused_does_not_depend_on_how_it_is_cut(size):
         assert listener.upstream.requests == []
 
 
-@pytest.mark.parametrize("target", ["*", "http://x:99999/models", "http://[/models"])
+@pytest.mark.parametrize(
+    "target",
+    ["*", "http://x:99999/models", "http://[/models", "http:///models", "http://:80/models"],
+)
 async def test_a_target_that_is_no_url_is_refused(target, caplog):
     async with opened() as listener:
         caller = await listener.connect()
