@@ -69,6 +69,7 @@ class CallInfo:
     model_id: ModelId | None = None
 
     def headers(self) -> dict[str, str]:
+        """Return the headers of the answer that say how the call was served."""
         return {
             REQUEST_ID: self.request_id,
             VARIANT_HEADER: self.variant,
@@ -88,8 +89,8 @@ def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:
     """
     status, code = (_OURS, "") if error is None else aws_status(error)
     if error is None or status == _OURS:
-        body = _message("internal error; see the log")
-        return _refusal(500, "InternalFailure", body, {}, call_info)
+        body = _write_message("internal error; see the log")
+        return _make_refusal(500, "InternalFailure", body, {}, call_info)
     headers = {}
     if status == _BUSY:
         wait = error.retry_after_ms if isinstance(error, NoRoom | TooManyWaiting) else _RETRY_MS
@@ -101,8 +102,8 @@ def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:
     elif isinstance(error, UnknownOperation):  # where clients of AWS's other services look for it
         body = json.dumps({"Message": str(error), "__type": code})
     else:
-        body = _message(str(error))
-    return _refusal(status, code, body, headers, call_info)
+        body = _write_message(str(error))
+    return _make_refusal(status, code, body, headers, call_info)
 
 
 def message_of(error: AdapterError, call_info: CallInfo) -> str:
@@ -110,13 +111,15 @@ def message_of(error: AdapterError, call_info: CallInfo) -> str:
     return str(json.loads(refusal_of(error, call_info).body)["Message"])
 
 
-def _message(text: str) -> str:
+def _write_message(text: str) -> str:
+    """Return the body of an error of AWS."""
     return f'{{"Message": {quoted(text)}}}'
 
 
-def _refusal(
+def _make_refusal(
     status: int, code: str, body: str, headers: dict[str, str], call_info: CallInfo
 ) -> Refusal:
+    """Return the answer to a refused call, with the code of its error in AWS's words."""
     logged = {"status": status, "aws_request_id": call_info.request_id}
     return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body, logged)
 
