@@ -477,8 +477,8 @@ class Inference:
         return error if reported is None else reported
 
     async def _can_send_again(self, error: CapacityError, body: bytes | None) -> bool:
-        """Return whether the inference may be sent once more, after a model was evicted because
-        Triton lacked memory.
+        """Free memory for an inference that ran out of it, if its contract has such a request sent
+        again. Return whether to send it again.
         """
         contract = self._plan.contract
         if body is None or not contract.sends_again:
