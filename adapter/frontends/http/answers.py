@@ -60,6 +60,7 @@ def word_refusal(refusal: Refusal, lines: bytes, end: bytes) -> tuple[bytes, byt
 
 
 def _has_no_length(status: int) -> bool:
+    """Return whether an answer of this status must not have a Content-Length."""
     return status < HTTPStatus.OK or status == HTTPStatus.NO_CONTENT
 
 
@@ -133,6 +134,7 @@ class StreamedAnswer:
         self._pieces = []
 
     def _write(self) -> None:
+        """Write the pieces that were gathered to the client."""
         pieces = self._pieces
         self._pieces = []
         if self._reserved_bytes <= JOINED_BYTES:
