@@ -45,6 +45,9 @@ def json_header_bytes(content_type: str, content_length: int | None) -> int | No
 
 
 def content_type(json_header_size: int | None) -> str:
+    """Return the Content-Type of an inference in SageMaker's contract, by the size of its JSON
+    part; None: it is JSON alone.
+    """
     if json_header_size is None:
         return "application/json"
     return f"{MEDIA_TYPE};{_PARAMETER}={json_header_size}"
