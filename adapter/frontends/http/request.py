@@ -54,7 +54,7 @@ class RequestConnection(Protocol):
         """Take the body out of the shares of senders that nobody knows."""
 
     def can_be_kept(self) -> bool:
-        """Return whether another request may follow on the connection."""
+        """Return whether another request may follow on the connection behind the present answer."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -134,6 +134,9 @@ class Request:
         return self._iterate_body(limit)
 
     async def _iterate_body(self, limit: int) -> AsyncIterator[bytes]:
+        """Yield the pieces of the body as they arrive. Raises PayloadTooLarge over the limit, and
+        the error of a body that fails.
+        """
         connection = self.connection
         connection.send_continue()
         size = 0
