@@ -55,6 +55,7 @@ class SageMaker:
     # -- control ----------------------------------------------------------------------------
 
     async def _load(self, request: Request) -> Answer:
+        """Answer LoadModel: load the model of the body."""
         body = json_object(await request.read_body(CONTROL_BODY_BYTES), "the body")
         name = body.get("model_name")
         url = body.get("url")
@@ -66,34 +67,38 @@ class SageMaker:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
         record = await self._models.load(model_id, source, **request.ids())
-        return answer_json(_described(record))
+        return answer_json(_describe_model(record))
 
     async def _list(self, request: Request) -> Answer:
+        """Answer ListModels: a page of the models."""
         query = _query(request)
-        limit = _page_size(query)
-        after = _page_start(query)
+        limit = _read_page_size(query)
+        after = _read_page_start(query)
         records, has_more = self._registry.page(after, limit)
-        body: dict[str, Any] = {"models": [_described(r) for r in records]}
+        body: dict[str, Any] = {"models": [_describe_model(r) for r in records]}
         if has_more:
             body["nextPageToken"] = base64.urlsafe_b64encode(records[-1].id.encode()).decode()
         return answer_json(body)
 
     async def _get(self, request: Request) -> Answer:
-        return answer_json(_described(self._registry.serving(model_of(request))))
+        """Answer GetModel."""
+        return answer_json(_describe_model(self._registry.serving(model_of(request))))
 
     async def _unload(self, request: Request) -> Answer:
+        """Answer UnloadModel."""
         model_id = model_of(request)
         await self._models.unload(model_id, **request.ids())
         return answer_json({"modelName": model_id})
 
 
 async def _about(_: Request) -> Answer:
-    """Say what listens here, for who opens its address."""
+    """Answer the root path with the product, its version and where its documentation is."""
     product = {"product": "triton-adapter", "version": own_version()}
     return answer_json({**product, "documentation": _DOCUMENTATION, "openapi": "/openapi.json"})
 
 
 async def _openapi(_: Request) -> Answer:
+    """Answer with the OpenAPI description of the container contract."""
     return Answer(openapi(), {"Content-Type": "application/json"})
 
 
@@ -105,7 +110,8 @@ def _hint(body: dict[str, Any], field: str) -> str | None:
     return value
 
 
-def _described(record: ModelRecord) -> dict[str, str]:
+def _describe_model(record: ModelRecord) -> dict[str, str]:
+    """Return the name and the URL of a model, as LoadModel was given them."""
     return {"modelName": record.asked_for, "modelUrl": record.source.told_url}
 
 
@@ -120,14 +126,16 @@ def _query(request: Request) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
-def _page_size(query: dict[str, str]) -> int:
+def _read_page_size(query: dict[str, str]) -> int:
+    """Return how many models a page has by the query."""
     text = query.get("limit", str(_DEFAULT_PAGE))
     if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= _MAX_PAGE:
         raise InvalidRequest(f"limit={text[:50]!r}; a number from 1 to {_MAX_PAGE} is accepted")
     return int(text)
 
 
-def _page_start(query: dict[str, str]) -> ModelId | None:
+def _read_page_start(query: dict[str, str]) -> ModelId | None:
+    """Return the model behind which a page begins, by its token; None for the first page."""
     token = query.get("next_page_token")
     if not token:
         return None
