@@ -56,9 +56,9 @@ class V2:
             "live": partial(self._probe, "live"),
             "server_ready": self._server_ready,
             "all_statistics": self._all_statistics,
-            "metadata": partial(self._about, _rename),
-            "config": partial(self._about, _rename),
-            "statistics": partial(self._about, _rename_statistics),
+            "metadata": partial(self._answer_about_model, _rename),
+            "config": partial(self._answer_about_model, _rename),
+            "statistics": partial(self._answer_about_model, _rename_statistics),
             "ready": self._ready,
             **dict.fromkeys(("infer", "generate", "generate_stream"), self._infer),
             **dict.fromkeys(("shared_memory", "trace", "logging"), self._pass),
@@ -68,6 +68,7 @@ class V2:
         }
 
     async def _server_ready(self, request: Request) -> Answer:
+        """Answer whether Triton is ready; refuse while the adapter drains."""
         self._triton.refuse_unless_open()
         return await self._probe("ready", request)
 
@@ -109,16 +110,20 @@ class V2:
     # -- about one model --------------------------------------------------------------------
 
     async def _infer(self, request: Request) -> Answer | None:
+        """Answer an inference that has no plan."""
         return await self._inferences.infer(request, request.match.below_model())
 
-    async def _about(self, rename: Rename, request: Request) -> Answer:
+    async def _answer_about_model(self, rename: Rename, request: Request) -> Answer:
+        """Forward a GET about a model, which is waited for, and answer with the client's name of
+        the model.
+        """
         ensemble = find_ensemble(self._models.registry, model_of(request))
         if ensemble is not None:
             return await self._about_step(ensemble, request)
         lease = await self._contract.wait_for_lease(model_of(request), request)
         lease.is_inference = False
         with lease as record:
-            async with self._dataplane.forward(_call(request, record), lease) as found:
+            async with self._dataplane.forward(_make_call(request, record), lease) as found:
                 if not record.is_renamed:
                     return await _relay(found)
                 return answer_json(rename(json.loads(await found.read()), record))
@@ -131,7 +136,7 @@ class V2:
         lease = self._models.lease(model_of(request))
         lease.is_inference = False
         with lease as record:
-            async with self._dataplane.forward(_call(request, record), lease) as found:
+            async with self._dataplane.forward(_make_call(request, record), lease) as found:
                 return await _relay(found)
 
     async def _about_step(self, ensemble: ModelRecord, request: Request) -> Answer:
@@ -156,6 +161,7 @@ class V2:
     # -- Triton's model repository extension: frontends/model_repository.py in JSON -----------
 
     async def _index(self, request: Request) -> Answer:
+        """Answer the index of the model repository."""
         only_ready = (await _read_object(request, CONTROL_BODY_BYTES)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("ready must be true or false")
@@ -163,14 +169,16 @@ class V2:
         return answer_json([asdict(entry) for entry in entries])
 
     async def _load(self, request: Request) -> Answer:
+        """Answer a load of the model repository."""
         # held until the end, as the files stay in memory until they are in place
         with request.hold_body():
-            given = _parameters(await _read_object(request, self._max_body))
+            given = _get_parameters(await _read_object(request, self._max_body))
             await self._repository.load(model_of(request), given, **request.ids())
         return answer_json({})
 
     async def _unload(self, request: Request) -> Answer:
-        given = _parameters(await _read_object(request, CONTROL_BODY_BYTES))
+        """Answer an unload of the model repository."""
+        given = _get_parameters(await _read_object(request, CONTROL_BODY_BYTES))
         await self._repository.unload(model_of(request), given, **request.ids())
         return answer_json({})
 
@@ -181,14 +189,16 @@ async def _read_object(request: Request, limit: int) -> dict[str, Any]:
     return json_object(raw, "the body") if raw else {}
 
 
-def _parameters(body: dict[str, Any]) -> dict[str, Any]:
+def _get_parameters(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters in a body of the model repository; none if there are none."""
     found = body.get("parameters", {})
     if not isinstance(found, dict):
         raise InvalidRequest("parameters must be a JSON object")
     return found
 
 
-def _call(request: Request, record: ModelRecord) -> V2Call:
+def _make_call(request: Request, record: ModelRecord) -> V2Call:
+    """Return the GET to send to Triton about a model."""
     headers = list_call_headers(request.headers, is_rewritten=record.is_renamed)
     path = f"/models/{record.name}{request.match.below_model()}"
     return V2Call("GET", path, headers)
@@ -205,4 +215,5 @@ def _rename(described: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
 
 
 def _rename_statistics(found: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
+    """Return the statistics with the client's name of the model."""
     return {"model_stats": [one | {"name": record.asked_for} for one in found["model_stats"]]}
