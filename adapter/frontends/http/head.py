@@ -119,7 +119,9 @@ def read_head(raw: bytes) -> RawHead:
 
 
 def _check_head(raw: bytes, first: bytes, method: bytes, collected: RequestLine) -> RawHead:
-    """Refuse what httptools lets pass."""
+    """Return the head. Raise MisreadHead for what httptools lets pass: control characters, too many
+    headers, other versions, an odd first line, and other than one Host.
+    """
     if method == b"CONNECT":
         raise MisreadHead("CONNECT is not served: this is not a proxy")
     line_count = len(collected.fields) + 2
@@ -143,6 +145,7 @@ def _check_head(raw: bytes, first: bytes, method: bytes, collected: RequestLine)
 
 
 def _check_target(target: str) -> None:
+    """Raise MisreadHead for a target that is neither a path nor an absolute URL."""
     if target.startswith("/"):
         if "#" in target:
             raise _misread("its target has a fragment")
@@ -154,6 +157,9 @@ def _check_target(target: str) -> None:
 
 
 def _read_length(head: RawHead) -> int:
+    """Return the length of the body, or CHUNKED. Raises MisreadHead for several lengths or codings,
+    and for a coding other than chunked.
+    """
     framing = [name for name, _ in head.fields if name.lower() in _FRAMING]
     if len(framing) > 1:  # httptools takes a second coding behind one that it does not know
         raise _misread("its body has more than one length or coding")
@@ -169,4 +175,5 @@ def _read_length(head: RawHead) -> int:
 
 
 def _misread(reason: str) -> MisreadHead:
+    """Return the error of a head that is none of HTTP."""
     return MisreadHead(f"this is not an HTTP request: {reason}")
