@@ -83,7 +83,9 @@ class Reservation:
 
     @property
     def most_bytes(self) -> int:
-        """Return how many bytes may ever be written beside those that are."""
+        """Return how many bytes more the fetch may ever write, once all else has left the cache
+        that ever may.
+        """
         by_limit = self._disk.limit_bytes - self.written_bytes
         by_disk = self._disk.measure_most_growth(self) + self.unwritten_bytes
         return max(0, min(by_limit, by_disk))
@@ -312,7 +314,9 @@ class Disk:
         self._note_freed()
 
     async def wait_for_earlier(self, reservation: Reservation, shortage: NoRoom) -> None:
-        """Wait until no fetch that began before this one has room. Raises the shortage."""
+        """Wait until no fetch that began before this one has room. Raise the shortage if the fetch
+        has waited for too long.
+        """
         while self._is_after_another(reservation):
             await self._pause(reservation, shortage)
 
