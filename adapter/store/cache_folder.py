@@ -100,7 +100,7 @@ class CacheFolder:
                 folder.mkdir(exist_ok=True)
             for leftover in sorted(self._work.iterdir()):
                 self._delete(leftover)
-            return list(self._whole())
+            return list(self._read_artifacts())
         except OSError as error:
             raise InvalidSettings([f"cache_dir: {self.path}: {error.strerror}"]) from error
 
@@ -285,7 +285,8 @@ class CacheFolder:
             else:
                 return
 
-    def _whole(self) -> Iterator[Cached]:
+    def _read_artifacts(self) -> Iterator[Cached]:
+        """Yield the complete artifacts in the folder, and remove the others."""
         for folder in sorted(self._artifacts.iterdir()):
             if (found := _read(folder)) is None:
                 self.remove(folder.name)
