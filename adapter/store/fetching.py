@@ -188,14 +188,15 @@ class Fetch:
         """Write one object to `target`, whose first bytes have come already."""
         descriptor = await CACHE.run_to_end(os.open, target, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
         try:
-            await self._write(descriptor, head)
+            await self._write_chunk(descriptor, head)
             async for chunk in chunks:
-                await self._write(descriptor, chunk)
+                await self._write_chunk(descriptor, chunk)
             os.utime(descriptor, (file.modified, file.modified))
         finally:
             os.close(descriptor)
 
-    async def _write(self, descriptor: int, chunk: bytes) -> None:
+    async def _write_chunk(self, descriptor: int, chunk: bytes) -> None:
+        """Wait for room on disk for a chunk, then write it."""
         await self._reservation.write(len(chunk))
         await CACHE.run_to_end(_write_all, descriptor, chunk)
 
