@@ -106,6 +106,7 @@ class FolderStore:
             return None if found.is_folder else _file(path, found.status)
 
     def _below(self, path: str, limit: int) -> list[StoredFile]:
+        """Return the files below a path, at most `limit`. Called in a thread."""
         found: list[StoredFile] = []
         for name, entry in self._inside.tree(self._place(path)):
             if not entry.is_folder:
@@ -124,7 +125,7 @@ class FolderStore:
         try:
             return os.pread(descriptor, min(_CHUNK_BYTES, end - offset), offset)
         except OSError as error:
-            raise StoreUnavailable(failed(self.location, path, _describe(error))) from error
+            raise StoreUnavailable(failed(self.location, path, _describe_error(error))) from error
 
     def _place(self, path: str) -> str:
         # no Path: Python 3.12 keeps the parts of each one that was ever made
@@ -140,10 +141,10 @@ class FolderStore:
                     return None
             return StoreUnavailable(failed(self.location, path, "the folder is not there"))
         if error.errno == errno.ELOOP:
-            return InvalidRequest(failed(self.location, path, _describe(error)))
+            return InvalidRequest(failed(self.location, path, _describe_error(error)))
         if error.errno in _DENIED:
-            return StoreDenied(failed(self.location, path, _describe(error)))
-        return StoreUnavailable(failed(self.location, path, _describe(error)))
+            return StoreDenied(failed(self.location, path, _describe_error(error)))
+        return StoreUnavailable(failed(self.location, path, _describe_error(error)))
 
 
 def _file(path: str, status: os.stat_result) -> StoredFile:
@@ -154,7 +155,8 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _describe(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
+    """Return the text of an error of the disk, without the path."""
     return error.strerror or "it cannot be read"
 
 
