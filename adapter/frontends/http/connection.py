@@ -157,10 +157,16 @@ class Connection:
 
     def can_make_room(self) -> bool:
         """Return whether the connection may be closed to make room for a new one: it is idle, or
-        its client has ended its side. Such a client has disconnected, but for few, who wait for
-        their answer.
+        its client may have disconnected.
         """
-        return self.is_idle() or (self.has_ended and self.state == _REQUEST)
+        return self.is_idle() or self._has_disconnected()
+
+    def _has_disconnected(self) -> bool:
+        """Return whether the client has ended its side, and no answer has begun. Most such clients
+        have disconnected; few wait for their answer. The first bytes of an answer end the
+        connection of a client that has disconnected, so that one which lasts is read.
+        """
+        return self.has_ended and self.request is not None and not self.request.status
 
     def worth(self) -> tuple[bool, bool, float]:
         """Return what orders connections that can make room: those whose client has ended its side
@@ -695,7 +701,8 @@ class Connection:
         try:
             if self.transport.is_closing() and self.state != _REQUEST:
                 self._enter(_CLOSING)
-            if now >= self._write_due or now >= self._gone_due:
+            is_gone = now >= self._gone_due and self._has_disconnected()
+            if now >= self._write_due or is_gone:
                 self.abort()
             elif self.state == _REQUEST:
                 self._check_body(now)

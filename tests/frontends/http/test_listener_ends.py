@@ -55,6 +55,39 @@ async def test_all_that_was_sent_before_the_end_is_answered():
         assert await caller.rest() == b""
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize(
+    ("frame", "pieces"),
+    [
+        ("Transfer-Encoding: chunked", (b"4\r\n{   \r\n", b"4\r\n   }\r\n0\r\n\r\n")),
+        # a shorter one is written when it is whole
+        (f"Content-Length: {MIB + 2}", (b"{" + bytes(MIB), b"}")),
+    ],
+)
+async def test_answer_goes_on_after_its_caller_ended(frame, pieces, version):
+    """The first bytes of an answer reset the connection of a caller that has disconnected, so this
+    one reads. Over HTTP/1.0 it cannot tell an answer of unknown length that breaks off.
+    """
+    async with opened(limits=LONG) as listener:
+
+        async def script(talk):
+            await talk.say(f"HTTP/1.1 200 OK\r\n{frame}\r\n\r\n".encode() + pieces[0])
+            await listener.gate.wait()
+            await talk.say(pieces[1])
+
+        listener.upstream.script = script
+        caller = await listener.connect()
+        await caller.send(request(PLANNED, version=version))
+        caller.writer.write_eof()
+        assert (await caller.reader.readuntil(b"{")).startswith(b"HTTP/1.1 200 ")
+        (connection,) = listener.server._connections
+        await until(lambda: connection.has_ended)
+        assert not connection.can_make_room()
+        connection.check_time_limits(asyncio.get_running_loop().time() + LONG.gone)
+        listener.gate.set()
+        assert b"}" in await caller.rest()
+
+
 @both
 async def test_who_has_gone_is_let_go_soon(path):
     async with opened(limits=replace(LONG, gone=0.05)) as listener:
