@@ -339,6 +339,8 @@ class Connection:
             self.ahead += behind
             if len(self.ahead) > _AHEAD_BYTES:
                 self.pause(_AHEAD)
+        elif self.request is not None and self.request.is_answered:
+            self.ahead += behind  # it is read in a moment, when the task or the body has ended
         else:
             self._is_crowded = True
             self._take_ahead()
@@ -365,6 +367,9 @@ class Connection:
             self._loop.call_soon(self.step)
             await wait_for_news()
         while self.state < _LINGERING:
+            if self._is_crowded:  # by what came while the client did not take its answer
+                self.end(gently=True)
+                return None
             if not self.is_full:
                 request = self._read_next() if self.ahead else None
                 if request is not None:

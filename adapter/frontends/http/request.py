@@ -77,6 +77,7 @@ class Request:
     was_sent = False  # Triton ran out of memory with it before
     # its answer
     status = 0  # of the answer; 0 until that has begun
+    is_answered = False  # to the last byte of the answer; what comes behind it is a new request
     lines = b""  # lines of its head for Triton that differ from request to request
     is_last = False  # the connection closes behind the answer
     upstream_seconds: float | None = None  # how long it waited for Triton

@@ -55,6 +55,7 @@ class Service:
                 await self._serve_planned(connection, request, plan)
             else:
                 await connection.delegate(self._serve_call(request))
+            request.is_answered = True
             if not connection.is_whole and not request.is_last:
                 await connection.skip_body()
             connection.end_request(is_last=request.is_last)
@@ -160,6 +161,7 @@ class Service:
             request.is_last = True
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             self._report_bug(request, error)
+        request.is_answered = True  # the next request may come before this task is seen to end
 
     # -- errors -----------------------------------------------------------------------------
 

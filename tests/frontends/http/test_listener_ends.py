@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from adapter.core.calls import NOT_STARTED
 from adapter.frontends.bodies import Limits
+from adapter.frontends.http import answers
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import HANDLED, MIB, PATHS, PLANNED, head, opened, request, until
@@ -202,6 +204,63 @@ async def test_who_comes_and_says_nothing_may_go():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
         caller.writer.write_eof()
+        assert await caller.rest() == b""
+
+
+# -- requests behind an answer, without room in the budget --------------------------------------
+
+
+@contextmanager
+def full(budget):
+    """The budget has no room for anything while the context lasts."""
+    budget.buffer(budget.limit)
+    try:
+        yield
+    finally:
+        budget.buffer(-budget.limit)
+
+
+async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
+    """A caller that has its answer may be faster than the end of the task that wrote it is seen."""
+
+    async def handle(asked):
+        if asked.raw_path == HANDLED:
+            behind = request("/app/next")
+            asyncio.get_running_loop().call_soon(asked.connection.data_received, behind)
+        return answers.Answer(b"{}")
+
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        monkeypatch.setattr(listener, "handle", handle)
+        caller = await listener.connect()
+        with full(listener.server.parts.budget):
+            assert (await caller.ask(request(HANDLED))).status == 200
+            assert (await caller.answer()).status == 200
+            assert (await caller.ask(request("/app/last"))).status == 200
+
+
+@pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
+async def test_next_request_is_kept_without_room_behind_skipped_body(path):
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        caller = await listener.connect()
+        found = await caller.ask(head(path, "Content-Length: 2000") + bytes(100))
+        assert "connection" not in found.headers
+        with full(listener.server.parts.budget):
+            assert (await caller.ask(bytes(1900) + request(HANDLED))).status == 200
+
+
+async def test_connection_ends_when_unread_answer_leaves_no_room():
+    """The answer was said to be kept; what came behind it has no room, and is not answered."""
+    body = bytes(16 * MIB)
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        caller = await listener.connect(limit=2**10)
+        await caller.send(request("/app/echo", body))
+        (connection,) = listener.server._connections
+        await until(lambda: connection.had_request and connection.request is None)
+        assert connection.is_full
+        with full(listener.server.parts.budget):
+            await caller.send(request(HANDLED))
+            await until(lambda: connection._is_crowded)
+        assert (await caller.answer()).body == body
         assert await caller.rest() == b""
 
 
