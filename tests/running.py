@@ -109,8 +109,6 @@ class RunningAdapter:
         self.listeners: dict[str, str] = {}
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
-        self._may_read = threading.Event()
-        self._may_read.set()
         given = {**os.environ, **(environ or {}), **as_variable(constants or {})}
         is_special = descriptors is not None or module != "adapter" or own_session
         is_special |= python != sys.executable
@@ -139,7 +137,6 @@ class RunningAdapter:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for text in self.process.stdout:
-            self._may_read.wait()
             line = json.loads(text)
             with self._news:
                 self.lines.append(line)
@@ -150,15 +147,6 @@ class RunningAdapter:
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
-
-    @contextmanager
-    def unread(self) -> Iterator[None]:
-        """Nobody reads its log meanwhile."""
-        self._may_read.clear()
-        try:
-            yield
-        finally:
-            self._may_read.set()
 
     def wait_for(
         self, event: str, seconds: float = START_SECONDS, **fields: object

@@ -1,6 +1,6 @@
 """Bodies and headers of all kinds, of which a Triton might die: it lives, and answers the next one.
 
-Seeded; NIGHTLY_SEED plays another seed, and the nightly run a new one each time.
+Seeded; NIGHTLY_SEED plays another seed. For minutes: tests/nightly/test_triton_input.py.
 """
 
 import asyncio

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.buckets import KEYS
 from tests.grpc_calls import SERVICE, infer_request
+from tests.nightly.test_cuts import resident_bytes
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(1800)]
@@ -48,7 +48,7 @@ def bucket() -> Iterator[dict[str, str]]:
 def adapter(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningAdapter]:
-    folder: Path = tmp_path_factory.mktemp("absent")
+    folder = tmp_path_factory.mktemp("absent")
     (folder / "store").mkdir()
     environ = {}
     url = str(folder / "store")
@@ -58,13 +58,6 @@ def adapter(
     flags = (f"--model-store={url}", f"--cache-dir={folder / 'cache'}")
     with embedded_adapter(*flags, "--on-demand", COMPLETE, environ=environ) as running:
         yield running
-
-
-def measure_resident(adapter: RunningAdapter) -> int:
-    """Return the resident bytes of the adapter's process."""
-    status = Path(f"/proc/{adapter.process.pid}/status").read_text(encoding="utf-8")
-    (row,) = [row for row in status.splitlines() if row.startswith("VmRSS:")]
-    return int(row.split()[1]) * 2**10
 
 
 def call_sagemaker(adapter: RunningAdapter, prefix: str, count: int) -> None:
@@ -138,8 +131,8 @@ async def call_grpc_at_once(address: str, prefix: str, count: int) -> None:
 )
 def test_absent_names_leave_no_memory_behind(adapter: RunningAdapter, call: Door) -> None:
     call(adapter, "first", _FIRST_NAMES)
-    before = measure_resident(adapter)
+    before = resident_bytes(adapter)
     call(adapter, "absent", _NAMES)
-    growth = measure_resident(adapter) - before
+    growth = resident_bytes(adapter) - before
     print(f"{call.__name__}: {growth / 2**20:.1f} MiB after {_NAMES} names")  # noqa: T201
     assert growth < _LIMIT_BYTES

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -35,10 +36,9 @@ from tests.frontends.grpc.test_proxy_floods import (
     tiny_data,
 )
 from tests.grpc_calls import NO_LIMITS
-from tests.nightly.test_attack_resources import Oracle
 from tests.nightly.test_cuts import resident_bytes
-from tests.running import RunningAdapter, wait_until
-from tests.trees import write_python_model
+from tests.running import Client, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -266,6 +266,45 @@ GRPC: dict[str, Callable[[], Pieces]] = {
 KEYED: dict[str, Callable[[], Pieces]] = {
     "signed headers": lambda: repeat(signed_heads(), 200),
 }
+
+
+class Oracle:
+    """Asks one small thing again and again, on kept and on new connections."""
+
+    def __init__(self, adapter: RunningAdapter) -> None:
+        self._adapter = adapter
+        self._is_over = threading.Event()
+        self.seen: Counter[str] = Counter()
+        self._threads = [threading.Thread(target=self._ask, args=(kept,)) for kept in (True, False)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, is_kept: bool) -> None:
+        client = self._adapter.client(timeout=20)
+        number = 0.0
+        while not self._is_over.is_set():
+            number += 1
+            self.seen[self._verdict(client, number)] += 1
+            if not is_kept:
+                client.close()
+            time.sleep(0.02)
+        client.close()
+
+    def _verdict(self, client: Client, number: float) -> str:
+        try:
+            ping = client.get("/ping").status
+            reply = client.post("/models/oracle/invoke", infer_body(number))
+        except OSError as error:
+            return type(error).__name__
+        if (ping, reply.status) != (200, 200):
+            return f"{ping}, {reply.status}"
+        right = reply.json()["outputs"][0]["data"] == [2 * number]
+        return "right" if right else "WRONG"
 
 
 @dataclass

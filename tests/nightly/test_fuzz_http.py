@@ -1,4 +1,4 @@
-"""The fuzz tests of tests/frontends/http, with other examples each time."""
+"""The seeded fuzz tests of tests/frontends/http, with other seeds each time."""
 
 import asyncio
 import random
@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from tests.frontends.http import test_both_paths as ways
-from tests.frontends.http import test_listener_fuzz as fuzz
 from tests.frontends.http import test_read_head as heads
 from tests.frontends.http import test_readings as readings
 from tests.frontends.http.readings import Streams
-from tests.nightly.again import play_until
 
 _AT_ONCE = 60
 
@@ -34,11 +32,6 @@ def play_seeds(
             seed += 1
     sys.stdout.write(f"seeds before {seed}: {dict(seen)}\n")
     return seen
-
-
-def test_anything_sent_to_the_http_listener(seconds, seed):
-    test = fuzz.test_whatever_comes_is_answered_or_closed_and_nothing_of_it_stays
-    play_until(seconds / 3, seed, (test,))
 
 
 def test_of_a_million_heads_none_is_read_otherwise_by_h11(seed):

@@ -1,13 +1,15 @@
-"""Compares what the adapter has learned of models with what they take, after many loads of each."""
+"""Compares learned sizes of models in tritonserver with what they take, after many loads of each.
+
+Those of python models: test_memory_oracle.py.
+"""
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.journeys.memory.models import MIB, tree_bytes, write_eater
+from tests.journeys.memory.models import MIB, tree_bytes
 from tests.journeys.memory.native import build_native_backend, write_native_model
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 
@@ -18,17 +20,6 @@ _ROUNDS = 24  # of loads and unloads, of one package after the other
 _TOLERANCE = 0.1
 _RECOVERY_SECONDS = 5.0  # after which an unload is answered in any case
 _UNLOADED_SHARE = 0.75
-
-Write = Callable[[Path, int], Path]
-
-
-@pytest.fixture(params=["python", "native"])
-def write_model(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
-    """Return what writes a package of so many MiB, in a process of its own or in tritonserver."""
-    if request.param == "python":
-        return write_eater
-    library = build_native_backend(tmp_path)
-    return lambda folder, mebibytes: write_native_model(folder, library, mebibytes=mebibytes)
 
 
 def held_bytes(adapter: RunningAdapter, name: str) -> int:
@@ -55,10 +46,13 @@ def unload(adapter: RunningAdapter, client: Client, package: Path, taken: int) -
     assert seconds < _RECOVERY_SECONDS
 
 
-def test_learned_sizes_are_right_after_many_rounds(write_model: Write, tmp_path: Path) -> None:
+def test_learned_sizes_are_right_after_many_rounds(tmp_path: Path) -> None:
     """A package takes in an empty Triton what it takes; later loads may reuse what stayed."""
     root = tmp_path / "models"
-    packages = [write_model(root / f"m{size}", size) for size in _SIZES_MIB]
+    library = build_native_backend(tmp_path)
+    packages = [
+        write_native_model(root / f"m{size}", library, mebibytes=size) for size in _SIZES_MIB
+    ]
     taken = {}
     differences = []
     with (

@@ -18,12 +18,11 @@ async def test_five_rounds_of_mixed_models_are_answered(tmp_path):
     stage.check(answers=ROUNDS * 48)
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
-async def test_large_models_after_small_ones_are_answered(tmp_path, seed):
+async def test_large_models_after_small_ones_are_answered(tmp_path):
     async with Stage(tmp_path, churn_seconds=3) as stage:
         names = in_order(stage.write("small", 14), stage.write("large", 12, large=True))
         await stage.use(names)
-        await stage.use(shuffled(names, seed=seed))
+        await stage.use(shuffled(names, seed=0))
     stage.check(answers=52)
 
 

@@ -1,4 +1,4 @@
-"""Thirty and some mistakes, made by hand one at a time in a copy of the code: the tests named
+"""Mistakes, made by hand one at a time in a copy of the code: the tests named
 beside each find it. One that lives tells which promise nobody holds any more.
 
 `mutants.toml` has them. Its tests are quick ones, which `make test` runs as well.
@@ -32,10 +32,6 @@ def passes(copy: Path, tests: list[str]) -> bool:
     # 1: a test failed. Anything else (no such test, no such option) kills no mutant.
     assert ran.returncode in {0, 1}, ran.stdout[-2000:] + ran.stderr[-2000:]
     return ran.returncode == 0
-
-
-def test_there_are_as_many_as_were_promised():
-    assert len(MUTANTS) >= 30
 
 
 def test_the_tests_pass_on_the_code_as_it_is(copy: Path):
