@@ -1,14 +1,12 @@
 """The latency of one model while another is loaded and unloaded without a pause."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from tests.benchmarks.copying import run_copying
-from tests.benchmarks.figures import Json, compare, quantile, spread, summarize, take_turns
+from tests.benchmarks.figures import Json, compare, quantile, take_turns
 from tests.benchmarks.generators import run_h2load
 from tests.benchmarks.place import (
     IDENTITY,
@@ -32,7 +30,6 @@ class Churner:
 
     load: Callable[[], object]
     unload: Callable[[], object]
-    loads_seconds: list[float] = field(default_factory=list)
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -51,9 +48,7 @@ class Churner:
     def _repeat(self, should_stop: threading.Event, failures: list[Exception]) -> None:
         try:
             while not should_stop.is_set():
-                started_at = time.perf_counter()
                 self.load()
-                self.loads_seconds.append(time.perf_counter() - started_at)
                 should_stop.wait(_PAUSE_SECONDS)
                 self.unload()
                 should_stop.wait(_PAUSE_SECONDS)
@@ -70,16 +65,9 @@ class ChurnSide:
 
 
 def measure_churn(scale: Scale) -> Json:
-    """Measure the p99 of `identity` over gRPC at a steady rate, while `other` comes and goes.
-
-    The copying proxy shows what any process between a caller and Triton costs.
-    """
+    """Measure the p99 of `identity` over gRPC at a steady rate, while `other` comes and goes."""
     seconds = max(3.0, 3 * scale.seconds)  # for a load and an unload at least
-    with (
-        run_stack() as adapter,
-        run_triton("identity", "other") as triton,
-        run_copying(triton.address) as copying,
-    ):
+    with run_stack() as adapter, run_triton("identity", "other") as triton:
         triton.client.load_model("identity")
         through_adapter = _churn_through(adapter)
         directly = Churner(
@@ -88,17 +76,10 @@ def measure_churn(scale: Scale) -> Json:
         )
         sides = {
             "adapter": ChurnSide(adapter.grpc, through_adapter),
-            "copying": ChurnSide(copying.address, directly),
             "triton": ChurnSide(triton.address, directly),
         }
         rounds = take_turns(sides, scale.rounds, partial(_measure_side, seconds))
-    return {
-        "ratio": compare(rounds, "p99", "adapter", "triton"),
-        "ratio_copying": compare(rounds, "p99", "adapter", "copying"),
-        **{f"{name}_p99": summarize(rounds, name, "p99", 1e3) for name in sides},
-        "adapter_load": spread(through_adapter.loads_seconds),
-        "triton_load": spread(directly.loads_seconds),
-    }
+    return {"ratio": compare(rounds, "p99", "adapter", "triton")}
 
 
 def _measure_side(seconds: float, side: ChurnSide) -> Json:

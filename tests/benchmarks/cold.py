@@ -1,4 +1,4 @@
-"""Calls of the endpoint whose model is in memory, on disk, or in a bucket alone."""
+"""Calls of the endpoint whose model is on disk, or in a bucket alone."""
 
 import io
 import os
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from tests.benchmarks.by_hand import measure_by_hand
 from tests.benchmarks.figures import Json, spread
 from tests.benchmarks.place import MIB, FailedError, Scale
 from tests.benchmarks.rows import MODEL_SIZES_MIB
@@ -36,11 +35,10 @@ def measure_cold(scale: Scale) -> Json:
         ):
             for number in range(rounds):
                 key = _key(number)
-                for use in ("miss", "disk", "hit"):
+                for use in ("miss", "disk"):
                     seconds.setdefault(f"{use}_{size}", []).append(_call(client, key, use))
-                    if use != "disk":
-                        _check(client.delete(f"/models/{key}"))
-    return {name: spread(values) for name, values in seconds.items()} | measure_by_hand(scale)
+                    _check(client.delete(f"/models/{key}"))
+    return {name: spread(values) for name, values in seconds.items()}
 
 
 @contextmanager

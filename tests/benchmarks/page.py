@@ -28,7 +28,7 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     parts = [f"### {title}\n"]
     if name in notes:
         parts.append(notes[name].strip() + "\n")
-    rows = [row for row in ROWS if row.measure == name and row.is_on_page]
+    rows = [row for row in ROWS if row.measure == name]
     parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
     if measure is not None:
         parts.append(_origin(measure))

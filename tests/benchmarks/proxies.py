@@ -37,14 +37,6 @@ server {{
   location = /v2/models/identity/infer {{ return 200 '{answer}'; }}
 }}
 """
-_FILES = """
-server {{
-  listen 127.0.0.1:{port};
-  root {files}; sendfile on; limit_rate {rate};
-  location = /v2 {{ return 200 ''; }}
-  location ~ ^/k {{ rewrite ^/k[0-9]+/(.*)$ /$1 break; }}
-}}
-"""
 _TENSOR = {"name": "IN", "datatype": "FP32", "shape": [-1]}
 _METADATA = {"name": "m", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
 _ANSWER = {"model_name": "m", "outputs": [_TENSOR | {"shape": [1], "data": [0.5]}]}
@@ -62,15 +54,6 @@ def run_stand_in() -> Iterator[Side]:
 def run_nginx(triton: str) -> Iterator[Side]:
     """Run an nginx that passes requests on to `triton`."""
     with _run_nginx(_PROXY, triton=triton) as side:
-        yield side
-
-
-@contextmanager
-def run_file_server(folder: Path, rate: str) -> Iterator[Side]:
-    """Run an nginx that serves files, each connection with at most `rate` bytes a second ("0": no
-    limit). A first part of the path that begins with k is dropped, for keys of one file.
-    """
-    with _run_nginx(_FILES, files=str(folder), rate=rate) as side:
         yield side
 
 

@@ -72,9 +72,8 @@ def measure_rest(scale: Scale) -> Json:
     for heads, rounds in results.items():
         for other in PROXIES:
             figures[f"adapter_{other}_{heads}"] = compare(rounds, "cpu", "adapter", other)
-        for name in sides:
-            figures[f"{name}_us_{heads}"] = summarize(rounds, name, "cpu", 1e6)
-            figures[f"{name}_rate_{heads}"] = summarize(rounds, name, "rate")
+    figures["adapter_us_same"] = summarize(results["same"], "adapter", "cpu", 1e6)
+    figures["adapter_rate_same"] = summarize(results["same"], "adapter", "rate")
     return figures
 
 

@@ -17,12 +17,10 @@ def measure_grpc(scale: Scale) -> Json:
             "triton": Side(adapter.grpc_address),
         }
         rounds = take_turns(sides, scale.rounds, partial(_measure_side, scale.seconds))
-    proxies = ("adapter", "copying")
     return {
-        "cpu": compare(rounds, "cpu", *proxies),
-        "rate": compare(rounds, "rate", *proxies),
-        **{f"{name}_us": summarize(rounds, name, "cpu", 1e6) for name in proxies},
-        **{f"{name}_rate": summarize(rounds, name, "rate") for name in sides},
+        "cpu": compare(rounds, "cpu", "adapter", "copying"),
+        "adapter_rate": summarize(rounds, "adapter", "rate"),
+        "triton_rate": summarize(rounds, "triton", "rate"),
     }
 
 
