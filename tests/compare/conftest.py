@@ -9,7 +9,7 @@ import pytest
 
 from tests.compare.servers import BuiltinServer, Endpoint
 from tests.processes import descendants
-from tests.running import RunningAdapter, embedded_adapter
+from tests.running import RunningAdapter
 
 # where it takes models from, and nowhere else
 BUILTIN_MODELS = Path("/opt/ml/models")
@@ -17,12 +17,8 @@ BUILTIN_MODELS = Path("/opt/ml/models")
 
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Endpoint]:
-    """`own adapter` is for tests that leave it in no state for others."""
     if request.param == "adapter":
         yield adapter_endpoint(request.getfixturevalue("adapter"), model_root)
-    elif request.param == "own adapter":
-        with embedded_adapter(f"--model-roots={model_root}") as adapter:
-            yield adapter_endpoint(adapter, model_root)
     else:
         with builtin_models(), builtin_server() as server:
             endpoint = Endpoint(server.address, BUILTIN_MODELS, server.processes)

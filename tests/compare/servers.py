@@ -26,7 +26,7 @@ FAULTS = (AssertionError, TimeoutError, ConnectionError, http.client.HTTPExcepti
 _PORT_INSIDE = 8080
 
 
-def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
+def on_both(fault: str) -> pytest.MarkDecorator:
     """Run the test on the adapter, and see it fail on the built-in endpoint because of `fault`.
 
     That endpoint does not change, so `make nightly` compares: tests/journeys/sagemaker tests the
@@ -34,12 +34,7 @@ def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
     """
     expected = pytest.mark.xfail(strict=True, raises=FAULTS, reason=fault)
     builtin = pytest.param("builtin", marks=expected)
-    return pytest.mark.parametrize("endpoint", [adapter, builtin], indirect=True)
-
-
-on_adapter = pytest.mark.parametrize("endpoint", ["adapter"], indirect=True)
-on_own_adapter = pytest.mark.parametrize("endpoint", ["own adapter"], indirect=True)
-on_either = pytest.mark.parametrize("endpoint", ["adapter", "builtin"], indirect=True)
+    return pytest.mark.parametrize("endpoint", ["adapter", builtin], indirect=True)
 
 
 def path_of(name: str) -> str:

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,10 @@ import pytest
 from tests.asking import Gate
 from tests.compare.servers import (
     Endpoint,
-    error_of,
-    on_adapter,
     on_both,
-    on_either,
-    on_own_adapter,
     wait_for_file,
 )
-from tests.processes import triton_client
-from tests.running import Client, RunningAdapter, wait_until
-from tests.trees import write_python_model
+from tests.running import wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
 
@@ -132,51 +125,6 @@ def test_a_model_whose_folder_was_removed_is_unloaded(endpoint: Endpoint) -> Non
     assert endpoint.listed() == []
 
 
-_ENSEMBLE = """
-platform: "ensemble"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-ensemble_scheduling { step [{
-  model_name: "inner" model_version: -1
-  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
-}] }
-"""
-
-
-@on_adapter
-def test_an_unload_is_answered_when_triton_no_longer_has_the_inner_models(
-    endpoint: Endpoint, adapter: RunningAdapter
-) -> None:
-    """The built-in endpoint waits for the ensemble alone."""
-    package = endpoint.folder()
-    write_python_model(package / "inner", finalize="import time; time.sleep(1)")
-    (package / "whole").mkdir()
-    (package / "whole" / "config.pbtxt").write_text(_ENSEMBLE)
-    endpoint.put("x", package)
-
-    with closing(triton_client(adapter)) as triton:
-        loaded = _ready(triton)
-        assert len([name for name in loaded if name == "x" or name.endswith(".inner")]) == 2
-        assert endpoint.delete("x").status == 200
-
-        assert _ready(triton) & loaded == set()
-
-
-def _ready(triton: Client) -> set[str]:
-    """Without what stays listed as UNAVAILABLE: other versions that the name once had."""
-    index = triton.post("/v2/repository/index", {"ready": True}).json()
-    return {model["name"] for model in index}
-
-
-@on_adapter
-def test_an_ensemble_without_steps_is_refused_with_the_reason(endpoint: Endpoint) -> None:
-    reply = endpoint.load("x", endpoint.model(config='platform: "ensemble"\n'))
-
-    assert reply.status == 400
-    assert "an ensemble without steps" in error_of(reply)
-    assert endpoint.listed() == []
-
-
 class TestAModelWhosePythonProcessHasDied:
     """Once an invocation has met the dead process, the server knows."""
 
@@ -210,12 +158,6 @@ class TestAModelWhosePythonProcessHasDied:
         assert endpoint.delete(dead_name(url)).status == 200
         assert endpoint.get(dead_name(url)).status == 404
 
-    @on_either
-    def test_it_is_unloaded_when_nobody_knows_yet(self, endpoint: Endpoint, url: Path) -> None:
-        """The built-in endpoint can do this: it is the invocation that it never gets over."""
-        assert endpoint.delete(dead_name(url)).status == 200
-        assert endpoint.get(dead_name(url)).status == 404
-
     @on_both("the server dies of it")
     def test_it_is_unloaded_when_its_folder_is_gone_too(
         self, endpoint: Endpoint, url: Path
@@ -224,17 +166,6 @@ class TestAModelWhosePythonProcessHasDied:
 
         assert endpoint.delete(dead_name(url)).status == 200
         assert endpoint.get(dead_name(url)).status == 404
-
-    @on_own_adapter
-    def test_it_is_unloaded_when_it_is_known_and_its_folder_is_gone(
-        self, endpoint: Endpoint, url: Path
-    ) -> None:
-        """Not on the built-in endpoint: it hangs or dies, as the two tests above say."""
-        endpoint.invoke(dead_name(url))
-        shutil.rmtree(url.parent)
-
-        assert endpoint.delete(dead_name(url)).status == 200
-        assert endpoint.listed() == []
 
     @on_both("says 409, it is loaded already")
     def test_it_can_be_loaded_again(self, endpoint: Endpoint, url: Path) -> None:

@@ -5,7 +5,7 @@ The built-in endpoint looks for the letters OOM, among others, anywhere in a fai
 
 import pytest
 
-from tests.compare.servers import Endpoint, on_adapter, on_both, on_either
+from tests.compare.servers import Endpoint, on_both
 from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
@@ -59,12 +59,6 @@ def test_a_model_of_that_name_is_no_memory_fault(endpoint: Endpoint) -> None:
     assert reply.status == 400
 
 
-@on_adapter
-def test_an_unknown_model_of_that_name_is_not_found(endpoint: Endpoint) -> None:
-    assert endpoint.invoke("OOM").status == 404
-    assert endpoint.load("OOM", endpoint.folder()).status == 404
-
-
 @on_both(MISSED)
 @real_errors
 def test_a_load_that_ran_out_of_memory_says_so(endpoint: Endpoint, raising: str) -> None:
@@ -77,12 +71,3 @@ def test_an_invocation_that_ran_out_of_memory_says_so(endpoint: Endpoint, raisin
     endpoint.put("x", endpoint.model(answer=raising))
 
     assert endpoint.invoke("x").status == 507
-
-
-@on_either
-def test_a_memory_error_of_python_is_known(endpoint: Endpoint) -> None:
-    """By both: it is the one that the built-in endpoint does look for."""
-    endpoint.put("x", endpoint.model(answer="raise MemoryError"))
-
-    assert endpoint.invoke("x").status == 507
-    assert endpoint.load("y", endpoint.model(initialize="raise MemoryError")).status == 507

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compare.servers import FAULTS, Endpoint, error_of, on_adapter, on_both, on_own_adapter
+from tests.compare.servers import FAULTS, Endpoint, error_of, on_both
 from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin, pytest.mark.nightly]
@@ -34,15 +34,6 @@ def test_a_name_may_hold_what_a_shell_reads(endpoint: Endpoint, name: str) -> No
     assert endpoint.load(name, endpoint.model(), seconds=6).status == 200
     assert endpoint.listed() == [name]
     assert endpoint.invoke(name).json()["model_name"] == name
-
-
-@on_own_adapter
-def test_a_name_that_can_be_loaded_may_hold_a_line_break(endpoint: Endpoint) -> None:
-    """The built-in endpoint would hang."""
-    endpoint.put("two\nlines", endpoint.model())
-
-    assert endpoint.get("two\nlines").status == 200
-    assert endpoint.delete("two\nlines").status == 200
 
 
 @on_both("a shell runs it")
@@ -129,13 +120,3 @@ def test_a_broken_config_is_refused_with_the_reason(endpoint: Endpoint) -> None:
 
     assert reply.status == 400
     assert "config.pbtxt:" in error_of(reply)
-
-
-@on_adapter
-@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "https://example.com/x", "x"])
-def test_a_url_of_no_local_folder_is_refused_at_once(endpoint: Endpoint, url: str) -> None:
-    """Not on the built-in endpoint: it would call out, for which there is no network."""
-    reply = endpoint.load("x", url, seconds=3)
-
-    assert reply.status == 400
-    assert url in error_of(reply)
