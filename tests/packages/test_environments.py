@@ -66,9 +66,7 @@ def as_a_folder(environment: Path, package: Path) -> str:
     return "env"
 
 
-def archive(
-    tmp_path: Path, module: str, put: Callable[[Path, Path], str], *, without: bool = False
-) -> Path:
+def archive(tmp_path: Path, module: str, put: Callable[[Path, Path], str]) -> Path:
     package = tmp_path / "package"
     package.mkdir()
     name = put(make_environment(tmp_path / "made", module), package)
@@ -76,7 +74,7 @@ def archive(
         package,
         imports=f"import {module}",
         answer=f"values = 0 * values + {module}.VALUE",
-        config=CONFIG if without else CONFIG + _PLACE % name,
+        config=CONFIG + _PLACE % name,
     )
     (tmp_path / "root").mkdir()
     written = tmp_path / "root" / "model.tar.gz"
@@ -213,15 +211,3 @@ def test_the_lines_of_the_page_make_an_environment(tmp_path: Path) -> None:
         assert "docs/packages.md#python-environments" in refused.json()["error"]
         subprocess.run(["bash", "-eu", "-c", lines], cwd=tmp_path, env=environment, check=True)
         serve_once(client, tmp_path / "my-model.tar.gz")
-
-
-def test_without_the_environment_the_module_is_missing(tmp_path: Path) -> None:
-    module = f"only_{abs(hash(tmp_path)):x}"
-    url = archive(tmp_path, module, as_a_folder, without=True)
-    with (
-        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
-        closing(adapter.client()) as client,
-    ):
-        refused = client.load("m", url)
-        assert refused.status == 400
-        assert f"No module named '{module}'" in refused.json()["error"]

@@ -106,7 +106,6 @@ for step in itertools.count(1, stride):
 @pytest.mark.parametrize(
     ("kind", "stride"),
     [
-        pytest.param("folder", 3, marks=pytest.mark.nightly),
         ("archive", 12),
         pytest.param("folder", 1, marks=pytest.mark.nightly),
         pytest.param("archive", 4, marks=pytest.mark.nightly),

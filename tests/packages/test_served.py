@@ -274,17 +274,6 @@ def test_a_step_that_python_code_calls_as_well_can_be_found_by_it(
 # -- what is beside -----------------------------------------------------------------------------
 
 
-def test_a_folder_that_vanishes_under_a_loaded_model_hurts_nothing(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
-    put(client, "m", write_adding(package / "m", 1))
-    shutil.rmtree(package / "m")
-    assert ask(client, "m", 1) == [2]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
-    assert load(client, "m", package / "m").status == 404
-
-
 def test_a_missing_backend_is_named_with_those_that_are_there(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
