@@ -1,7 +1,6 @@
 """The folder of the cache outlives its process, whatever ends it."""
 
 import json
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,17 +14,6 @@ from tests.store.conftest import archive, files_of, names
 from tests.store.killed import fill, killed_user, whole
 
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
-
-
-async def test_the_next_start_takes_over_what_is_there(folder, open_cache):
-    (folder / "a.tar.gz").write_bytes(archive(_FILES))
-    cache = await open_cache(folder)
-    first, _ = await cache.fetch("a.tar.gz")
-    cache.cache.release(first)
-    await cache.cache.close()
-    again = await open_cache(folder)
-    assert again.cache.used_bytes == first.size_bytes
-    assert await again.fetch("a.tar.gz") == (first, CacheUse.DISK)
 
 
 async def test_what_an_earlier_release_counted_too_low_is_counted_again(folder, open_cache):
@@ -106,15 +94,6 @@ def spoil(package: Path, harm: str) -> None:
         note.write_bytes(note.read_bytes()[:-10])
     else:
         note.write_text(note.read_text().replace("a.tar.gz", "c.tar.gz"))
-
-
-def test_a_second_user_of_the_folder_is_refused_with_the_first_ones_pid(tmp_path):
-    first = CacheFolder(tmp_path / "cache")
-    first.open()
-    with pytest.raises(InvalidSettings, match=rf"in use by.*process {os.getpid()}.*--cache-dir"):
-        CacheFolder(tmp_path / "cache", lock_seconds=0).open()
-    first.close()
-    CacheFolder(tmp_path / "cache").open()
 
 
 def test_who_starts_waits_a_moment_for_one_who_is_ending(tmp_path):

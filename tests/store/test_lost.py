@@ -80,27 +80,6 @@ def test_a_folder_that_another_took_once_it_was_emptied_is_left_to_that_one(tmp_
     assert first.lost_reason is None
 
 
-async def test_a_folder_that_another_took_is_told_without_a_fetch_and_so_is_its_return(
-    store, open_cache, caplog
-):
-    cache = await open_cache(store)
-    delete("", cache.cache.root, "what is in cache_dir")
-    await cache.cache.check()
-    assert cache.cache.lost_reason is None  # nobody has it
-    other = CacheFolder(cache.cache.root, lock_seconds=0)
-    other.open()
-    for _ in range(2):
-        await cache.cache.check()
-        assert "is in use by another triton-adapter" in cache.cache.lost_reason
-    assert [each.message for each in caplog.records].count("artifact.cache_lost") == 1
-    with pytest.raises(BackendUnavailable):
-        await cache.fetch("a.tar.gz")
-    other.close()
-    await cache.cache.check()
-    assert cache.cache.lost_reason is None
-    assert await cache.fetch_and_release("a.tar.gz") is CacheUse.MISS
-
-
 async def test_what_has_lost_files_is_not_taken_where_the_store_cannot_be_asked(store, open_cache):
     cache = await open_cache(store)
     artifact, _ = await cache.fetch("a.tar.gz")

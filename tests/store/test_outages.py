@@ -123,40 +123,6 @@ def path(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def test_the_renewed_version_is_served_after_a_kill(store, start, path, caplog):
-    """The loaded version is released after the new one came, so it was used last."""
-    cache = await start()
-    store.put(path, "v1")
-    first, _ = await hold(cache, path)
-    store.put(path, "v2")
-    assert not await cache.is_current(first)
-    second, _ = await hold(cache, path)
-    cache.release(second)
-    cache.release(first)
-    store.is_away = True
-    cache = await start()
-    assert await use(cache, path) == ("v2", CacheUse.DISK)
-    [event] = [each for each in caplog.records if each.message == "artifact.not_checked"]
-    assert event.etag == second.etag
-    assert event.key == path
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "killed"])
-async def test_the_withdrawn_version_is_not_served_after_rollback(store, start, path, is_killed):
-    cache = await start()
-    for version in ("v1", "v2"):
-        store.put(path, version)
-        assert await use(cache, path) == (version, CacheUse.MISS)
-    store.put(path, "v1")
-    assert await use(cache, path) == ("v1", CacheUse.DISK)
-    store.is_away = True
-    if is_killed:
-        cache = await start()
-    assert await use(cache, path) == ("v1", CacheUse.DISK)
-    store.is_away = False
-    assert await use(cache, path) == ("v1", CacheUse.DISK)
-
-
 async def test_an_outage_is_unavailable_once_the_current_version_left(store, start):
     """The older version is loaded, so only the current one can leave the disk for another model."""
     cache = await start(int(2.5 * _MIB))

@@ -10,13 +10,12 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from adapter.core.artifacts import CacheUse, FetchProgress
+from adapter.core.artifacts import CacheUse
 from adapter.errors import StoreDenied
 from adapter.frontends.status import AWS, lookup
 from tests.ports import free_ports
 from tests.running import wait_until
 from tests.store.conftest import archive, files_of
-from tests.store.test_bucket import cutting
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
@@ -92,39 +91,3 @@ async def test_the_right_key_fetches_and_a_wrong_secret_is_denied_with_530(
         await other.fetch("a.tar.gz")
     assert lookup(AWS, denied.value) == (530, "InternalDependencyException")
     assert "another" not in str(denied.value)
-
-
-async def test_a_cut_download_goes_on_by_range_and_if_match(objects, open_cache, monkeypatch):
-    obstore.put(objects[1], "a.tar.gz", archive(_CONTENT))
-    async with cutting(objects[0], 4 * 2**20, cuts=4) as (url, heads):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        artifact, _ = await (await open_cache("s3://models")).fetch("a.tar.gz")
-    assert files_of(artifact) == _CONTENT
-    ranged = [head.lower() for head in heads if "range: bytes=" in head.lower()]
-    assert ranged
-    assert all(f"if-match: {artifact.etag}" in head for head in ranged)
-
-
-async def test_an_object_that_changes_in_mid_download_is_fetched_anew(
-    objects, open_cache, monkeypatch
-):
-    newer = {"model.bin": os.urandom(9 * 2**20)}
-    obstore.put(objects[1], "a.tar.gz", archive(_CONTENT))
-
-    class Progress(FetchProgress):
-        """Puts another version there once something of the first has come."""
-
-        __slots__ = ()
-        is_changed = False
-
-        def __setattr__(self, name, value):
-            super().__setattr__(name, value)
-            if name == "done_bytes" and value and not Progress.is_changed:
-                Progress.is_changed = True
-                obstore.put(objects[1], "a.tar.gz", archive(newer))
-
-    async with cutting(objects[0], 6 * 2**20, cuts=3) as (url, _):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        artifact, _ = await (await open_cache("s3://models")).fetch("a.tar.gz", Progress())
-    assert Progress.is_changed
-    assert files_of(artifact) == newer

@@ -200,22 +200,6 @@ async def test_what_failed_for_the_moment_is_asked_for_again_at_once(website, ha
     assert (await hasty.fetch("a.tar.gz"))[1] is CacheUse.MISS
 
 
-async def test_what_is_on_disk_is_served_while_the_store_is_away(website, open_cache, caplog):
-    website.pages["/models/a.tar.gz"] = Page(_ARCHIVE)
-    cache = await open_cache(f"{website.url}/models", timeout_seconds=1)
-    assert await cache.fetch_and_release("a.tar.gz") is CacheUse.MISS
-    website.is_away = True
-    assert await cache.fetch_and_release("a.tar.gz") is CacheUse.DISK
-    assert "artifact.not_checked" in [record.message for record in caplog.records]
-    assert website.url in cache.cache.unreachable_reason
-
-
-async def test_a_store_that_nobody_listens_for_is_unreachable_with_a_reason(open_cache, caplog):
-    cache = await open_cache("http://127.0.0.1:1/models", timeout_seconds=1)
-    assert "Connection refused".lower() in cache.cache.unreachable_reason
-    assert "artifact.store_unreachable" in [record.message for record in caplog.records]
-
-
 async def test_only_so_many_artifacts_are_fetched_at_once(website, open_cache):
     at_once = most = 0
     everyone = asyncio.Event()
