@@ -135,14 +135,6 @@ async def test_what_cannot_be_executed_is_named(tmp_path):
     assert server.complaint().startswith(f"{program} cannot be executed: No such file or directory")
 
 
-async def test_regions_of_shared_memory_are_removed(tmp_path):
-    region = Path("/dev/shm", f"{tmp_path.name}-{os.getpid()}-1")
-    region.touch()  # noqa: ASYNC240
-    server = await spawn("/bin/true", prefix=region.name[:-1])
-    await server.ended()
-    assert not region.exists()  # noqa: ASYNC240
-
-
 async def test_a_keeper_that_does_not_start_is_no_start(monkeypatch, tmp_path):
     keeper = tmp_path / "keeper.py"
     keeper.write_text("raise SystemExit('no prctl here')")

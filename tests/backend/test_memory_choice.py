@@ -32,12 +32,6 @@ async def test_nvml_goes_first(place, caplog):
     assert told(caplog) == [("none", "nvml", "NVML answers")]
 
 
-async def test_only_the_gpus_that_triton_names_are_read_from_nvml(place):
-    place.add_gpu("GPU-a")
-    place.add_gpu("GPU-b", is_labelled=False)
-    assert set((await place.choose("auto").read()).devices) == {"GPU-a"}
-
-
 async def test_the_page_is_not_asked_for_while_nvml_answers(place):
     place.add_gpu()
     memory = place.choose("auto")

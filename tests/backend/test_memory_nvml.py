@@ -217,12 +217,6 @@ async def test_a_driver_that_hangs_costs_the_time_limit_once_and_then_nothing():
     assert (memory.why, nvml.inits) == ("", 1)
 
 
-async def test_the_package_nvidia_ml_py_is_taken_by_default():
-    memory = NvmlMemory(tuple)
-    reading = await memory.read()
-    assert (reading is None) == bool(memory.why)
-
-
 async def test_a_bug_is_not_taken_for_an_unknown_figure():
     nvml = FakeNvml(FakeGpu("GPU-a", total=None))
     with pytest.raises(TypeError):

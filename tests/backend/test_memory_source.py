@@ -103,10 +103,3 @@ async def test_a_caller_that_is_cancelled_takes_nobody_along(place):
     place.endpoint.opened.set()
     assert (await callers[1]).used == {"GPU-a": 2 * MIB}
     assert callers[0].cancelled()
-
-
-async def test_closing_ends_the_session(place):
-    memory = place.choose("triton")
-    await memory.read()
-    await memory.close()
-    assert place.metrics._session is None

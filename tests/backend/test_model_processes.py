@@ -99,33 +99,11 @@ def test_a_later_process_with_the_same_pid_is_another(machine, processes):
     assert processes.owners()[50] is None
 
 
-def test_a_copy_of_a_stub_tells_its_model_and_is_no_stub(machine, processes):
-    copy = machine.start(50, KEEPER, "a")
-    below = machine.start(60, 20, "a")
-    assert processes.owners()[50] == "a"
-    assert [stub.pid for stub in processes.stubs("a")] == [20]
-    machine.end(20)
-    assert processes.stubs("a") == []
-    assert processes.abandoned() == {copy, below}
-
-
 def test_what_nothing_tells_of_is_of_the_only_model_there_was(machine, processes):
     machine.end(30)
     unknown = machine.start(50, KEEPER)
     assert processes.owners()[50] == "a"
     assert unknown in processes.of_unloaded(["a"])
-
-
-def test_what_may_be_of_two_models_ends_with_the_second_whatever_is_loaded_meanwhile(
-    machine, processes
-):
-    unknown = machine.start(50, KEEPER)
-    assert processes.owners()[50] is None
-    assert processes.of_unloaded(["a"]) == {ProcessId(20, 20)}
-    machine.end(20)
-    machine.start(60, SERVER, "a")
-    assert processes.owners()[50] == "b"
-    assert processes.of_unloaded(["b"]) == {ProcessId(30, 30), unknown}
 
 
 def test_what_may_be_of_two_models_is_abandoned_when_both_have_lost_their_stubs(machine, processes):

@@ -100,17 +100,6 @@ def test_the_same_words_for_another_reason_keep_their_levels(printer, caplog):
     assert [r.levelname for r in caplog.records] == levels
 
 
-def test_lines_beyond_a_rate_are_dropped_counted_and_summed_up(printer, caplog):
-    began, lines = time.monotonic(), 400_000
-    printer.print(b"x\n" * lines)
-    printer.finish()
-    seconds = time.monotonic() - began
-    assert 500 <= len(logged(caplog)) <= 500 * (2 + seconds)
-    sums = [r.lines for r in caplog.records if r.message == "triton.log_dropped"]
-    assert sum(sums) == lines - len(logged(caplog))
-    assert len(sums) <= 2 + seconds
-
-
 def test_the_last_words_are_kept_though_they_were_too_many_to_log(printer, caplog, monkeypatch):
     # else a machine that reads this for seconds has those logged that come last
     monkeypatch.setattr(printer.output, "_refilled", lambda: int(printer.output._tokens))
@@ -119,12 +108,6 @@ def test_the_last_words_are_kept_though_they_were_too_many_to_log(printer, caplo
     assert "why it gave up" not in logged(caplog)
     said = printer.output.complaint().splitlines()
     assert (said[0], said[-2:]) == ("why it gave up", ["the reason", "why it gave up"])
-
-
-def test_of_a_line_without_end_only_the_beginning_is_kept(printer, caplog):
-    printer.print(b"y" * 300_000 + b"\nshort\n")
-    printer.finish()
-    assert [len(line) for line in logged(caplog)] == [8192, 5]
 
 
 @pytest.mark.parametrize("piece", [b"y", b"x\n"], ids=["one line", "lines"])

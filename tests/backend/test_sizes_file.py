@@ -21,13 +21,6 @@ def events(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
-async def test_what_was_saved_is_loaded_by_the_next_one(path):
-    await LearnedFile(path).save({"old": 1})
-    await LearnedFile(path).save(DATA)
-    assert LearnedFile(path).load() == DATA
-    assert [one.name for one in path.parent.iterdir()] == [FILE_NAME]
-
-
 def test_without_a_file_nothing_is_known_and_nothing_is_said(path, caplog):
     assert LearnedFile(path).load() is None
     assert LearnedFile(path.parent / "absent" / "file").load() is None

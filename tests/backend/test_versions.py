@@ -107,12 +107,6 @@ async def test_a_triton_that_comes_back_in_another_version_is_taken_for_that(tmp
     await control.close()
 
 
-@both
-async def test_the_version_is_that_which_triton_reports(version, repository):
-    async with control_of(VersionedTriton(version, repository)) as control:
-        assert control.version == version
-
-
 @asynccontextmanager
 async def dataplane_to(triton: VersionedTriton):
     dataplane = GrpcDataPlane(

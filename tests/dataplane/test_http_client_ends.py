@@ -141,20 +141,6 @@ async def test_a_triton_that_does_not_take_the_body_is_a_timeout():
         await upstream.talks[0].ended.wait()
 
 
-async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout():
-    async def script(talk):
-        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
-        await talk.say(bytes(64 * MIB))
-
-    async with served(script, seconds=60) as (plane, _), plane.forward(post(), None) as answer:
-        (connection,) = plane._pool.connections
-        await until(lambda: connection._is_held)
-        connection._due = 0.0
-        connection._time_is_up()
-        with pytest.raises(BackendTimeout):
-            await answer.read()
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.slow
 async def test_a_stream_may_last_for_ever_and_another_call_may_not(is_stream):

@@ -212,29 +212,6 @@ async def test_compressed_bodies_are_looked_into(coding, pack):
 PACKED = gzip.compress(b'{"inputs":[1]}' * 100)
 
 
-# named: what gzip writes holds the time, and no name of a test may
-BROKEN = {
-    "no gzip": (b"no gzip", "incorrect header"),
-    "a beginning": (b"\x1f\x8b", "cut off"),
-    "a byte short": (PACKED[:-1], "cut off"),
-    "no checksum": (PACKED[:-9], "cut off"),
-    "another checksum": (PACKED[:-8] + bytes(8), "incorrect data check"),
-    "a byte behind": (PACKED + b"x", "after its end"),
-    "two members": (PACKED + PACKED, "after its end"),
-    "zeros behind": (PACKED + bytes(10), "after its end"),
-    "nothing packed": (gzip.compress(b""), "empty"),
-}
-
-
-@pytest.mark.parametrize(("body", "text"), BROKEN.values(), ids=BROKEN)
-async def test_a_body_that_does_not_unpack_to_its_end_is_refused(body, text):
-    headers = {"Content-Encoding": "gzip"}
-    with pytest.raises(InvalidRequest, match=text):
-        await check_packed(body, headers, MIB)
-    with pytest.raises(InvalidRequest, match=text):
-        await passed(body, headers)
-
-
 async def with_turns(work: Coroutine[None, None, None], least: int) -> None:
     """Others have at least so many turns meanwhile."""
     turns = 0

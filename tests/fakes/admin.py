@@ -1,13 +1,9 @@
 """The admin listener before the fake world, and models that are there without a load."""
 
-import asyncio
-import io
-from contextlib import redirect_stdout
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from adapter.cli.main import main
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
@@ -55,16 +51,6 @@ def admin_of(house: House) -> TestClient[Any, Any]:
     )
     sites = SitePolicy(parse_address("127.0.0.1:0"), ())
     return TestClient(TestServer(application(sites, probes, admin)))
-
-
-async def ps_before(house: House) -> list[str]:
-    """Return the lines that `ps` prints about models; it asks from a thread."""
-    async with admin_of(house) as admin:
-        environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
-        out = io.StringIO()
-        with redirect_stdout(out):
-            assert await asyncio.to_thread(main, ["ps"], environ) == 0
-    return out.getvalue().partition("\n\n")[2].splitlines()
 
 
 def adopt(house: House, name: str, size: int = 0) -> None:

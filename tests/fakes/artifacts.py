@@ -35,10 +35,6 @@ class FakeArtifacts:
         self._turns = defaultdict[ArtifactKey, asyncio.Lock](asyncio.Lock)
         self._steps = steps
 
-    def have(self, *paths: str) -> None:
-        for path in paths:
-            self.versions[path] = "1"
-
     async def fetch(
         self,
         key: ArtifactKey,

@@ -25,7 +25,6 @@ SHARES = {
     "packages": ("tests/packages", 3.0),
     "attack_http": ("tests/nightly/test_attack_http.py", 7.0),
     "attack_grpc": ("tests/nightly/test_attack_grpc.py", 10.0),
-    "attack_triton": ("tests/nightly/test_attack_triton.py", 10.0),
     "triton_input": ("tests/nightly/test_triton_input.py", 5.0),
     "attack_cost": ("tests/nightly/test_attack_cost.py", 6.0),
     "neighbours": ("tests/nightly/test_neighbours.py", 4.0),
