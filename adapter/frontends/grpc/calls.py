@@ -16,6 +16,7 @@ import grpc
 from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
 from adapter.errors import (
     AdapterError,
+    BackendUnavailable,
     MessageTooLarge,
     OutOfMemory,
     drop_tracebacks,
@@ -164,7 +165,7 @@ class GrpcCalls:
         with self._open_span(service, call):
             try:
                 self._check_access(call)
-                return await act()
+                return await _refuse_cancelled_work(act)
             except asyncio.CancelledError:  # the client has left, or its deadline has passed
                 call.code = grpc.StatusCode.CANCELLED
                 raise
@@ -256,6 +257,21 @@ class GrpcCalls:
         if error.model_id:
             fields["model_id"] = error.model_id
         log.log(level, "request.failed", extra=fields)
+
+
+async def _refuse_cancelled_work(act: Callable[[], Awaitable[T]]) -> T:
+    """Return what `act` returns. Raise BackendUnavailable if something that it waited for was
+    cancelled: gRPC cancels the task of a call whose client has left, and answers nothing when a
+    task ends so for another reason; the client would wait until its deadline.
+    """
+    try:
+        return await act()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        text = "what this call waited for was cancelled; try again"
+        raise BackendUnavailable(text, delivered=True) from error
 
 
 def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:

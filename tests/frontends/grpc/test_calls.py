@@ -81,3 +81,25 @@ async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
     assert answer.data == b""
     [head] = answer.headers
     assert (head["grpc-status"], head["x-triton-adapter-not-started"]) == ("14", "1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_caller_is_answered_when_shared_work_is_cancelled(kind):
+    """A task that ends with CancelledError by itself makes gRPC answer nothing."""
+
+    async def act(*_: object) -> bytes:
+        work = asyncio.get_running_loop().create_future()
+        work.cancel()
+        await work
+        return b""
+
+    async with serving(Metrics(), act, kind, INFER) as address, h2_to(address) as client:
+        client.head(1)
+        client.data(1, b"x")
+        [answer] = (await client.until_all()).values()
+
+    [head] = answer.headers
+    assert (head["grpc-status"], head["grpc-message"]) == (
+        "14",
+        "BackendUnavailable: what this call waited for was cancelled; try again",
+    )
