@@ -30,6 +30,9 @@ _GRPC_OPTIONS = (
     # The relay bounds connections, and the streams of each.
     ("grpc.server.max_pending_requests", 2**31 - 1),
     ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
+    # By default gRPC cancels calls that have not begun within 30 s, which happens when this process
+    # has too little CPU. Clients have deadlines of their own.
+    ("grpc.server_max_unrequested_time_in_server", 2**31 - 1),
 )
 _FOLDERS, _SOCKET = "triton-adapter-grpc-", "s"
 # The kernel takes so much for the path of a socket, and a folder's name ends with eight characters.

@@ -1,9 +1,11 @@
 """Shares the fallback server among connections: it begins calls in the order of their arrival."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
 
 MAX_NOT_BEGUN = 64
+_TURNS = 20  # of the event loop; the server begins with a call every fifth turn
 
 
 class FallbackQueue:
@@ -13,7 +15,7 @@ class FallbackQueue:
 
     def __init__(self) -> None:
         self._not_begun = 0
-        self._has_begun = False  # with any call since the last look
+        self._has_begun = False  # with any call since `forget_cancelled` ended
         self._waiting: dict[Hashable, deque[Callable[[], object]]] = {}
 
     @property
@@ -35,11 +37,19 @@ class FallbackQueue:
         self._not_begun = max(0, self._not_begun - 1)
         self._send_more()
 
-    def tick(self) -> None:
-        """Forget calls that were cancelled before the server began with them; called ten times a
-        second.
+    async def forget_cancelled(self) -> None:
+        """Forget calls that were cancelled before the server began with them: it does not report
+        those. Called ten times a second.
+
+        Turns of the event loop are counted because the server runs in this loop. When a turn takes
+        as long as the pause between two calls, the server has begun with nothing although it works:
+        if its calls were forgotten, hundreds more would wait in it, for longer than clients do.
         """
-        if not self._has_begun:
+        for _ in range(_TURNS):
+            if self._has_begun or not self._not_begun:
+                break
+            await asyncio.sleep(0)
+        else:
             self._not_begun = 0
             self._send_more()
         self._has_begun = False

@@ -7,6 +7,7 @@ the callers that go on get the right answers, and nothing is left behind.
 import asyncio
 import random
 import sys
+import threading
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.frontends.listeners import Listeners
+from adapter.settings import parse_address
 from tests.grpc_calls import NO_LIMITS, SERVICE
 from tests.journeys.memory.models import metric
 from tests.running import RunningAdapter, embedded_adapter, wait_until
@@ -217,3 +220,40 @@ def test_triton_lives_and_answers_though_callers_cancel_run_out_of_time_and_leav
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_triton_lives_and_answers_though_streams_are_cancelled(listener, seconds, seed, tmp_path):
     play(listener, "converse", seconds / 4, seed, tmp_path)
+
+
+class NoRelay:
+    """Leaves the fallback server to be called directly."""
+
+    async def listen(self, host: str, port: int, path: str | None) -> int:
+        return 0
+
+    async def close(self, grace_seconds: float) -> None: ...
+
+    def fallback_began(self) -> None: ...
+
+
+async def test_calls_are_answered_after_half_a_minute_unbegun():
+    """See that gRPC does not cancel them, as it does by default after 30 s."""
+    halt = threading.Event()
+    halts = iter((31.0,))
+
+    async def act(message: bytes, _: object) -> bytes:
+        halt.wait(next(halts, 0.0))  # the event loop stands still, while the other calls arrive
+        return message
+
+    method = grpc.unary_unary_rpc_method_handler(act)
+    service = grpc.method_handlers_generic_handler("test.Service", {"Halt": method})
+    addresses: list[str] = []
+
+    def make(address: str) -> NoRelay:
+        addresses.append(address)
+        return NoRelay()
+
+    listeners = Listeners(grace_seconds=1, max_message_bytes=1000)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service], make)
+    async with grpc.aio.insecure_channel(addresses[0]) as channel:
+        call = channel.unary_unary("/test.Service/Halt")
+        answers = await asyncio.gather(*(call(b"x", timeout=90) for _ in range(20)))
+    await listeners.close()
+    assert set(answers) == {b"x"}
