@@ -2,19 +2,10 @@
 
 import pytest
 
-from adapter.core.memory import HOST
-from adapter.core.sizes import Sizes
 from adapter.http2.headers import HeaderBlockCache, HeaderReader, encoded
 from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100
-
-
-def test_packages_whose_sizes_are_remembered():
-    sizes = Sizes()
-    for number in range(MANY):
-        sizes.learn(str(number), {HOST: 1}, is_measured=True)
-    assert len(sizes.as_dict()["packages"]) == 10_000
 
 
 def test_header_blocks_and_fields_over_grpc():

@@ -1,8 +1,5 @@
-"""Settings reach the parts that they are about, and no part is given another's."""
+"""Each setting has its effect: shown by a call, or seen in the adapter's parts."""
 
-import socket
-import subprocess
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,49 +11,19 @@ import pytest
 
 from adapter.app import Adapter
 from adapter.app.listeners import Rpc
-from adapter.control.models import Models
-from adapter.control.on_demand import OnDemand
 from adapter.control.ports import StoreSettings, TimeLimits
-from adapter.core.record import OnExit
-from adapter.core.sizes import SIZE_FACTOR
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.mesh_sizes import MeshSizes
-from adapter.frontends.http.calls import Calls
-from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import HttpServer
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.model_repository import Repository
 from adapter.frontends.routes import ROUTES
 from adapter.runtime.turns import Turns
 from adapter.settings import Loaded, Settings, load_settings
-from adapter.store.cache import ArtifactCache
 
 TESTS = Path(__file__).parents[1]
 Part = TypeVar("Part")
-
-# A value that nothing else has, and the attributes of the adapter's parts that must hold it.
-HELD = {
-    "load_timeout_seconds": (
-        "1234.5",
-        {"load", "_load_timeout", "load_seconds"},
-    ),
-    "infer_timeout_seconds": ("1236.5", {"_timeout", "_seconds"}),
-    "drain_min_seconds": ("6.75", {"_min_seconds"}),
-    "size_factor": ("1.875", {"size_factor", "_factor"}),
-    "max_body_bytes": (
-        "1234567",
-        {"_max_body", "_max_body_bytes", "max_body_bytes", "max_unpacked"}
-        | {"direct", "stream", "unary", "_max_message_bytes"},
-    ),
-    "load_concurrency": ("87", {"load_concurrency", "count", "_count"}),
-    "max_inflight_body_bytes": ("34567891", {"limit"}),
-    "memory_limit": ("98765432109", {"limit_bytes"}),
-    "modelmesh_default_size": ("567891", {"default_bytes", "mesh_default_bytes"}),
-    "modelmesh_capacity": ("9876543210", {"_capacity_bytes"}),
-}
-
 
 # of the adapter, and of grpc what keeps the functions that answer the methods of a service
 _FOLLOWED = ("adapter.", "grpc._utilities")
@@ -98,35 +65,6 @@ def part(root: object, kind: type[Part]) -> Part:
     raise AssertionError(f"the adapter has no {kind.__name__}")
 
 
-def numbers_in(root: object) -> dict[float, set[str]]:
-    """Each number that is held anywhere, and the names of the attributes that hold it."""
-    found: dict[float, set[str]] = {}
-    seen, left = {id(root)}, [root]
-    while left:
-        for name, part in parts_of(left.pop()):
-            if isinstance(part, int | float):
-                found.setdefault(part, set()).add(name)
-            elif id(part) not in seen and not isinstance(part, Settings | Loaded | type):
-                seen.add(id(part))
-                left.append(part)
-    return found
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[float, set[str]]:
-    folder = tmp_path_factory.mktemp("wiring")
-    given = {name: text for name, (text, _) in HELD.items()}
-    flags = {"triton": "external", "model_roots": [str(folder)], "repository": str(folder)}
-    return numbers_in(Adapter(load_settings(flags | given, {}, None)))
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_a_setting_reaches_the_part_that_it_is_about(name, found):
-    text, attributes = HELD[name]
-
-    assert found.get(float(text)) == attributes
-
-
 @dataclass(frozen=True)
 class Look:
     """`see` finds in the adapter what `given` makes of it, beside `more` settings."""
@@ -138,10 +76,8 @@ class Look:
 
 
 TRITON = "127.0.0.1:4567"
-
-# What is no number.
+# What no call shows.
 SEEN = {
-    "triton": Look("external", lambda a: a._embedded, None),
     "triton_http": Look(
         TRITON, lambda a: a._embedded._wanted["http"], ("127.0.0.1", 4567), embedded=True
     ),
@@ -154,16 +90,6 @@ SEEN = {
     "tritonserver": Look(
         "/bin/other", lambda a: a._embedded._binary, Path("/bin/other"), embedded=True
     ),
-    "triton_args": Look(
-        ["--a", "--b=c"], lambda a: a._embedded._extra_args, ("--a", "--b=c"), embedded=True
-    ),
-    "start_timeout_seconds": Look(
-        "77", lambda a: a._embedded._start_timeout_seconds, 77, embedded=True
-    ),
-    "staging": Look("copy", lambda a: a._control.models.packages._staging, "copy"),
-    "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
-    "model_roots": Look(["/a", "/b"], lambda a: a._control.models.packages._roots, ["/a", "/b"]),
-    "single_model": Look("/models/one", lambda a: a._single, "one"),
     "gpu_placement": Look(
         "most_free", lambda a: str(a._control.memory.settings.places_gpus), "True"
     ),
@@ -171,23 +97,86 @@ SEEN = {
     "memory_reserve": Look(
         "123MiB", lambda a: a._control.memory.settings.headroom_of(0), 123 * 2**20
     ),
-    "on_triton_restart": Look("reload", lambda a: a._control.status.setting, OnExit.RELOAD),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
     ),
-    # with a second for those who are told that it is over
-    "drain_timeout_seconds": Look("21", lambda a: a._listeners._grace_seconds, 22),
-    "inline_files": Look("off", lambda a: str(part(a, Repository)._takes_files), "False"),
-    "passthrough": Look("log", lambda a: part(a, Calls)._passthrough, {"log"}),
-}
-
-# What is read once the adapter runs, or by what is given all settings: the test that sees it.
-SHOWN = {
-    "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
-    **dict.fromkeys(
-        ("model_store", "endpoints", "cache_dir", "cache_limit"),
-        "unit/test_wiring.py::test_stores_and_their_cache_are_as_their_settings_say",
+    "size_factor": Look(
+        "1.875",
+        lambda a: (a._control.memory.ledger.sizes.size_factor, part(a, MeshSizes)._factor),
+        (1.875, 1.875),
     ),
+    "modelmesh_default_size": Look(
+        "567891",
+        lambda a: (a._control.memory.settings.mesh_default_bytes, part(a, MeshSizes).default_bytes),
+        (567891, 567891),
+    ),
+    "modelmesh_capacity": Look(
+        "9876543210", lambda a: part(a, MeshSizes)._capacity_bytes, 9876543210
+    ),
+    "model_wait_seconds": Look("72.5", lambda a: part(a, TimeLimits).model_wait, 72.5),
+}
+# The test that shows the effect of each other setting.
+SHOWN = {
+    "triton": (
+        "journeys/sagemaker/test_lifecycle.py::test_the_whole_line_works_on_an_external_triton"
+    ),
+    "triton_args": (
+        "journeys/access/test_triton_port.py::test_restriction_in_triton_args_replaces_the_own"
+    ),
+    "start_timeout_seconds": "journeys/sagemaker/test_lifecycle.py"
+    "::test_without_triton_the_start_ends_when_its_time_is_up",
+    "staging": "journeys/v2/test_uploading.py::test_a_model_is_loaded_invoked_listed_and_unloaded",
+    "repository": (
+        "journeys/sagemaker/test_lifecycle.py::test_the_whole_line_works_on_an_external_triton"
+    ),
+    "model_roots": (
+        "journeys/sagemaker/test_load.py::test_a_path_outside_the_model_roots_is_refused"
+    ),
+    "single_model": "journeys/sagemaker/test_single_model.py"
+    "::test_the_single_model_is_served_at_invocations",
+    "on_triton_restart": "journeys/sagemaker/test_ends_again.py"
+    "::test_models_come_back_when_triton_ends_again_while_they_are_brought_back",
+    "load_timeout_seconds": "journeys/sagemaker/test_timeouts.py"
+    "::test_a_load_that_takes_too_long_is_504_and_taken_down",
+    "infer_timeout_seconds": (
+        "journeys/sagemaker/test_timeouts.py::test_an_inference_that_takes_too_long_is_504"
+    ),
+    "drain_timeout_seconds": (
+        "journeys/sagemaker/test_sigterm.py::test_requests_in_flight_are_told_that_it_is_over"
+    ),
+    "drain_min_seconds": "journeys/observability/test_drain.py"
+    "::test_sigterm_under_load_loses_no_answer_that_is_owed",
+    "max_body_bytes": "journeys/sagemaker/test_bodies.py"
+    "::test_a_body_over_the_limit_is_refused_before_it_is_sent",
+    "max_inflight_body_bytes": (
+        "attack/test_bodies.py::test_a_large_call_is_answered_while_others_never_end_theirs"
+    ),
+    "load_concurrency": "journeys/endpoint/test_turns.py"
+    "::test_a_cold_start_of_one_key_waits_for_no_more_than_the_load_under_way",
+    "memory_limit": "journeys/memory/test_first_loads.py"
+    "::test_what_alone_takes_more_than_there_is_can_never_fit",
+    "inline_files": (
+        "journeys/access/test_inline_files.py::test_files_over_rest_are_403_with_a_reason"
+    ),
+    "passthrough": "journeys/v2/test_grpc_service.py::test_with_the_setting_it_is_passed_on",
+    "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
+    "model_store": (
+        "journeys/endpoint/test_store.py::test_models_of_a_bucket_outlive_a_killed_adapter_on_disk"
+    ),
+    "endpoints": "journeys/endpoint/test_endpoints.py::test_each_endpoint_has_models_of_its_own",
+    "cache_dir": "journeys/endpoint/test_store.py"
+    "::test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text",
+    "cache_limit": "journeys/endpoint/test_too_large.py"
+    "::test_a_small_archive_of_a_large_model_unloads_nobody_and_is_refused_until_it_changes",
+    "pin": "journeys/endpoint/test_not_started.py"
+    "::test_where_nothing_can_be_evicted_another_machine_may_be_asked",
+    "preload": "journeys/endpoint/test_residency.py"
+    "::test_models_of_preload_are_loaded_before_the_adapter_is_ready",
+    "on_demand": "journeys/endpoint/test_residency.py::test_without_on_demand_v2_loads_nothing",
+    "revalidate_seconds": "journeys/endpoint/test_versions.py"
+    "::test_another_version_in_the_store_takes_the_place_of_the_loaded_one_without_a_gap",
+    "idle_unload_seconds": "journeys/endpoint/test_versions.py"
+    "::test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it",
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
     ),
@@ -197,77 +186,36 @@ SHOWN = {
         "unit/settings/test_settings.py::"
         "test_listeners_are_for_this_machine_alone_unless_the_listen_host_is_another"
     ),
-    "http": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
-    "grpc": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
-    "http_data": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
-    "grpc_data": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
-    "admin": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "http": "journeys/v2/test_ip_families.py::test_each_listener_answers_over_both_families",
+    "grpc": "journeys/v2/test_ip_families.py::test_each_listener_answers_over_both_families",
+    "admin": "journeys/v2/test_ip_families.py::test_each_listener_answers_over_both_families",
+    "http_data": (
+        "journeys/access/test_http_data.py::test_inference_health_and_metadata_are_as_at_http"
+    ),
+    "grpc_data": "journeys/access/test_triton_input.py"
+    "::test_grpc_data_serves_inference_alone_with_passthrough",
+    "metrics": "journeys/access/test_metrics_listener.py"
+    "::test_the_metrics_listener_has_metrics_and_probes_and_nothing_else",
     "control_token": "journeys/access/test_control_token.py"
     "::test_a_control_call_over_rest_without_the_token_is_401",
-    "metrics": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "allowed_hosts": "frontends/http/test_sites.py::test_on_loopback_its_own_names_are_known",
-    **dict.fromkeys(
-        (
-            *("pin", "preload", "idle_unload_seconds", "model_wait_seconds", "on_demand"),
-            "revalidate_seconds",
-        ),
-        "unit/test_wiring.py::test_models_on_demand_are_as_their_settings_say",
-    ),
     "modelmesh_model_concurrency": (
         "frontends/grpc/modelmesh/test_load.py::test_a_model_is_told_with_its_limit"
     ),
-    "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
-    "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
+    "log_level": "journeys/observability/test_log_lines.py::test_debug_is_of_the_adapter_alone",
+    "log_format": "journeys/observability/test_text_log.py"
+    "::test_every_line_has_the_time_and_the_level_in_front",
     "warm_up": "packages/test_warm_up.py::"
     "test_a_model_has_computed_zeros_before_its_load_is_answered",
 }
 
 
 def test_the_effect_of_every_setting_is_looked_at():
-    looked_at = [*HELD, *SEEN, *SHOWN]
+    looked_at = [*SEEN, *SHOWN]
     assert sorted(looked_at) == sorted(Settings.model_fields)
     for test in SHOWN.values():
         path, _, name = test.partition("::")
         assert f"def {name}(" in (TESTS / path).read_text(encoding="utf-8")
-
-
-def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
-    flags = {
-        "model_store": "/models",
-        "endpoints": ["team=/team"],
-        "cache_dir": str(tmp_path),
-        "cache_limit": "3GiB",
-    }
-    cache = part(Adapter(load_settings(flags, {}, None)), ArtifactCache)
-    assert {name: str(each.store.location) for name, each in cache._versions.items()} == {
-        "": "/models",
-        "team": "/team",
-    }
-    assert (cache.root, cache.limit_bytes) == (tmp_path, 3 * 2**30)
-
-
-@pytest.mark.parametrize("on_demand", [True, False])
-def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
-    flags = {
-        "model_store": "/models",
-        "cache_dir": str(tmp_path),
-        "on_demand": on_demand,
-        "pin": ["a*"],
-        "preload": ["b.zip"],
-        "idle_unload_seconds": "71.5",
-        "model_wait_seconds": "72.5",
-        "load_concurrency": "7",
-        "revalidate_seconds": "73.5",
-    }
-    adapter = Adapter(load_settings(flags, {}, None))
-    settings = part(adapter, StoreSettings)
-    assert settings.pin == ("a*",)
-    assert (settings.idle_unload_seconds, settings.revalidate_seconds) == (71.5, 73.5)
-    assert settings.load_concurrency == 7
-    assert part(adapter, TimeLimits).model_wait == 72.5
-    assert str(adapter._control.key_of(adapter._settings.preload[0])) == "b.zip"
-    served = part(adapter, ContainerContracts).v2._wait_for_lease.__self__
-    assert isinstance(served, OnDemand if on_demand else Models)
 
 
 def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
@@ -301,20 +249,6 @@ async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
             await adapter._embedded.stop()
 
 
-async def test_each_listener_is_where_its_setting_says(tmp_path):
-    names = ("http", "http_data", "grpc", "grpc_data", "admin", "metrics")
-    listeners = {name: f"unix:{tmp_path / name}.sock" for name in names}
-    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
-    adapter = Adapter(load_settings(flags | listeners, {}, None))
-    await adapter._open_listeners()
-    try:
-        assert adapter.addresses == listeners
-        assert all((tmp_path / f"{name}.sock").is_socket() for name in listeners)
-    finally:
-        await adapter._listeners.close()
-        await adapter._listeners.close_probes()
-
-
 async def test_every_http_listener_plans_inferences_once_triton_is_known(tmp_path):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
@@ -342,33 +276,3 @@ def test_every_call_of_the_table_has_a_handler_and_no_other(tmp_path, kind, cont
 
     operations = {route.operation for route in ROUTES if route.contract == contract}
     assert set(part(adapter, kind).handlers) == operations
-
-
-@pytest.mark.slow
-def test_the_log_is_as_its_settings_say(tmp_path):
-    """Of a start that fails for want of a Triton: errors for people, and nothing of less weight."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and listens to nobody
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-        flags = [
-            *("--log-level=error", "--log-format=text", "--start-timeout-seconds=0.1"),
-            *(f"--triton-http={nobody}", f"--triton-grpc={nobody}", f"--repository={tmp_path}"),
-            *(f"--grpc=unix:{tmp_path}/grpc.sock", "--http=off", "--admin=off"),
-        ]
-        ended = subprocess.run(
-            [sys.executable, "-m", "adapter", "serve", *flags],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode == 1
-    lines = ended.stdout.splitlines()
-    assert any("Triton was not live" in line for line in lines), ended
-    assert not [line for line in lines if line.startswith("{") or "adapter.listening" in line]
-
-
-def test_the_default_size_factor_is_by_backend():
-    adapter = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))
-    assert adapter._control.memory.ledger.sizes.size_factor is None
-    assert part(adapter, MeshSizes)._factor == SIZE_FACTOR

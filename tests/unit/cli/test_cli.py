@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
@@ -14,33 +13,11 @@ import adapter.__main__
 from adapter.cli import probes
 from adapter.cli.client import find_target
 from adapter.cli.commands import COMMANDS
-from adapter.cli.main import main
 from adapter.cli.parser import parse
-from adapter.settings import GROUPS, SECRETS, Settings, flag_of, masked, variable_of
+from adapter.settings import GROUPS, SECRETS, Settings, flag_of, variable_of
 from tests.cases import rows
 from tests.trees import write_python_model
 from tests.unit.cli.conftest import admin
-
-
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--memory-limt=8GiB", "--memory-limt; did you mean --memory-limit?"),
-        ("--http-adress", "--http-adress"),
-        ("--no-such-thing-at-all", "--no-such-thing-at-all\n"),
-    ],
-)
-def test_a_misspelt_flag_is_refused_with_the_name_that_may_have_been_meant(flag, said, capsys):
-    assert main(["serve", flag], {}) == 2
-    assert f"unrecognized arguments: {said}" in capsys.readouterr().err
-
-
-def test_each_module_that_a_command_names_has_just_the_commands_that_name_it():
-    named = {}
-    for name, command in COMMANDS.items():
-        named.setdefault(command.module, set()).add(name)
-    found = {module: set(import_module(module).COMMANDS) for module in named}
-    assert found == named
 
 
 class TestHelp:
@@ -118,6 +95,7 @@ class TestHelp:
             (("help", "healthchek"), "healthcheck"),
             (("--versio",), "--version"),
             (("ps", "--wach"), "--watch"),
+            (("serve", "--memory-limt=8GiB"), "--memory-limit"),
         ],
     )
     def test_a_misspelt_word_is_refused_with_the_one_that_may_have_been_meant(
@@ -168,11 +146,6 @@ class TestHelp:
         assert f"{summary[0].upper()}{summary[1:]}." in text
         assert "triton of" not in text
 
-    def test_each_setting_is_in_one_group(self):
-        assert sorted(name for names in GROUPS.values() for name in names) == sorted(
-            Settings.model_fields
-        )
-
 
 class TestCheckConfig:
     def test_every_setting_is_a_row_with_its_value_and_origin(self, run):
@@ -212,13 +185,6 @@ class TestCheckConfig:
         assert "ADAPTER_PORT" not in out
 
     @pytest.mark.parametrize("command", ["check-config", "serve"])
-    def test_decided_triton_args_are_refused_before_start(self, run, command):
-        argv = (command, "--triton=embedded", "--triton-args=--http-port=9999")
-        code, out, err = run(*argv, environ={})
-        assert (code, out) == (2, "")
-        assert "triton_args has --http-port, which triton_http decides" in err
-
-    @pytest.mark.parametrize("command", ["check-config", "serve"])
     def test_bad_settings_exit_2_with_one_line_each(self, run, tmp_path, command):
         (file := tmp_path / "a.yaml").write_text("admin: 1\n")
         argv = (command, "--http=x", "--config", str(file))
@@ -230,12 +196,6 @@ class TestCheckConfig:
             "flag --http",
             f"file {file}, key admin",
         ]
-
-    def test_secrets_are_masked_where_there_are_any(self):
-        assert {"control_token"} == SECRETS
-        assert masked("control_token", "abc") == "***"
-        assert masked("control_token", None) is None
-        assert masked("http", "abc") == "abc"
 
 
 class TestHealthcheck:

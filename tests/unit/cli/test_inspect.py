@@ -123,16 +123,6 @@ m
     )
 
 
-def test_a_name_with_a_line_break_is_escaped(inspect, packages):
-    folder = write_python_model(packages / "two\nlines")
-    (folder / "a\x1bb").touch()
-    code, out, _ = inspect(folder)
-    assert code == 0
-    assert "name      two\\nlines\n" in out
-    assert "    a\\x1bb -> a\\x1bb\n" in out
-    assert f"package   {packages}/two\\nlines\n" in out
-
-
 @pytest.mark.parametrize("url", ["s3://bucket/m", "gs://bucket/m", "https://host/m"])
 def test_a_url_that_no_load_takes_is_refused_as_a_load_refuses_it(inspect, url):
     code, out, err = inspect(url)
@@ -211,10 +201,6 @@ def test_an_archive_is_shown_by_the_paths_within_it(report, packages):
     assert parts["double"]["staged"] == {"1": "shop/double/1", "config.pbtxt": None}
     assert parts["both"]["config_diff"][0] == "--- shop/both/config.pbtxt"
     assert parts["both"]["staged"] == {"1/": None, "config.pbtxt": None}
-
-
-def test_a_folder_is_no_archive(report, packages):
-    assert report(write_python_model(packages / "m"))["is_archive"] is False
 
 
 def test_a_lone_file_is_shown_by_its_name_and_triton_completes_its_config(inspect, packages):
@@ -465,13 +451,6 @@ def test_gpus_that_are_not_visible_are_warned_of(
 def test_the_driver_says_how_many_gpus_are_visible(monkeypatch):
     monkeypatch.setattr(inspecting, "pynvml", FakeNvml(FakeGpu("a"), FakeGpu("b")))
     assert inspecting.count_gpus() == 2
-
-
-def test_help_says_what_the_exit_codes_mean(inspect):
-    code, out, _ = inspect("--help")
-    assert code == 0
-    for meaning in ("0 it would be staged", "1 the load would be refused", "2 bad", "3 with"):
-        assert meaning in out
 
 
 def test_it_imports_neither_the_servers_nor_the_settings(packages):

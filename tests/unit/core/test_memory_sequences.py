@@ -91,16 +91,6 @@ def test_memory_of_a_freed_stuck_load_measures_nothing():
     assert books.size("a") == ({GPU: 200}, False)
 
 
-def test_unload_during_a_load_ends_its_measurement():
-    books = gpu(1000)
-    books.add("a", 100)
-    books.load("b", guess(200, key="b"))
-    books.unload("a", 300)
-    books.settle("b")
-    assert books.size("b") == ({GPU: 200}, False)  # the other 100 may be what a has left behind
-    assert (books.free(), books.not_attributed()) == (700, 100)
-
-
 def test_load_is_not_booked_with_leaving_memory():
     """The reading shows the load and a model that is being unloaded meanwhile."""
     books = gpu(1000)

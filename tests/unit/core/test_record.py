@@ -13,7 +13,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
-from adapter.core.record import LoadedFor, ModelRecord, OnExit, describe_staged
+from adapter.core.record import LoadedFor, ModelRecord, describe_staged
 
 
 def make_record(name: str = "m") -> ModelRecord:
@@ -23,18 +23,6 @@ def make_record(name: str = "m") -> ModelRecord:
 def make_package(*configs: str | None) -> Package:
     parts = tuple(ModelPart(str(at), Role.ENTRY, text, ()) for at, text in enumerate(configs))
     return Package("/m", parts, size_bytes=1, declared_bytes=None, content_key="k")
-
-
-def test_record_of_a_load_is_absent():
-    record = make_record()
-    assert record.state is None
-    assert record.on_exit is OnExit.FORGET
-    assert record.step is None
-
-
-@pytest.mark.parametrize(("name", "is_renamed"), [("m", False), ("ta.u.m_231", True)])
-def test_model_is_renamed_under_another_name(name, is_renamed):
-    assert make_record(name).is_renamed is is_renamed
 
 
 def test_package_is_refused_before_its_inspection():

@@ -5,15 +5,11 @@ import itertools
 import pytest
 
 from adapter.core.states import (
-    AT_REST,
-    LOADED,
-    TRANSITIONS,
     IllegalTransition,
     ModelEvent,
     ModelState,
     advance,
 )
-from scripts.gen_docs import arrows_of, states_page
 from tests.cases import rows
 
 PREPARING, LOADING, READY, DEAD, UNLOADING, STUCK, LOST = ModelState
@@ -58,36 +54,3 @@ def test_event_moves_or_raises(state, event):
 def test_error_names_an_absent_model():
     with pytest.raises(IllegalTransition, match=r"^unloaded in state absent$"):
         advance(None, ModelEvent.UNLOADED)
-
-
-@rows("state", ModelState)
-def test_state_is_reached_and_left(state):
-    assert state in TRANSITIONS.values()
-    assert any(before is state for before, _ in TRANSITIONS)
-
-
-def test_exit_moves_records_at_rest():
-    """A load that is in Triton is moved by its own operation."""
-    event = ModelEvent.TRITON_EXITED
-    moved = {state for state in ModelState if (state, event) in TRANSITIONS}
-    assert moved == AT_REST | {LOADING}
-
-
-def test_loaded_models_can_be_unloaded():
-    event = ModelEvent.UNLOAD_STARTED
-    assert {state for state in ModelState if (state, event) in TRANSITIONS} == LOADED
-
-
-def test_diagram_names_each_state_and_edge():
-    arrows = arrows_of(TRANSITIONS)
-    assert len(arrows) == len(ALLOWED)
-    for (before, event), after in ALLOWED.items():
-        names = [state.value if state else "[*]" for state in (before, after)]
-        assert f"{names[0]} --> {names[1]}: {event}" in arrows
-    for state in ModelState:
-        assert any(state.value in arrow for arrow in arrows)
-
-
-def test_page_has_the_states_in_use():
-    page = states_page()
-    assert all(arrow in page for arrow in arrows_of(TRANSITIONS))

@@ -26,9 +26,3 @@ def test_no_other_module_has_a_constant():
     constant = re.compile(r"^(?!_RETRY_)_?[A-Z_]*(?:SECONDS|_MS)\w* *[:=]", re.MULTILINE)
     sources = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
     assert [name for name, text in sources.items() if constant.search(text)] == ["times.py"]
-
-
-def test_waits_are_shorter_than_their_limits():
-    assert times.POLL_SECONDS < times.PAUSE_SECONDS < times.LONGEST_PAUSE_SECONDS
-    assert times.TURN_SECONDS < times.PATIENCE_SECONDS
-    assert times.GIVEN_UP_SECONDS < times.CHARGE_SECONDS

@@ -1,13 +1,7 @@
 """Which calls of the endpoint are planned, and what of their heads is the same in each."""
 
-from typing import Any
-
 import pytest
-from multidict import CIMultiDict
 
-from adapter.errors import InvalidCall
-from adapter.frontends.http.endpoint.contract import EndpointCalls, EndpointContract
-from adapter.frontends.http.endpoint.members import Endpoints
 from adapter.frontends.http.plans import split_differing_lines
 from tests.cases import rows
 
@@ -49,35 +43,3 @@ def test_each_of_such_lines_is_left_out_and_one_that_goes_on_is_not() -> None:
     assert split_differing_lines(HEAD % apart)[0] == HEAD % b"Accept: b\r\n"
     folded = b"Authorization: b\r\n Transfer-Encoding: chunked\r\n"
     assert split_differing_lines(HEAD % (b"X-Amz-Date: a\r\n" + folded))[0] == HEAD % folded
-
-
-def call(endpoint: str = "any", **headers: str) -> EndpointContract:
-    fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    nowhere: Any = None
-    return EndpointCalls(Endpoints(["named"], takes_all=True), nowhere).read(endpoint, fields)
-
-
-def test_call_names_a_model_of_the_store() -> None:
-    found = call(x_amzn_sagemaker_target_model="team-a/m.tar.gz")
-    assert found.model_id == "team-a/m.tar.gz"
-
-
-def test_a_named_endpoint_has_models_of_its_own() -> None:
-    found = call("named", x_amzn_sagemaker_target_model="m")
-    assert found.model_id == "named/m"
-
-
-@rows(
-    ("endpoint", "headers"),
-    [
-        ("a b", {}),
-        ("-a", {}),
-        ("any", {"x_amzn_sagemaker_target_model": ""}),
-        ("any", {"x_amzn_sagemaker_target_model": "../a"}),
-        ("any", {"x_amzn_sagemaker_session_id": "NEW_SESSION"}),
-        ("any", {"accept": "\xff"}),
-    ],
-)
-def test_call_that_is_refused_is_not_planned(endpoint: str, headers: dict[str, str]) -> None:
-    with pytest.raises(InvalidCall):
-        call(endpoint, **{"x_amzn_sagemaker_target_model": "m", **headers})

@@ -6,7 +6,7 @@ import pytest
 
 from adapter import errors
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, MemoryFigures
+from adapter.errors import AdapterError
 from adapter.frontends.http.instrumentation import own_refusal
 from adapter.frontends.status import HTTP, lookup
 from tests.cases import rows
@@ -100,20 +100,6 @@ def test_an_error_is_answered_as_the_interface_says(kind):
     assert lookup(HTTP, an(kind)) == EXPECTED[kind.__name__]
 
 
-def test_the_table_holds_only_errors_of_the_tree():
-    assert set(HTTP) <= tree(AdapterError) - GROUPS
-
-
-def test_a_model_that_can_never_fit_is_the_callers_to_mend_and_evicts_nothing():
-    assert issubclass(errors.ModelTooLarge, errors.CallerError)
-    assert not issubclass(errors.ModelTooLarge, errors.CapacityError)
-
-
-def test_a_failure_of_the_model_is_one_of_tritons_side():
-    for kind in (errors.LoadFailed, errors.InferenceFailed):
-        assert issubclass(kind, errors.BackendError)
-
-
 def test_an_error_out_of_the_table_is_answered_as_its_nearest_ancestor():
     class Odd(errors.OutOfMemory):
         pass
@@ -127,46 +113,9 @@ def test_what_has_no_entry_is_a_bug(error):
     assert lookup(HTTP, error) is None
 
 
-def test_an_error_is_told_as_text_code_and_model():
-    answer = own_refusal(
-        errors.ModelNotFound("model 'm' is not loaded", model_id="m"), ModelId("M")
-    )
-    assert answer.status == 404
-    assert json.loads(answer.body) == {
-        "error": "model 'm' is not loaded",
-        "code": "ModelNotFound",
-        "model_name": "m",
-    }
-
-
 def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
     answer = own_refusal(errors.InvalidRequest("no JSON"), ModelId("m"))
     assert json.loads(answer.body)["model_name"] == "m"
-
-
-@pytest.mark.parametrize("kind", [errors.InsufficientMemory, errors.OutOfMemory])
-def test_a_lack_of_memory_is_told_with_its_figures(kind):
-    answer = own_refusal(
-        kind("full", figures=MemoryFigures(3, 2, 1, "GPU-0"), matched="out of memory"), None
-    )
-    assert answer.status == 507
-    assert json.loads(answer.body) == {
-        "error": "full",
-        "code": kind.__name__,
-        "model_name": None,
-        "needed_bytes": 3,
-        "free_bytes": 2,
-        "limit_bytes": 1,
-        "device": "GPU-0",
-        "needs_more_than_bytes": None,
-        "matched": "out of memory",
-    }
-
-
-def test_figures_that_nobody_knows_are_null():
-    body = json.loads(own_refusal(errors.OutOfMemory("full"), None).body)
-    figures = ("needed_bytes", "free_bytes", "limit_bytes", "device", "needs_more_than_bytes")
-    assert [body[name] for name in figures] == [None] * 5
 
 
 def test_an_error_without_an_entry_is_answered_as_internal():

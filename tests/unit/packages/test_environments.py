@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from adapter.core.model import ModelSource
-from adapter.errors import InvalidModel
 from adapter.packages.inspection import inspect
 from tests.trees import CONFIG, write_python_model
 
@@ -29,14 +28,6 @@ def test_an_environment_with_numpy_2_is_warned_of(tmp_path: Path, numpy: str):
 
 def test_one_with_numpy_1_is_not(tmp_path: Path):
     assert warnings(tmp_path, "1.26.4") == []
-
-
-@pytest.mark.parametrize("path", ["../other/env", "env/../../x.tar.gz", "..", "/../x"])
-def test_one_that_is_given_from_the_models_folder_and_leaves_it_is_refused(
-    tmp_path: Path, path: str
-):
-    with pytest.raises(InvalidModel, match="EXECUTION_ENV_PATH leaves the model's folder"):
-        warnings(tmp_path, "1.26.4", f"$$TRITON_MODEL_DIRECTORY/{path}")
 
 
 @pytest.mark.parametrize(

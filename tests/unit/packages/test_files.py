@@ -83,30 +83,6 @@ def test_an_empty_model_file_is_refused(root):
     assert "1/model.py: it is empty" in refusal(folder, root)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        'default_model_filename: "../../secret"',
-        'default_model_filename: "/etc/passwd"',
-        'cc_model_filenames { key: "9.0" value: "a/../../b" }',
-    ],
-)
-def test_a_model_file_outside_its_version_folder_is_refused(fields, root):
-    folder = make(root / "m", f'backend: "tensorrt" {fields}')
-    assert "leaves the version folder" in refusal(folder, root)
-
-
-@pytest.mark.parametrize("name", ["../other/labels.txt", "/etc/passwd", "a/../../x"])
-def test_file_outside_the_models_folder_is_refused_unseen(name, root):
-    """Else a load would tell what lies there."""
-    label = f'output {{ name: "a" label_filename: "{name}" }}'
-    warmup = (
-        f'model_warmup {{ name: "w" inputs {{ key: "a" value {{ input_data_file: "{name}" }} }} }}'
-    )
-    for field in (label, warmup):
-        assert "leaves the model's folder" in refusal(make(root / "m", PYTHON + field), root)
-
-
 def test_labels_and_warmup_data_must_be_there(root):
     label = 'output { name: "a" label_filename: "labels.txt" }'
     warmup = 'model_warmup { name: "w" inputs { key: "a" value { input_data_file: "data" } } }'

@@ -357,18 +357,6 @@ async def test_a_tree_is_staged_as_modelmesh_does(packages, row, tmp_path, repos
     assert list(repository.iterdir()) == []
 
 
-async def test_all_rows_one_after_another_in_one_repository(packages, tmp_path, repository):
-    served = [row for row in ROWS if not row.is_refused]
-    for row in ROWS:
-        await check_row(packages, row, tmp_path / "models" / name_of(row), repository)
-    assert {folder.name for folder in repository.iterdir()} == {name_of(row) for row in served}
-    for row in served:  # the later ones did nothing to the earlier
-        check(row, tmp_path / "models" / name_of(row), repository / name_of(row))
-    for row in served:
-        await packages.remove(name_of(row))
-    assert list(repository.iterdir()) == []
-
-
 async def test_all_rows_one_after_another_under_one_name(packages, tmp_path, repository):
     name, model_id = TritonName("m"), ModelId("m")
     for row in ROWS:

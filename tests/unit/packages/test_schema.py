@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config_text import quoted, with_tensors, without_name
+from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 from adapter.protocols.tensors import Tensor
 from tests.cases import rows
@@ -127,34 +127,7 @@ def test_a_schema_without_tensors_makes_a_config_of_the_backend_alone():
     assert config_for(parse_schema(b"{}", "s"), "onnxruntime") == 'backend: "onnxruntime"\n'
 
 
-@pytest.mark.parametrize("backend", ["pytorch", "tensorflow"])
-def test_a_schema_makes_a_config_of_backend_and_tensors(backend):
-    found = raw(
-        inputs=[tensor("INPUT", "FP32", [3, 32, 32])], outputs=[tensor("OUTPUT", "INT64", [1])]
-    )
-    config = ModelConfig(backend=backend)
-    config.input.add(name="INPUT", data_type="TYPE_FP32", dims=[3, 32, 32])
-    config.output.add(name="OUTPUT", data_type="TYPE_INT64", dims=[1])
-    assert parsed(config_for(merge(parse_schema(found, "s"), 0, "s"), backend)) == config
-
-
 # --- beside a config
-
-
-def test_what_the_schema_names_takes_the_place_of_the_configs():
-    text = """name: "x"
-backend: "tensorflow"
-input [ { name: "SOME_INPUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
-"""
-    found = parse_schema(raw(inputs=[tensor("NEW_INPUT", "FP32", [1, 64, 64])]), "s")
-    schema = merge(found, 0, "config.pbtxt")
-    inputs, outputs = tensors_text(schema.inputs), tensors_text(schema.outputs)
-    edited = with_tensors(without_name(text), inputs, outputs)
-    config = ModelConfig(backend="tensorflow")
-    config.input.add(name="NEW_INPUT", data_type="TYPE_FP32", dims=[1, 64, 64])
-    config.output.add(name="OUTPUT", data_type="TYPE_INT64", dims=[1])
-    assert parsed(edited) == config
 
 
 BATCHED = Schema(

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from adapter.core.model import Placement, TritonName
-from adapter.errors import BackendError, InvalidModel, InvalidRequest, SourceMissing
+from adapter.errors import BackendError, InvalidModel, InvalidRequest
 from adapter.packages.contents import MARKER
 from adapter.packages.staging import Packages
 from tests.packages.staged import (
@@ -104,14 +104,6 @@ async def test_packages_are_looked_at_side_by_side_whatever_is_collected_meanwhi
         littering.join()
 
 
-async def test_the_source_is_left_as_it_was(packages, root):
-    source = make(root / "m")
-    before = tree(source)
-    await place(packages, "a", source)
-    await packages.remove(TritonName("a"))
-    assert tree(source) == before
-
-
 async def test_a_link_moved_after_place_does_not_move_the_model(packages, root, repository):
     make(root / "v1")
     make(root / "v2")
@@ -178,21 +170,6 @@ async def test_models_are_placed_side_by_side_at_once(packages, root, repository
     for name, path in sources.items():
         assert (repository / name / "1").resolve() == path / "1"
         assert (repository / name / "config.pbtxt").read_bytes() == STAGED_CONFIG
-
-
-@pytest.mark.slow
-async def test_thousands_of_files_are_staged(packages, root, repository):
-    source = make(root / "m")
-    (source / "assets").mkdir()
-    for number in range(2500):
-        (source / f"f{number}").touch()
-        (source / "assets" / f"{number}").touch()
-    await place(packages, "a", source)
-    assert len(list((repository / "a").iterdir())) == 2500 + len(
-        {"1", "assets", "config", "marker"}
-    )
-    await packages.remove(TritonName("a"))
-    assert len(list((source / "assets").iterdir())) == 2500
 
 
 # --- other means than links
@@ -482,15 +459,6 @@ async def test_a_repository_beside_the_packages_is_fine(root):
     packages = Packages(repository, [root])
     await place(packages, "a", make(root / "m"))
     assert [model.name for model in await packages.staged()] == ["a"]
-
-
-async def test_faults_of_the_source_come_through(packages, root):
-    with pytest.raises(SourceMissing):
-        await prepare(packages, "a", root / "absent")
-    with pytest.raises(InvalidRequest):
-        await prepare(packages, "a", "s3://bucket/m")
-    with pytest.raises(InvalidModel):
-        await prepare(packages, "a", root)
 
 
 # --- threads and permissions

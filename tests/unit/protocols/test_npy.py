@@ -42,10 +42,6 @@ def read(raw: bytes):
     return read_head(raw[: bytes_needed(raw[: bytes_needed(b"")])])
 
 
-def test_the_types_are_those_of_a_tensor():
-    assert set(DTYPES) == set(SIZES)
-
-
 @given(st.sampled_from(sorted(DTYPES)), shapes, st.sampled_from([(1, 0), (2, 0), (3, 0)]))
 def test_what_numpy_writes_is_read_as_it_is_in_each_version(datatype, shape, version):
     array = np.zeros(shape, DTYPES[datatype])

@@ -347,9 +347,6 @@ def test_what_is_kept_for_its_receiver_counts_and_makes_room_when_it_is_taken() 
     assert site.budget.held == 3
 
 
-SIZES = st.integers(1, 40)
-
-
 class Play:
     """Callers who do as they like, but for pausing when they are told to."""
 

@@ -71,6 +71,10 @@ class TestModels:
             ({"SAGEMAKER_MULTI_MODEL": "false"}, Path("/opt/ml/model")),
             ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m"}, Path("/opt/ml/model/m")),
             (
+                {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "false"},
+                Path("/opt/ml/model/m"),
+            ),
+            (
                 {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "true"},
                 None,
             ),

@@ -13,7 +13,6 @@ from adapter.settings import (
     flag_of,
     load_settings,
     parse_address,
-    variable_of,
 )
 from tests.cases import rows
 
@@ -170,39 +169,8 @@ class TestOrder:
     def test_an_empty_file_gives_nothing(self, write):
         assert set(load({}, {}, write("# nothing\n")).origins.values()) == {"default"}
 
-    def test_a_name_has_three_spellings(self):
-        assert flag_of("load_timeout_seconds") == "--load-timeout-seconds"
-        assert variable_of("load_timeout_seconds") == "ADAPTER_LOAD_TIMEOUT_SECONDS"
-
 
 class TestInherited:
-    def test_the_ports_of_sagemaker_and_modelmesh_keep_the_host(self):
-        loaded = load({}, {"SAGEMAKER_BIND_TO_PORT": "8443", "RUNTIME_PORT": "9001"})
-        assert str(loaded.settings.http) == "0.0.0.0:8443"
-        assert str(loaded.settings.triton_grpc) == "127.0.0.1:9001"
-        assert loaded.origins["triton_grpc"] == "RUNTIME_PORT"
-
-    @pytest.mark.parametrize(
-        ("environ", "model"),
-        [
-            ({}, None),
-            ({"SAGEMAKER_MULTI_MODEL": "true"}, None),
-            ({"SAGEMAKER_MULTI_MODEL": "false"}, Path("/opt/ml/model")),
-            ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m"}, Path("/opt/ml/model/m")),
-            (
-                {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "false"},
-                Path("/opt/ml/model/m"),
-            ),
-            (
-                {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "true"},
-                None,
-            ),
-        ],
-    )
-    def test_sagemaker_says_whether_there_is_one_model(self, environ, model):
-        single = load({}, environ).settings.single_model
-        assert (single and single.folder) == model
-
     @pytest.mark.parametrize(
         ("environ", "value", "origin"),
         [
@@ -296,10 +264,6 @@ class TestTypes:
         assert external.repository == Path("/models/_triton_models")
         assert embedded.repository is None
         assert external.memory_source == embedded.memory_source == "auto"
-
-    def test_settings_cannot_be_changed(self):
-        with pytest.raises(ValueError, match="frozen"):
-            load().settings.http = Address("off")
 
 
 GOOD_TOKEN = "sesame-sesame-42"  # noqa: S105 - it opens nothing

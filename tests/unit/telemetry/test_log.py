@@ -201,25 +201,3 @@ def coloured_line(monkeypatch, terminal: type[io.StringIO], **environ: str) -> s
 def test_the_level_has_a_colour_on_a_terminal(monkeypatch):
     line = coloured_line(monkeypatch, Terminal)
     assert " \x1b[33mwarning\x1b[0m model.load_failed\n" in line
-
-
-@pytest.mark.parametrize(
-    ("terminal", "environ"),
-    [
-        (io.StringIO, {}),
-        (Terminal, {"NO_COLOR": "1"}),
-        (Terminal, {"TERM": "dumb"}),
-    ],
-)
-def test_no_colour_where_none_is_wanted_or_none_can_be_shown(monkeypatch, terminal, environ):
-    assert "\x1b" not in coloured_line(monkeypatch, terminal, **environ)
-
-
-def test_debug_is_for_our_own_loggers_and_not_for_libraries():
-    stream = io.StringIO()
-    setup_logging("debug", "json", stream)
-    logging.getLogger("adapter.control").debug("model.loaded")
-    logging.getLogger("grpc._cython.cygrpc").debug("Loaded running loop")
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
-        "model.loaded"
-    ]

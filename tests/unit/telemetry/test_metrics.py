@@ -50,40 +50,6 @@ class World:
         )
 
 
-def test_counters_and_histograms_have_their_documented_names_and_labels():
-    metrics = Metrics()
-    metrics.operations.labels("load", "ok").inc()
-    metrics.operation_seconds.labels("load").observe(1.3)
-    metrics.traffic.served("sagemaker", "invoke").count(200, 0.002, 0.0015)
-    metrics.count_out_of_memory("load", "bad_alloc")
-    metrics.load_retries.inc()
-    metrics.recovery_seconds.observe(0.3)
-    metrics.prediction_ratio.labels("learned").observe(1.02)
-    metrics.retries.labels("load_model").inc()
-    found = scrape(metrics)
-    assert found['triton_adapter_operations_total{operation="load",outcome="ok"}'] == 1
-    assert found['triton_adapter_operation_seconds_sum{operation="load"}'] == 1.3
-    assert found['triton_adapter_operation_seconds_bucket{le="2.5",operation="load"}'] == 1
-    assert found['triton_adapter_operation_seconds_bucket{le="1.0",operation="load"}'] == 0
-    request = 'code="200",frontend="sagemaker",method="invoke"'
-    assert found[f"triton_adapter_requests_total{{{request}}}"] == 1
-    assert found['triton_adapter_request_seconds_count{frontend="sagemaker",method="invoke"}'] == 1
-    assert (
-        found['triton_adapter_upstream_seconds_sum{frontend="sagemaker",method="invoke"}'] == 0.0015
-    )
-    overhead = (
-        'triton_adapter_overhead_seconds_bucket{frontend="sagemaker",le="%s",method="invoke"}'
-    )
-    assert (found[overhead % 0.00025], found[overhead % 0.0005]) == (0, 1)
-    assert found['triton_adapter_oom_total{phase="load"}'] == 1
-    assert found['triton_adapter_oom_patterns_total{pattern="bad_alloc",phase="load"}'] == 1
-    assert found["triton_adapter_load_retries_total"] == 1
-    assert found['triton_adapter_memory_recovery_seconds_bucket{le="0.5"}'] == 1
-    assert found['triton_adapter_memory_prediction_ratio_bucket{basis="learned",le="1.05"}'] == 1
-    assert found['triton_adapter_memory_prediction_ratio_bucket{basis="learned",le="1.0"}'] == 0
-    assert found['triton_adapter_backend_retries_total{call="load_model"}'] == 1
-
-
 def test_two_sets_of_metrics_do_not_share_counts():
     first, second = Metrics(), Metrics()
     first.count_out_of_memory("load", "bad_alloc")
@@ -151,16 +117,6 @@ def test_a_duration_of_minutes_has_a_bucket_that_is_not_infinite(seconds):
         assert steps == [0, seconds < 240, seconds < 300, 1]
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.9, 1.5, 4, 9, 20])
-def test_two_seconds_of_the_adapters_own_are_told_from_one(seconds):
-    metrics = Metrics()
-    metrics.traffic.served("v2", "infer").count(200, seconds + 1, 1)
-    series = 'triton_adapter_overhead_seconds_bucket{frontend="v2",le="%s",method="infer"}'
-    found = scrape(metrics)
-    bounds = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-    assert [found[series % le] for le in bounds] == [float(seconds < le) for le in bounds]
-
-
 @rows(
     "accept",
     [
@@ -216,15 +172,6 @@ def test_memory_of_a_device_is_read_at_each_scrape():
         "used": 300,
         "free": 600,
     }
-
-
-def test_each_device_has_its_own_figures():
-    world = World()
-    one, two = Device("GPU-1"), Device("GPU-2")
-    world.devices = {one: show_device(1000, free_bytes=700), two: show_device(500, free_bytes=300)}
-    found = scrape(world.metrics)
-    assert found['triton_adapter_memory_free_bytes{device="GPU-1"}'] == 700
-    assert found['triton_adapter_memory_free_bytes{device="GPU-2"}'] == 300
 
 
 def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
