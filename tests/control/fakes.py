@@ -446,10 +446,6 @@ async def _wait_for_any(events: list[asyncio.Event], seconds: float) -> None:
             wait.cancel()
 
 
-class ExternalTriton(FakeTriton):
-    """A Triton in another container: only its connection is seen."""
-
-
 class FakePackages:
     """Places packages in the fake Triton's repository."""
 

@@ -98,7 +98,6 @@ class Stage:
         self.control: Control = build_control(world, self.metrics, settings, Sizes())
         self.models = self.control.models
         self.served: list[str] = []  # folders whose models have answered
-        self.leases_lost = 0
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

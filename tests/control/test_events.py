@@ -4,71 +4,17 @@ import asyncio
 import logging
 
 from adapter.control.ports import StoreSettings
-from adapter.core.model import ModelSource
 from adapter.core.record import Step
 from adapter.core.sizes import Basis
-from adapter.errors import AdapterError, InsufficientMemory, LoadFailed
+from adapter.errors import AdapterError
 from adapter.telemetry.log import EVENTS
 from tests.control.fakes import MIB, Script
-from tests.control.stage import A, B, C, Stage, fails, played
+from tests.control.stage import A, B, C, Stage, played
 
 
 def find(caplog, event):
     """Return the lines of one event."""
     return [record for record in caplog.records if record.msg == event]
-
-
-def test_load_and_unload_have_two_lines_each(caplog):
-    """Their fields are those that dashboards and journeys know."""
-    caplog.set_level(logging.INFO)
-
-    @played
-    async def sequence():
-        async with Stage({"a": Script(declared=100)}) as stage:
-            await stage.models.load(A, ModelSource("a"), request_id="r1")
-            await stage.models.unload(A, request_id="r2")
-
-    sequence()
-    [loading] = find(caplog, "model.loading")
-    assert (loading.model_id, loading.url, loading.request_id) == ("a", "a", "r1")
-    [loaded] = find(caplog, "model.loaded")
-    assert (loaded.model_id, loaded.bytes, loaded.request_id) == ("a", 100 * MIB, "r1")
-    assert loaded.seconds > 0
-    [unloading] = find(caplog, "model.unloading")
-    assert (unloading.in_flight, unloading.request_id) == (0, "r2")
-    [unloaded] = find(caplog, "model.unloaded")
-    assert unloaded.bytes == 100 * MIB
-
-
-def test_refusal_and_failure_are_told_apart(caplog):
-    """A refusal is no warning: nothing was tried."""
-    caplog.set_level(logging.INFO)
-
-    @played
-    async def sequence():
-        scripts = {
-            "a": Script(600, declared=600),
-            "b": Script(600, declared=600),
-            "c": Script(failure="bad weights"),
-        }
-        async with Stage(scripts) as stage:
-            await stage.load(A)
-            await fails(stage.load(B), InsufficientMemory)
-            await fails(stage.load(C), LoadFailed)
-            metrics = stage.metrics
-            assert metrics.operations.labels("load", "InsufficientMemory")._value.get() == 1
-            assert metrics.operations.labels("load", "ok")._value.get() == 1
-            kinds = [one.kind for one in metrics.history.failures(["load"])]
-            assert kinds == [LoadFailed, InsufficientMemory]
-
-    sequence()
-    [refused] = find(caplog, "model.load_refused")
-    assert (refused.levelname, refused.error) == ("INFO", "InsufficientMemory")
-    [failed] = find(caplog, "model.load_failed")
-    assert (failed.levelname, failed.reason) == ("WARNING", "bad weights")
-    assert refused.reason.startswith(
-        "model 'b' needs 600.0 MiB (declared); 390.0 MiB of 1000.0 MiB"
-    )
 
 
 def test_eviction_tells_for_whom(caplog):
@@ -155,26 +101,6 @@ def test_replaced_version_counts_as_evicted(caplog):
     sequence()
     lines = [line for line in find(caplog, "model.unloading") if line.evicted == "changed"]
     assert [line.replaced_by for line in lines] == ["a", "b"]
-
-
-def test_step_has_one_line_each(caplog):
-    """An operator sees at debug where the time of a load or an unload has gone."""
-    caplog.set_level(logging.DEBUG)
-
-    @played
-    async def sequence():
-        scripts = {"a": Script(load_seconds=9), "b": Script()}
-        async with Stage(scripts, load_threads=1) as stage:
-            first = asyncio.create_task(stage.load(A))
-            await asyncio.sleep(0.5)
-            await stage.load(B)
-            await first
-            await stage.models.unload(B)
-
-    sequence()
-    steps = [line.waits_for for line in find(caplog, "model.step") if line.model_id == "b"]
-    loading = ["package", "turn", "files", "thread", "triton"]
-    assert steps == [*loading, "requests", "triton"]
 
 
 def test_report_of_triton_that_differs_is_logged(caplog):

@@ -12,7 +12,7 @@ from adapter.control.ports import StoreSettings
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
-from adapter.core.record import LoadedFor, OnExit
+from adapter.core.record import LoadedFor
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -53,21 +53,6 @@ async def test_second_load_is_refused():
 
 
 @played
-async def test_unload_ends_a_load():
-    async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
-        load = asyncio.create_task(stage.load(A))
-        await asyncio.sleep(1)
-        unload = asyncio.create_task(stage.models.unload(A))
-        await fails(load, UnloadedMeanwhile)
-        assert not unload.done()
-        await unload
-        stage.check()
-        await fails(stage.models.unload(A), ModelNotFound)
-        await stage.load(A, "b")
-        stage.check(A)
-
-
-@played
 async def test_load_follows_one_that_was_ended():
     """A platform that changes its mind need not wait until the first load is undone."""
     async with Stage({"a": Script(load_seconds=5), "b": Script()}) as stage:
@@ -79,18 +64,6 @@ async def test_load_follows_one_that_was_ended():
         await stage.load(A, "b")
         await unload
         assert await stage.invoke(A) == "b"
-
-
-@played
-async def test_load_outlives_its_caller():
-    async with Stage({"a": Script()}) as stage:
-        load = asyncio.create_task(stage.load(A))
-        await asyncio.sleep(0.5)
-        load.cancel()
-        await asyncio.sleep(1.5)
-        stage.check(A)
-        await stage.models.unload(A)
-        await fails(stage.models.unload(A), ModelNotFound)
 
 
 @played
@@ -220,14 +193,6 @@ async def test_load_is_retried_after_oom():
         records = stage.control.registry.records()
         assert C in {record.id for record in records}
         assert len(records) == 2
-
-
-@played
-async def test_oom_with_nothing_else_loaded_is_final():
-    async with Stage({"a": Script(2000, files=100)}) as stage:
-        await fails(stage.load(A), ModelTooLarge)
-        error = await fails(stage.load(A), ModelTooLarge)
-        assert "ran out of memory with nothing else loaded" in str(error)
 
 
 @played
@@ -733,19 +698,6 @@ async def test_idle_models_make_room_for_an_inference():
 
 
 @played
-async def test_vanished_model_is_found():
-    async with Stage({"a": Script(), "b": Script()}, on_exit=None) as stage:
-        stage._unwatched = frozenset({A})
-        record = await stage.load(A)
-        await stage.load(B)
-        del stage.triton.loaded[record.name]
-        await fails(stage.invoke(A), ModelNotFound)
-        await asyncio.sleep(1)
-        await stage.load(A)
-        stage.check(A, B)
-
-
-@played
 async def test_vanished_model_comes_back_by_setting():
     async with Stage({"a": Script()}) as stage:
         stage._unwatched = frozenset({A})
@@ -810,16 +762,6 @@ async def update_under_traffic(stage: Stage, folder: str) -> list[str]:
 
 
 @played
-async def test_update_beside_fails_no_call():
-    async with Stage({"1": Script(), "2": Script()}) as stage:
-        await stage.load(A, "1")
-        assert await update_under_traffic(stage, "2") == []
-        assert stage.served == sorted(stage.served)  # never an older answer after a newer
-        assert stage.served[-1] == "2"
-        stage.check(A)
-
-
-@played
 async def test_update_keeps_calls_from_being_idle():
     """The calls of the old version during the update are calls of the model."""
     settings = StoreSettings(idle_unload_seconds=30, revalidate_seconds=10)
@@ -855,30 +797,6 @@ async def test_package_with_its_own_name_keeps_it():
         assert await update_under_traffic(stage, "2") == []
         assert stage.control.registry.serving(A).name == first.name
         assert stage.served[-1] == "2"
-
-
-@played
-async def test_failed_update_changes_nothing():
-    scripts = {
-        "1": Script(300),
-        "fault": Script(fault="max_batch_size: -1"),
-        "beside": Script(failure="bad weights"),
-        "too large": Script(5000, declared=5000),
-        "in place": Script(800, declared=800, failure="bad weights"),
-    }
-    async with Stage(scripts) as stage:
-        first = await stage.load(A, "1")
-        await fails(update_under_traffic(stage, "fault"), InvalidModel)
-        await fails(update_under_traffic(stage, "beside"), LoadFailed)
-        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
-        assert stage.control.registry.serving(A) is first  # never unloaded so far
-        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
-        assert str(error).endswith("the model that was there was loaded again")
-        assert await stage.wait_and_invoke(A) == "1"
-        # whether its files have changed is asked from then on
-        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
-        assert set(stage.served) == {"1"}
-        stage.check(A)
 
 
 @played
@@ -938,17 +856,6 @@ async def test_version_that_fails_in_place_is_tried_once():
 
 
 @played
-async def test_new_version_of_the_store_is_found():
-    settings = StoreSettings(revalidate_seconds=30)
-    async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
-        await stage.call(A)
-        stage.store.versions["a"] += 1
-        await asyncio.sleep(40)
-        assert await stage.invoke(A) == "a@2"
-        assert stage.control.registry.serving(A).loaded_for is LoadedFor.CALLS
-
-
-@played
 async def test_model_that_a_platform_keeps_is_not_updated():
     """Its load says that it is there; another version amid that would be a surprise."""
     settings = StoreSettings(revalidate_seconds=2)
@@ -992,31 +899,6 @@ async def test_calls_load_a_few_models_at_a_time():
 
 
 @played
-async def test_replace_loads_what_differs():
-    async with Stage({"1": Script(), "2": Script()}) as stage:
-        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
-        first = stage.control.registry.serving(A)
-        await stage.models.replace(A, ModelSource("1"), Replaces.OTHER_SOURCE)
-        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
-        assert stage.control.registry.serving(A) is first
-        stage.packages.changed.add("1")
-        await stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
-        assert stage.control.registry.serving(A) is not first
-        await stage.models.replace(A, ModelSource("2"), Replaces.OTHER_SOURCE)
-        assert await stage.invoke(A) == "2"
-
-
-@played
-async def test_replace_waits_for_a_load_in_progress():
-    async with Stage({"1": Script(load_seconds=5), "2": Script()}) as stage:
-        load = asyncio.create_task(stage.load(A, "1"))
-        await asyncio.sleep(1)
-        await stage.replace(A, "2")
-        assert load.done()
-        assert await stage.invoke(A) == "2"
-
-
-@played
 async def test_triton_exits_amid_an_update_in_place():
     """The old version comes back, and V2's calls wait for it."""
     scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=5)}
@@ -1029,19 +911,6 @@ async def test_triton_exits_amid_an_update_in_place():
         await fails(update, BackendUnavailable)
         assert await call == "1"
         stage.check(A)
-
-
-@played
-async def test_unload_ends_an_update_in_place():
-    scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=9)}
-    async with Stage(scripts) as stage:
-        await stage.load(A, "1")
-        update = asyncio.create_task(stage.replace(A, "2"))
-        await asyncio.sleep(3)
-        unload = asyncio.create_task(stage.models.unload(A))
-        await fails(update, UnloadedMeanwhile)
-        await unload
-        stage.check()
 
 
 # -- names of stores ----------------------------------------------------------------------------
@@ -1286,35 +1155,6 @@ async def test_triton_exits_during_a_fetch():
 
 
 @played
-async def test_platform_loads_again_after_an_exit():
-    async with Stage({"a": Script()}, on_exit=OnExit.FORGET) as stage:
-        await stage.load(A)
-        stage.triton.exit()
-        await stage.load(A)
-        assert await stage.invoke(A) == "a"
-
-
-@played
-async def test_killer_is_given_up():
-    """Each request of b ends Triton, and a always has requests as well."""
-    async with Stage({"a": Script(), "b": Script(request_ends_triton=True)}) as stage:
-        stage.control.desired.want({A: ModelSource("a"), B: ModelSource("b")})
-
-        async def keep_calling(model_id: ModelId, seconds: float) -> None:
-            for _ in range(600):
-                with suppress(AdapterError):
-                    await stage.invoke(model_id, seconds)
-                await asyncio.sleep(0.1)
-
-        await asyncio.gather(keep_calling(A, 0.4), keep_calling(A, 0.7), keep_calling(B, 0.2))
-        stage.check(A)
-        assert stage.triton.exits <= 5, stage.triton.exits
-        error = stage.control.desired.explain_missing()
-        assert error is not None
-        assert "given up until" in error
-
-
-@played
 async def test_person_may_try_a_model_that_is_given_up():
     async with Stage({"a": Script(load_ends_triton=True), "b": Script()}) as stage:
         stage.control.desired.want({A: ModelSource("a")})
@@ -1389,18 +1229,6 @@ async def test_external_triton_is_away_for_a_moment():
 
 
 # -- hangs --------------------------------------------------------------------------------------
-
-
-@played
-async def test_hanging_load_ends_at_its_limit():
-    scripts = {"a": Script(hangs=True, is_python=True), "b": Script()}
-    async with Stage(scripts, load_seconds=20) as stage:
-        started_at = asyncio.get_running_loop().time()
-        await fails(stage.load(A), BackendTimeout)
-        assert asyncio.get_running_loop().time() - started_at < 22
-        await asyncio.sleep(30)
-        stage.check()
-        await stage.load(A, "b")
 
 
 @played
@@ -1592,26 +1420,6 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
-
-
-@played
-async def test_models_of_settings_are_loaded():
-    scripts = {"a": Script(), "b@1": Script(), "bad@1": Script(fault="no model file")}
-    async with Stage(scripts) as stage:
-        on_demand = stage.control.on_demand
-        assert on_demand is not None
-        stage.control.desired.want({A: ModelSource("a")})
-        stage.control.desired.preload(
-            {B: on_demand.key_of("b"), ModelId("bad"): on_demand.key_of("bad")}
-        )
-        assert stage.control.desired.explain_missing() is not None
-        await asyncio.sleep(10)
-        stage.check(A, B)
-        assert stage.control.desired.explain_missing() is None
-        assert "no model file" in stage.control.desired.list_refused()[0]
-        await stage.models.unload(A)
-        await asyncio.sleep(10)
-        stage.check(B)
 
 
 @played

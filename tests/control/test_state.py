@@ -130,16 +130,6 @@ async def test_dead_model_is_not_listed_as_gone_with_triton():
 
 
 @played
-async def test_killer_is_listed_as_given_up():
-    async with Stage({"a": Script(load_ends_triton=True)}) as stage:
-        stage.control.desired.want({A: ModelSource("a")})
-        await asyncio.sleep(120)
-        lost = stage.control.state.forgotten()[A]
-        assert lost.is_given_up
-        assert "3 exits of Triton" in lost.reason
-
-
-@played
 async def test_store_models_are_shown_from_their_fetch_on():
     """A fetch is a step of a load, so its model is listed before any file is there."""
     async with Stage({"a@1": Script(), "b": Script()}) as stage:

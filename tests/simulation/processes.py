@@ -31,7 +31,6 @@ class Processes:
         self._random = draws.of("processes")
         self._numbers = count(100)
         self.all: list[Process] = []  # running ones
-        self.killed_for_memory = 0
 
     def start(self, name: str, spec: Spec) -> Process:
         number = next(self._numbers)

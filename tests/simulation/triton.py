@@ -284,7 +284,6 @@ class SimTriton:
         free = self.truth.sizes[held.gpu] - self.truth.used_on(held.gpu)
         self._note("out of memory", name=held.name, bytes=count, free=free)
         if held.spec.is_python and random.random() < 0.3:
-            self.processes.killed_for_memory += 1
             self.processes.end(held.process)
             return await self._stub_ended(life, held)
         self._drop(life, held)
