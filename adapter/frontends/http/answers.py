@@ -141,6 +141,7 @@ class StreamedAnswer:
             self._connection.transport.write(b"".join(pieces))
         else:
             self._connection.transport.writelines(pieces)
+        self._connection.note_progress()
 
 
 class Writer:
@@ -182,6 +183,7 @@ class Writer:
             if self._is_chunked:
                 piece = write_chunk(piece)
             self._connection.transport.write(piece)
+            self._connection.note_progress()
         await self._connection.drain()
 
     def end(self) -> None:

@@ -162,11 +162,18 @@ class Connection:
         return self.is_idle() or self._has_disconnected()
 
     def _has_disconnected(self) -> bool:
-        """Return whether the client has ended its side, and no answer has begun. Most such clients
-        have disconnected; few wait for their answer. The first bytes of an answer end the
-        connection of a client that has disconnected, so that one which lasts is read.
+        """Return whether the client has ended its side, and has taken all that was written. Most
+        such clients have disconnected; few wait for more.
         """
-        return self.has_ended and self.request is not None and not self.request.status
+        has_request = self.state == _REQUEST
+        return self.has_ended and has_request and not self.transport.get_write_buffer_size()
+
+    def note_progress(self) -> None:
+        """Note that bytes of the answer were written or taken: the next bytes reset the connection
+        of a client that has disconnected, and one that only ended its side may wait for them.
+        """
+        if self.has_ended:
+            self._gone_due = self._loop.time() + self._listener.limits.gone
 
     def worth(self) -> tuple[bool, bool, float]:
         """Return what orders connections that can make room: those whose client has ended its side
@@ -303,6 +310,7 @@ class Connection:
         """Mark the connection as not full any more, and resume what waits to write."""
         self.is_full = False
         self._write_due = math.inf
+        self.note_progress()
         _wake(self._drained)
         self.step()
 

@@ -47,6 +47,9 @@ class RequestConnection(Protocol):
     def refuse_body(self, reason: str) -> None:
         """Fail the body, because nobody wants the rest of it."""
 
+    def note_progress(self) -> None:
+        """Note that bytes of the answer were written."""
+
     async def drain(self) -> None:
         """Wait until the client has taken most of what was sent."""
 
