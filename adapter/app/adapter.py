@@ -24,6 +24,7 @@ from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.pages import Admin, Pages, Probes, application
 from adapter.frontends.admin.state import DebugState
+from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.calls import MessageLimits
 from adapter.frontends.http.server import bearable_connections
@@ -117,6 +118,7 @@ class Adapter:
         self._registry = self._models.registry
         self._state = self._control.state
         self._triton_grpc: str | None = None
+        self._catalogue = None if cache is None else cache.packages
         self._stores = None if cache is None else Stores(cache, self._registry)
         traffic, min_seconds = self._metrics.traffic, settings.drain_min_seconds
         self._drain = Drain(self._models, self._state, traffic, min_seconds)
@@ -281,6 +283,13 @@ class Adapter:
         return Admin(
             state,
             Resident(self._registry, self._state),
+            ModelListing(
+                self._registry,
+                self._state,
+                self._metrics.history,
+                self._catalogue,
+                is_by_name=self._settings.on_demand,
+            ),
             self._models,
             access=Access("admin", token=self._settings.token_at(self._settings.admin)),
             drain=self._drain,

@@ -32,6 +32,30 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "models of a running adapter": {
+        "list": Command(
+            "list the models that may be called: in memory, on disk and in the stores",
+            "adapter.cli.store_models",
+            (
+                "triton-adapter list",
+                "triton-adapter list 'team-a/*' --all",
+                "triton-adapter list digits --json | jq -r .name",
+            ),
+            arguments="[FILTER]",
+            notes=(
+                "A store is read page by page. `list` begins with the first models by name, and "
+                "says at its end\nhow to go on. Folders and files that do not look like a model "
+                "are left out, and may be called all\nthe same."
+            ),
+        ),
+        "show": Command(
+            "show all that is known of one model, and a line that calls it",
+            "adapter.cli.store_models",
+            (
+                "triton-adapter show digits",
+                "triton-adapter show team-a/fraud.tar.gz --json",
+            ),
+            arguments="NAME",
+        ),
         "ps": Command(
             "list the devices and the models of a running adapter, with their memory",
             "adapter.cli.models",
@@ -163,9 +187,9 @@ COMMANDS: Mapping[str, Command] = {
 }
 # Names that other tools have for a command of ours.
 OTHER_WORDS: Mapping[str, str] = {
-    "list": "ps",
-    "ls": "ps",
-    "models": "ps",
+    "ls": "list",
+    "models": "list",
+    "describe": "show",
     "status": "ps",
     "memory": "ps",
     "run": "load",

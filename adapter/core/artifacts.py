@@ -1,6 +1,7 @@
 """Values that name and describe what a store holds: a model's package as an archive or a folder."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,6 +72,36 @@ class FetchProgress:
         if not self.total_bytes:
             return None
         return min(100, 100 * self.done_bytes // self.total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageOnDisk:
+    """Describes the copy of a package in the disk cache."""
+
+    size_bytes: int
+    etag: str
+    last_used: float  # in seconds since 1970
+    is_current: bool  # the store had this version when it was last asked
+
+
+@dataclass(frozen=True, slots=True)
+class StorePackage:
+    """Describes a package that a store has. Figures are None where they are not known."""
+
+    key: ArtifactKey
+    size_bytes: int | None  # of the objects as the store has them
+    etag: str | None  # names the version
+    modified: float | None  # in seconds since 1970
+    on_disk: PackageOnDisk | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackagePage:
+    """Holds a part of a store's listing."""
+
+    packages: Sequence[StorePackage]
+    after: str | None  # the next page begins behind this place; None at the end of the listing
+    note: str | None = None  # why only packages on disk are listed
 
 
 def parse_artifact_path(text: str) -> str:

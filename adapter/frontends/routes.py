@@ -125,6 +125,7 @@ ADMIN_ROUTES: Mapping[str, Route] = {
         ("GET", "/", "page", READ),
         ("GET", "/openapi.json", "openapi", SERVER),
         ("GET", "/resident", "resident", READ),
+        ("GET", "/store/models", "store_models", READ),
         ("GET", "/debug/state", "state", READ),
         ("GET", "/debug/config", "config", READ),
         ("GET", "/debug/tasks", "tasks", READ),

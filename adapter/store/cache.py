@@ -34,6 +34,7 @@ from adapter.store.checksums import Checksums
 from adapter.store.disk import BeginsAgain, Disk, Need, Reservation, make_disk_error
 from adapter.store.downloading import Connections
 from adapter.store.fetching import Fetch
+from adapter.store.packages import StorePackages
 from adapter.store.ports import Changed, DiskEvictor, Store, Unfinished, failed, failed_at
 from adapter.store.refusals import MAX_REMEMBERED, OF_VERSIONS, Question, Refusals
 from adapter.store.versions import SUFFIXES, StoreVersions, Version
@@ -80,6 +81,7 @@ class ArtifactCache:
         self._need_of = lru_cache(MAX_REMEMBERED)(_make_need)
         self._connections = Connections()
         self._unpackings = asyncio.Semaphore(MAX_UNPACKED_AT_ONCE)
+        self.packages = StorePackages(self._versions, self._disk)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._checking: asyncio.Task[NoReturn] | None = None
 

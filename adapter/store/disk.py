@@ -225,6 +225,10 @@ class Disk:
         versions = self.find(store, path)
         return next((each for each in versions if each.note.etag == etag), None)
 
+    def list_paths(self, store: str) -> list[str]:
+        """Return the paths of a store's artifacts that are on disk, sorted."""
+        return sorted(path for place, path in self._by_key if place == store)
+
     async def mark(self, cached: Cached, *, is_replaced: bool) -> None:
         """Note, on disk first, whether the store has another version, or none. Raises OSError and
         BackendUnavailable.

@@ -4,10 +4,11 @@ endpoint and time limits.
 
 import errno
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,7 @@ from adapter.packages.contents import ROOTS_SETTING
 from adapter.packages.roots import Inside
 from adapter.runtime.threads import LOOKUPS, WALKS
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import Changed, Store, StoredFile, failed
+from adapter.store.ports import LISTED_AT_ONCE, Changed, Store, StoredFile, failed
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -64,6 +65,52 @@ class FolderStore:
         """Return the files below a folder, as Store says."""
         found = await WALKS.run(self._asked, path, lambda each: self._below(each, limit))
         return found or []
+
+    async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
+        """Yield all files whose paths follow `path`, as Store says."""
+        files = self._walk_after(path)
+
+        def take(_: str) -> list[StoredFile]:
+            return list(islice(files, LISTED_AT_ONCE))
+
+        while page := await WALKS.run(self._asked, "", take):
+            yield page
+
+    def _walk_after(self, after: str) -> Iterator[StoredFile]:
+        """Yield the files that follow a path, sorted as a bucket sorts its keys.
+
+        Entries that cannot be read, and those that a link leads out of the folder, are left out.
+        """
+        # each path with the folders above it, by their real paths: a link may lead back to one
+        waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
+        while waiting:
+            path, parents = waiting.pop()
+            try:
+                with self._inside.open_entry(self._place(path.rstrip("/"))) as found:
+                    if not found.is_folder:
+                        file = _file(path, found.status)
+                    elif found.real in parents:
+                        continue
+                    else:
+                        file = None
+                        with os.scandir(found.by_descriptor) as entries:
+                            names = [each.name + "/" * each.is_dir() for each in entries]
+                        parents = (*parents, found.real)
+            except (OSError, InvalidModel):
+                if path:
+                    continue
+                raise
+            if file is not None:
+                yield file
+                continue
+            paths = [path + name for name in names]
+            # a folder that `after` lies in has files on both sides of it
+            later = [
+                each
+                for each in paths
+                if each > after or (each.endswith("/") and after.startswith(each))
+            ]
+            waiting += [(each, parents) for each in sorted(later, reverse=True)]
 
     async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`, as Store says."""

@@ -5,13 +5,14 @@ a text is only searched for phrases that are known to be safe.
 """
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from adapter.errors import StoreUnavailable
 from adapter.settings.locations import StoreLocation
 
+LISTED_AT_ONCE = 1000  # objects in a part of a listing
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]{1,40})")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
 _NO_CREDENTIALS = "no credentials for it were found"
@@ -61,6 +62,10 @@ class NoParts(StoreUnavailable):
     """The store does not serve parts of an object, or sends another part than the requested one."""
 
 
+class NoListing(StoreUnavailable):
+    """The store cannot list its objects."""
+
+
 class Unfinished(StoreUnavailable):
     """A download has failed that can only begin anew; the next one may succeed."""
 
@@ -79,6 +84,12 @@ class Store(Protocol):
 
     async def below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the objects below the folder, at most `limit`, in no order; there may be none."""
+
+    def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
+        """Yield all objects whose keys follow `path`, sorted by key, in parts of a limited size.
+
+        Raises NoListing for a store that cannot list.
+        """
 
     def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`. Raises Changed for another version than

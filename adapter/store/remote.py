@@ -1,7 +1,7 @@
 """Reads buckets and web servers by obstore, which is an extra of the package."""
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,13 +25,22 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import Changed, NoParts, StoredFile, code_in, failed, reason_in, status_in
+from adapter.store.ports import (
+    LISTED_AT_ONCE,
+    Changed,
+    NoListing,
+    NoParts,
+    StoredFile,
+    code_in,
+    failed,
+    reason_in,
+    status_in,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
 
 _CHUNK_BYTES = 2**21  # to a thread and back costs 0.1 ms
-_PAGE = 1000  # of a listing, at most
 # the status of a refusal, which S3 explains in a body that the answer to a HEAD does not have
 _REFUSED = re.compile(r"\b(?:400 Bad Request|401 Unauthorized|403 Forbidden)")
 _DENIED = re.compile(r"\b(?:401 Unauthorized|403 Forbidden)")
@@ -86,13 +95,26 @@ class RemoteStore:
         if self.location.kind is StoreKind.HTTP:
             return found
         try:
-            async for some in obstore.list(self._objects, path, chunk_size=min(limit, _PAGE)):
+            async for some in obstore.list(
+                self._objects, path, chunk_size=min(limit, LISTED_AT_ONCE)
+            ):
                 found += (replace(_file(m), is_exact=False, is_listed=True) for m in some)
                 if len(found) >= limit:
                     break
         except Exception as error:
             raise self._error(error, path) from error
         return found[:limit]
+
+    async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
+        """Yield all objects whose keys follow `path`, as Store says."""
+        if self.location.kind is StoreKind.HTTP:
+            raise NoListing(failed(self.location, "", "a web server cannot list its files"))
+        try:
+            pages = obstore.list(self._objects, offset=path or None, chunk_size=LISTED_AT_ONCE)
+            async for page in pages:
+                yield [_file(meta) for meta in page]
+        except Exception as error:
+            raise self._error(error, "") from error
 
     async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`, as Store says."""

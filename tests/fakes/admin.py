@@ -12,6 +12,7 @@ from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.pages import Admin, Probes, application
 from adapter.frontends.admin.state import DebugState
+from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.drain import Drain
 from adapter.settings import parse_address
 from tests.fakes.house import House
@@ -43,6 +44,13 @@ def admin_of(house: House) -> TestClient[Any, Any]:
     admin = Admin(
         state,
         Resident(house.control.registry, house.control_state),
+        ModelListing(
+            house.control.registry,
+            house.control_state,
+            house.metrics.history,
+            None,
+            is_by_name=False,
+        ),
         house.control,
         access=Access("admin"),
         drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),

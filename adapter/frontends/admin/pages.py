@@ -20,6 +20,7 @@ from prometheus_client.exposition import gzip_accepted
 from adapter.control.door import ControlState, Models
 from adapter.core.model import ModelId
 from adapter.errors import (
+    AdapterError,
     Forbidden,
     InvalidRequest,
     ModelNotFound,
@@ -29,9 +30,10 @@ from adapter.errors import (
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.state import DebugState, parse_query
+from adapter.frontends.admin.store_models import ModelListing, parse_list_query
 from adapter.frontends.drain import Drain
 from adapter.frontends.routes import ADMIN_ROUTES, CONTROL, openapi
-from adapter.frontends.status import challenge
+from adapter.frontends.status import HTTP, challenge, of_kind
 from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -196,12 +198,13 @@ def _error(status: int, text: str, **headers: str) -> web.Response:
 
 
 class Admin:
-    """Serves /drain, /forget, /resident, /debug, and the page that shows the state."""
+    """Serves what operators do and look at, and the page that shows it."""
 
     def __init__(
         self,
         debug_state: DebugState,
         resident: Resident,
+        listing: ModelListing,
         models: Models,
         *,
         access: Access,
@@ -211,6 +214,7 @@ class Admin:
     ) -> None:
         self._debug_state = debug_state
         self._resident = resident
+        self._listing = listing
         self._known_models = models
         self._access = access
         self._drain = drain
@@ -223,6 +227,7 @@ class Admin:
             "page": Page().show,
             "openapi": _openapi,
             "resident": self._models,
+            "store_models": self._list_models,
             "state": self._state,
             "config": self._configuration,
             "tasks": _tasks,
@@ -268,6 +273,18 @@ class Admin:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, self._resident.parts())
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        """Answer a page of the models of the stores, or, with a name, all about one model."""
+        name = request.query.get("name")
+        try:
+            query = parse_list_query(request.query)
+            if name is not None:
+                return answer(await self._listing.show_model(name))
+            return answer(await self._listing.list_models(query))
+        except AdapterError as error:
+            found = of_kind(HTTP, type(error))
+            return _error(500 if found is None else found[0], str(error))
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         try:

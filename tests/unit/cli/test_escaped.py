@@ -15,6 +15,8 @@ SOCKET = f"--url=unix:/{HOSTILE}"
 # What an operator may have pasted, by command.
 ARGUMENTS = {
     "serve": [(f"--config={HOSTILE}",), (f"--http={HOSTILE}",)],
+    "list": [(SOCKET,), (HOSTILE, SOCKET), (f"--limit={HOSTILE}",)],
+    "show": [(HOSTILE, SOCKET), (HOSTILE, f"--url={URL}")],
     "ps": [
         (SOCKET,),
         (SOCKET, HOSTILE),
@@ -76,9 +78,37 @@ STATE = {
     "events": [FAILURE | {"evicted": "room", "reason": HOSTILE}],
     "memory": {"devices": {HOSTILE: DEVICE}, "source": HOSTILE},
 }
+STORE_MODEL = {
+    **MODEL,
+    "name": HOSTILE,
+    "loaded_as": [HOSTILE],
+    "where": "store",
+    "state": HOSTILE,
+    "reason": HOSTILE,
+    "is_given_up": True,
+    "is_pinned": True,
+    "memory_bytes": 1,
+    "last_used": NOW,
+    "store": HOSTILE,
+    "key": HOSTILE,
+    "package_bytes": 1,
+    "disk_bytes": 1,
+    "etag": HOSTILE,
+    "modified": NOW,
+    "is_outdated": True,
+}
+STORE_MODELS = {
+    **STORE_MODEL,
+    "size": {"bytes": {HOSTILE: 1}, "basis": HOSTILE, "declared_bytes": 1, "measured_bytes": 1},
+    "call": {"operation": "endpoint", "endpoint": HOSTILE, "model": HOSTILE},
+    "models": [STORE_MODEL],
+    "after": HOSTILE,
+    "notes": [HOSTILE],
+}
 ERROR = {"error": HOSTILE, "code": HOSTILE, "reason": HOSTILE, "needed_bytes": 1, "device": HOSTILE}
 BODIES = {
     "state": (200, json.dumps(STATE)),
+    "store": (200, json.dumps(STORE_MODELS)),
     "error": (400, json.dumps(ERROR)),
     "known": (507, json.dumps(ERROR | {"code": "ModelTooLarge", "device": [HOSTILE]})),
     "odd": (500, json.dumps({"error": {HOSTILE: 1}, "code": [HOSTILE]})),
@@ -86,6 +116,8 @@ BODIES = {
     "nothing": (200, HOSTILE),
 }
 ASKING = {
+    "list": (),
+    "show": (HOSTILE,),
     "ps": (),
     "load": ("m", "examples"),
     "unload": (HOSTILE,),

@@ -116,8 +116,7 @@ class TestWords:
     @rows(
         ("word", "meant"),
         [
-            ("list", "ps"),
-            ("ls", "ps"),
+            ("ls", "list"),
             ("status", "ps"),
             ("run", "load"),
             ("start", "serve"),

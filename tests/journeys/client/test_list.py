@@ -1,0 +1,181 @@
+"""`triton-adapter list` and `show` before a folder, before a bucket, and without a store."""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.buckets import Bucket, s3_server
+from tests.journeys.client.terminal import run
+from tests.journeys.endpoint.folder_store import Store
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+def list_models(environ: dict[str, str], *argv: str) -> dict[str, dict[str, Any]]:
+    """Return the models by name, in the order of the list."""
+    listed = run("list", *argv, "--json", environ=environ)
+    assert listed.returncode == 0, listed.stderr
+    return {model["name"]: model for model in map(json.loads, listed.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(folder)
+    for name in ("called.tar.gz", "team-a/idle.tar.gz"):
+        store.put(name, 1)
+    store.put("broken.tar.gz", 1, initialize="raise ValueError('weights are missing')")
+    write_python_model(folder / "folder")
+    (folder / "README.md").write_text("not a model")
+    flags = (f"--model-store={folder}", f"--cache-dir={tmp_path_factory.mktemp('cache')}")
+    with embedded_adapter(*flags, "--on-demand", "--pin=team-*", COMPLETE) as adapter:
+        with closing(adapter.client()) as client:
+            path = "/v2/models/{}/infer"
+            assert client.post(path.format("called.tar.gz"), infer_body(0.0)).status == 200
+            assert client.post(path.format("broken.tar.gz"), infer_body(0.0)).status >= 400
+        yield adapter
+
+
+@pytest.fixture
+def environ(adapter: RunningAdapter) -> dict[str, str]:
+    return {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
+
+
+def test_list_has_places_sizes_and_failures(environ) -> None:
+    models = list_models(environ)
+
+    assert list(models) == ["broken.tar.gz", "called.tar.gz", "folder", "team-a/idle.tar.gz"]
+    called = models["called.tar.gz"]
+    assert (called["where"], called["state"]) == ("memory", "READY")
+    assert called["memory_bytes"] > 0
+    assert called["disk_bytes"] > 0
+    assert called["last_used"] is not None
+    broken = models["broken.tar.gz"]
+    assert broken["where"] == "disk"
+    assert "weights are missing" in broken["reason"]
+    idle = models["team-a/idle.tar.gz"]
+    assert (idle["where"], idle["last_used"], idle["is_pinned"]) == ("store", None, True)
+    assert models["folder"]["package_bytes"] > 0
+
+
+def test_list_prints_a_table(environ) -> None:
+    listed = run("list", environ=environ)
+
+    title, broken, called, *_ = listed.stdout.decode().splitlines()
+    assert title.split()[:3] == ["NAME", "WHERE", "PACKAGE"]
+    assert "failed: " in broken
+    assert "in memory" in called
+    assert listed.stderr == b""
+
+
+def test_list_takes_a_filter_and_a_limit(environ) -> None:
+    assert list(list_models(environ, "team-a/*")) == ["team-a/idle.tar.gz"]
+    assert list(list_models(environ, "FOLD")) == ["folder"]
+
+    first = run("list", "--limit=2", environ=environ)
+
+    [more] = first.stderr.decode().splitlines()
+    [after] = [word for word in shlex.split(more) if word.startswith("--after=")]
+    assert list(list_models(environ, after)) == ["folder", "team-a/idle.tar.gz"]
+
+
+def test_list_says_that_no_model_matches(environ) -> None:
+    listed = run("list", "nobody", environ=environ)
+
+    assert (listed.returncode, listed.stdout) == (0, b"")
+    assert b"no store has such a model" in listed.stderr
+
+
+def test_show_has_a_line_that_calls_the_model(environ) -> None:
+    shown = run("show", "called.tar.gz", environ=environ)
+
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.decode().splitlines()
+    facts = {line.split()[0]: line for line in lines if line}
+    assert "in memory" in facts["where"]
+    assert "FP32" in facts["inputs"]
+    called = subprocess.run(
+        [*shlex.split(lines[-1]), "--silent", "--fail"], capture_output=True, check=True
+    )
+    assert json.loads(called.stdout)["outputs"]
+
+
+def test_show_has_a_model_of_the_store(environ) -> None:
+    shown = run("show", "team-a/idle", "--json", environ=environ)
+
+    model = json.loads(shown.stdout)
+    assert (model["key"], model["where"]) == ("team-a/idle.tar.gz", "store")
+    assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @sample.json")
+
+
+def test_show_of_an_unknown_name_says_what_to_do(environ) -> None:
+    shown = run("show", "nobody", environ=environ)
+
+    assert shown.returncode == 1
+    assert b"no model 'nobody' is loaded, and no store has it" in shown.stderr
+    assert b"triton-adapter list" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "reason"),
+    [
+        ("limit=0", 400, "from 1 to 1000"),
+        ("limit=x", 400, "from 1 to 1000"),
+        ("after=x", 400, "only what an answer has"),
+        ("store=other", 404, "there is no store 'other'"),
+        ("name=a//b", 404, "no store has it"),
+        ("name=", 404, "no store has it"),
+    ],
+)
+def test_admin_refuses_odd_queries(adapter: RunningAdapter, query, status, reason) -> None:
+    with closing(Client(adapter.admin)) as admin:
+        reply = admin.get(f"/store/models?{query}")
+
+    assert (reply.status, reason in reply.json()["error"]) == (status, True), reply.body
+
+
+def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
+    """A deleted object is not listed any more, and an endpoint's models have its name."""
+    package = write_python_model(tmp_path / "m")
+    with s3_server() as endpoint:
+        bucket = Bucket(endpoint, "models")
+        bucket.put_model("digits.tar.gz", package)
+        bucket.put_model("team-a/folder", package)
+        flags = (
+            "--model-store=s3://models/models",
+            "--endpoints=team=s3://models/models/team-a",
+            f"--cache-dir={tmp_path / 'cache'}",
+            "--on-demand",
+            COMPLETE,
+        )
+        with embedded_adapter(*flags, environ=bucket.environ) as adapter:
+            environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
+            names = ["digits.tar.gz", "team-a/folder", "team/folder"]
+            assert list(list_models(environ)) == names
+            assert list(list_models(environ, "--store=team", "--limit=1")) == ["team/folder"]
+            with closing(adapter.client()) as client:
+                path = "/v2/models/team%2Ffolder/infer"
+                assert client.post(path, infer_body(0.0)).status == 200
+            assert list_models(environ)["team/folder"]["where"] == "memory"
+            bucket.delete("models/digits.tar.gz")
+            assert list(list_models(environ)) == names[1:]
+
+
+def test_list_without_a_store_is_refused(tmp_path: Path) -> None:
+    package = write_python_model(tmp_path / "m")
+    with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
+        environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
+        listed = run("list", environ=environ)
+        assert (listed.returncode, b"model_store" in listed.stderr) == (1, True)
+        with closing(adapter.client()) as client:
+            client.load("m", package)
+        shown = run("show", "m", environ=environ)
+        assert b"in memory" in shown.stdout
