@@ -49,8 +49,8 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def spawn(*command: str, prefix: str = "no-such-region") -> ServerProcess:
-    return await ServerProcess.spawn(command, dict(os.environ), prefix, lambda _: None)
+async def spawn(*command: str) -> ServerProcess:
+    return await ServerProcess.spawn(command, dict(os.environ), "no-such-region")
 
 
 async def until(condition, seconds: float = 60.0) -> None:
