@@ -26,10 +26,10 @@ async def test_load_is_refused_beside_too_many(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_ensemble_is_unloaded_before_its_steps() -> None:
     """Triton would keep a step that a loaded ensemble needs."""
-    house = await House(limit=10**9).open()
-    house.packages.placements["/e"] = Placement((TritonName("step"), TritonName("e")))
-    await house.load("e")
-    await house.unload("e")
-    unloads = [step for step in house.steps.seen if step.startswith("unload ")]
+    adapter = await House(limit=10**9).open()
+    adapter.packages.placements["/e"] = Placement((TritonName("step"), TritonName("e")))
+    await adapter.load("e")
+    await adapter.unload("e")
+    unloads = [step for step in adapter.steps.seen if step.startswith("unload ")]
     assert unloads == ["unload e", "unload step"]
-    await house.close()
+    await adapter.close()

@@ -196,7 +196,7 @@ async def test_load_is_retried_after_oom():
 
 
 @played
-async def test_oom_of_an_unseen_gpu_blames_no_host_memory():
+async def test_oom_of_unseen_gpu_blames_no_host_memory():
     """Without a reading of the GPU nobody knows what else it holds, so an unload may help."""
     stage = Stage({"a": Script({HOST: 2000}, files=100, gpus=frozenset())})
     stage.triton.devices = [HOST]
@@ -1059,7 +1059,7 @@ async def test_call_survives_one_exit():
 
 
 @played
-async def test_load_that_waits_for_a_slot_survives_an_exit():
+async def test_load_that_waits_for_slot_survives_exit():
     scripts = {
         "a": Script(declared=100, load_seconds=9),
         "b": Script(declared=100),
@@ -1155,7 +1155,7 @@ async def test_triton_exits_during_a_fetch():
 
 
 @played
-async def test_person_may_try_a_model_that_is_given_up():
+async def test_person_may_try_model_that_is_given_up():
     async with Stage({"a": Script(load_ends_triton=True), "b": Script()}) as stage:
         stage.control.desired.want({A: ModelSource("a")})
         await asyncio.sleep(120)

@@ -30,7 +30,7 @@ async def test_figures_of_a_device_add_up():
 
 
 @played
-async def test_size_of_a_model_says_how_it_is_known():
+async def test_size_of_model_says_how_it_is_known():
     """ModelMesh gets a size once it is measured, and the page says what a size stands on."""
     async with Stage({"a": Script(), "b": Script(load_seconds=5, declared=100)}) as stage:
         await stage.load(A)

@@ -47,7 +47,7 @@ def day(seed: int) -> Outcome:
     return played(drawn(seed))
 
 
-def test_a_seed_gives_the_same_events_in_every_process():
+def test_seed_gives_same_events_in_every_process():
     digests = {digest_in_a_process(1, hash_seed) for hash_seed in ("1", "2")}
     assert len(digests) == 1
 
@@ -61,7 +61,7 @@ def test_nothing_is_wrong_in_these_days(seed):
     assert day(seed).violation is None
 
 
-def test_a_failure_is_shrunk_to_the_entries_that_it_needs():
+def test_failure_is_shrunk_to_entries_that_it_needs():
     """A folder that stays needs a load and an unload."""
     fault = FAULTS["an unload leaves the folders"]
     days = (played(drawn(seed), fault.build) for seed in range(200))
@@ -72,7 +72,7 @@ def test_a_failure_is_shrunk_to_the_entries_that_it_needs():
     assert played(found.plan).violation is None
 
 
-def test_the_world_knows_the_door_and_the_ports_alone():
+def test_world_knows_door_and_ports_alone():
     for path in HERE.glob("*.py"):
         allowed = (*SEAMS, *REAL.get(path.name, ()))
         for node in ast.walk(ast.parse(path.read_text())):

@@ -24,6 +24,6 @@ def test_header_blocks_and_fields_over_grpc():
 
 
 @pytest.mark.parametrize("header", ["x-request-id", "x-amzn-sagemaker-custom-attributes"])
-def test_what_a_callers_header_may_put_into_the_log(header):
+def test_what_callers_header_may_put_into_log(header):
     (found,) = ids_of_headers({header: "r" * 50_000}).values()
     assert len(found) == 1024

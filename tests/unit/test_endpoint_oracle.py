@@ -78,7 +78,7 @@ def test_oracle_objects_to_a_version_of_the_future(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("contents", "is_right"), [(0, False), (1, True), (2, False)])
-def test_oracle_allows_in_an_outage_what_was_named_last(
+def test_oracle_allows_in_outage_what_was_named_last(
     play: Play, contents: int, is_right: bool
 ) -> None:
     play.put(0)
@@ -88,7 +88,7 @@ def test_oracle_allows_in_an_outage_what_was_named_last(
     assert (play.answer(contents, "disk") is None) is is_right
 
 
-def test_oracle_judges_hits_after_a_restart_in_an_outage(play: Play) -> None:
+def test_oracle_judges_hits_after_restart_in_outage(play: Play) -> None:
     play.put(0)
     play.put(1)
     play.begin_outage()

@@ -224,7 +224,7 @@ def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
     assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
 
 
-def test_the_limit_of_mps_in_the_environment_reaches_memory(monkeypatch):
+def test_limit_of_mps_in_environment_reaches_memory(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G")
     adapter = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))
     assert adapter._control.memory.settings.process_limits == {0: 4 * 2**30}
@@ -270,7 +270,7 @@ def test_every_http_listener_renews_its_connections_while_unready(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "contract"), [(SageMaker, "sagemaker"), (V2, "v2")])
-def test_every_call_of_the_table_has_a_handler_and_no_other(tmp_path, kind, contract):
+def test_every_call_of_table_has_handler_alone(tmp_path, kind, contract):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     adapter = Adapter(load_settings(flags, {}, None))
 

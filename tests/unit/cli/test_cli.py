@@ -38,7 +38,7 @@ class TestHelp:
         assert "memory_limit" in json.loads(out)["properties"]
 
     @pytest.mark.parametrize("command", ["serve", "check-config"])
-    def test_each_setting_is_a_flag_that_says_its_variable(self, run, command):
+    def test_each_setting_is_flag_that_says_its_variable(self, run, command):
         words = run(command, "--help")[1].split()
         text = " ".join(words)
         for name in set(Settings.model_fields) - SECRETS:
@@ -60,7 +60,7 @@ class TestHelp:
 
     @rows("command", [("serve",), ("check-config",), ("load", "m", "/m"), ("drain",)])
     @rows("words", [("--control-token=secret",), ("--control-token", "secret")])
-    def test_a_token_is_no_flag_and_is_not_repeated(self, run, command, words):
+    def test_token_is_no_flag_and_is_not_repeated(self, run, command, words):
         code, out, err = run(*command, *words)
         assert (code, out) == (2, "")
         assert "ADAPTER_CONTROL_TOKEN" in err
@@ -79,7 +79,7 @@ class TestHelp:
             (("load", "m", "/m", "--metrics=127.0.0.1:9000"), "--admin or --http"),
         ],
     )
-    def test_a_listener_not_asked_is_refused_with_those_asked(self, run, argv, listeners):
+    def test_listener_not_asked_is_refused_with_those_asked(self, run, argv, listeners):
         code, out, err = run(*argv)
         assert (code, out) == (2, "")
         assert f": {argv[0]} asks the listener of {listeners}: give that\n" in err
@@ -124,7 +124,7 @@ class TestHelp:
         for argv in ((command, "--help"), (command, "--no-such-flag")):
             assert usage in "".join(run(*argv)[1:]).splitlines()
 
-    def test_the_settings_stand_in_groups_with_what_each_takes(self, run):
+    def test_settings_stand_in_groups_with_what_each_takes(self, run):
         out = run("serve", "--help")[1]
         titles = [line[:-1] for line in out.splitlines() if line.endswith(":") and line[0] != " "]
         assert titles == ["options", *GROUPS, "examples"]
@@ -215,7 +215,7 @@ class TestHealthcheck:
         assert run("healthcheck", f"--url={url}", environ={"ADAPTER_ADMIN": "x"})[0] == 0
         assert server.asked == ["/livez"]
 
-    def test_a_listener_in_the_file_system_is_asked_too(self, run, sidecar):
+    def test_listener_in_file_system_is_asked_too(self, run, sidecar):
         server = sidecar(200, unix=True)
         listener = f"unix:{server.server_address}"
         assert run("healthcheck", environ={"ADAPTER_ADMIN": listener})[0] == 0
@@ -240,7 +240,7 @@ class TestHealthcheck:
         assert "No such file" in out
 
     @pytest.mark.parametrize("listener", ["off", "127.0.0.1:0"])
-    def test_a_listener_that_cannot_be_asked_is_a_bad_setting(self, run, listener):
+    def test_listener_that_cannot_be_asked_is_bad_setting(self, run, listener):
         code, _, err = run("healthcheck", environ={"ADAPTER_ADMIN": listener})
         assert code == 2
         assert "--url" in err
@@ -248,7 +248,7 @@ class TestHealthcheck:
     @pytest.mark.parametrize(
         "url", ["https://a/", "http:", "unix:", "http://a:99999/", "http://a:0/", "a:80", ""]
     )
-    def test_a_url_that_cannot_be_asked_is_a_bad_flag(self, run, url):
+    def test_url_that_cannot_be_asked_is_bad_flag(self, run, url):
         code, _, err = run("healthcheck", f"--url={url}")
         assert code == 2
         assert err.startswith(f"triton-adapter: flag --url: {url!r}: ")
@@ -267,7 +267,7 @@ class TestHealthcheck:
 
 
 class TestDrain:
-    def test_it_is_asked_for_with_the_limit_of_the_settings(self, run, sidecar):
+    def test_it_is_asked_for_with_limit_of_settings(self, run, sidecar):
         server = sidecar(200)
         environ = admin(server) | {"ADAPTER_DRAIN_TIMEOUT_SECONDS": "7"}
         assert run("drain", environ=environ) == (0, "", "")
@@ -279,7 +279,7 @@ class TestDrain:
         assert run("drain", f"--url={url}", "--timeout=0.5") == (0, "", "")
         assert server.asked == ["POST /drain?timeout=0.500000"]
 
-    def test_a_listener_in_the_file_system_is_asked_too(self, run, sidecar):
+    def test_listener_in_file_system_is_asked_too(self, run, sidecar):
         server = sidecar(200, unix=True)
         assert run("drain", f"--url=unix:{server.server_address}", "--timeout=1")[0] == 0
         assert server.asked == ["POST /drain?timeout=1.000000"]
@@ -290,7 +290,7 @@ class TestDrain:
         assert "503 status is 503" in err
 
     @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
-    def test_a_limit_that_is_none_is_a_usage_error(self, run, seconds):
+    def test_limit_that_is_none_is_usage_error(self, run, seconds):
         assert run("drain", f"--timeout={seconds}")[0] == 2
 
 
@@ -358,7 +358,7 @@ def test_small_commands_import_nothing_heavy(argv, code):
 
 @pytest.mark.parametrize("unbuffered", ["1", ""])
 @pytest.mark.parametrize("argv", [("--help",), ("version",)])
-def test_a_reader_who_has_left_ends_the_command_quietly(argv, unbuffered):
+def test_reader_who_has_left_ends_command_quietly(argv, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -375,7 +375,7 @@ def test_a_reader_who_has_left_ends_the_command_quietly(argv, unbuffered):
     assert done.returncode == 1 or argv == ("--help",)  # argparse does not mind
 
 
-def test_letters_that_the_terminal_does_not_have_are_escaped(tmp_path, monkeypatch):
+def test_letters_that_terminal_does_not_have_are_escaped(tmp_path, monkeypatch):
     folder = write_python_model(tmp_path / "модель")
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="latin-1") for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
@@ -416,12 +416,12 @@ def test_the_module_is_the_command():
         "load digits FILE --entry LABEL --http=127.0.0.1:1",
     ],
 )
-def test_options_may_stand_before_between_and_behind_the_words(words):
+def test_options_may_stand_before_between_and_behind_words(words):
     args = parse(words.split())
     assert (args.command, args.name, args.source, args.entry) == (
         *("load", "digits", "FILE", "LABEL"),
     )
 
 
-def test_names_of_an_unload_may_have_an_option_between_them():
+def test_names_of_unload_may_have_option_between_them():
     assert parse(["unload", "a", "--json", "b"]).names == ["a", "b"]

@@ -12,7 +12,7 @@ WAITING = {"waits_for": "memory", "hanging_seconds": None, "awaits": []}
 
 
 class TestClient:
-    def test_an_adapter_of_another_version_is_told_from_a_bug(self, run, sidecar):
+    def test_adapter_of_another_version_is_told_from_bug(self, run, sidecar):
         server = sidecar(200)
         server.body = b'{"version": "0.0.1"}'
         code, _, err = run("ps", environ=admin(server))
@@ -29,15 +29,13 @@ class TestClient:
             ("unload", {"version": "0.0.1"}, ""),
         ],
     )
-    def test_news_of_an_operation_are_what_the_admin_listener_tells(
-        self, sidecar, command, state, news
-    ):
+    def test_news_of_operation_are_what_admin_listener_tells(self, sidecar, command, state, news):
         server = sidecar(200)
         server.body = json.dumps(state).encode()
         assert describe_step(Target("127.0.0.1", server.server_port), "a/b", command) == news
         assert server.asked == ["/debug/state?model_id=a%2Fb"]
 
-    def test_of_what_no_adapter_says_the_beginning_is_told(self, run, sidecar):
+    def test_of_what_no_adapter_says_beginning_is_told(self, run, sidecar):
         server = sidecar(502)
         server.body = b"<html>\n" + b"x" * 10_000
         code, _, err = run("ps", environ=admin(server))

@@ -50,7 +50,7 @@ class TestCompletion:
         assert complete("triton-adapter", "ps", "--w") == {"--watch"}
         assert complete("triton-adapter", "serve", "--memory-l") == {"--memory-limit"}
 
-    def test_the_values_of_a_setting_with_a_choice_are_completed(self, complete):
+    def test_values_of_setting_with_choice_are_completed(self, complete):
         assert complete("triton-adapter", "serve", "--triton", "e") == {"external", "embedded"}
 
     @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ class TestCompletion:
         """Bash makes words of their own of `=`, unless COMP_WORDBREAKS lacks it."""
         assert complete("triton-adapter", "serve", *words) == values
 
-    def test_flags_are_completed_behind_a_flag_with_an_equals_sign(self, complete):
+    def test_flags_are_completed_behind_flag_with_equals_sign(self, complete):
         words = ("serve", "--triton", "=", "embedded", "--memory-l")
         assert complete("triton-adapter", *words) == {"--memory-limit"}
 
@@ -83,7 +83,7 @@ class TestCompletion:
         assert (code, err) == (0, "")
         assert "unload" in out
 
-    def test_a_shell_that_is_not_known_is_a_usage_error(self, run):
+    def test_shell_that_is_not_known_is_usage_error(self, run):
         code, _, err = run("completion", "cmd.exe")
         assert code == 2
         assert "'bash', 'zsh', 'tcsh'" in err

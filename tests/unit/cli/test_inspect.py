@@ -91,7 +91,7 @@ def models(report):
     return {model["own_name"]: model for model in report["models"]}
 
 
-def test_a_folder_is_shown_as_it_would_be_staged(inspect, packages):
+def test_folder_is_shown_as_it_would_be_staged(inspect, packages):
     folder = write_python_model(packages / "m", config="# mine\n" + CONFIG)
     (folder / "3").mkdir()
     (folder / "3" / "model.py").write_text("class TritonPythonModel: pass")
@@ -130,7 +130,7 @@ def test_a_url_that_no_load_takes_is_refused_as_a_load_refuses_it(inspect, url):
     assert f"url '{url}' is neither an absolute path nor a file:/// URL; models of a bucket" in err
 
 
-def test_a_file_url_is_taken_as_a_load_takes_it(inspect, packages):
+def test_file_url_is_taken_as_load_takes_it(inspect, packages):
     folder = write_python_model(packages / "m")
     assert inspect(folder.as_uri())[1].splitlines()[1:] == inspect(folder)[1].splitlines()[1:]
 
@@ -145,7 +145,7 @@ def test_a_config_that_is_changed_is_shown_as_a_diff_against_the_callers(inspect
     assert diff[:4] == ["--- config.pbtxt", "+++ m/config.pbtxt", "@@ -1,4 +1,4 @@", '-name: "old"']
 
 
-def test_a_schema_in_the_package_changes_the_callers_config(report, packages):
+def test_schema_in_package_changes_callers_config(report, packages):
     folder = write_python_model(packages / "m")
     (folder / "_schema.json").write_text(SCHEMA)
 
@@ -184,7 +184,7 @@ def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, pa
     assert found["backends"] == ["onnxruntime", "python"]
 
 
-def test_the_text_says_what_each_model_is_to_the_others(inspect, packages):
+def test_text_says_what_each_model_is_to_others(inspect, packages):
     out = inspect(several(packages / "shop"))[1]
 
     assert "\nplain (plain in the package)\n  helper: loaded before the entry\n" in out
@@ -193,7 +193,7 @@ def test_the_text_says_what_each_model_is_to_the_others(inspect, packages):
     assert "  backend   none, an ensemble\n" in out
 
 
-def test_an_archive_is_shown_by_the_paths_within_it(report, packages):
+def test_archive_is_shown_by_paths_within_it(report, packages):
     found = report(packed(several(packages / "shop")), "--name=shop")
 
     assert found["is_archive"] is True
@@ -234,7 +234,7 @@ def test_a_config_that_is_made_is_shown_whole(inspect, packages):
     assert out.endswith('  | backend: "pytorch"\n')
 
 
-def test_a_link_out_of_the_package_is_shown_in_full(report, packages):
+def test_link_out_of_package_is_shown_in_full(report, packages):
     folder = write_python_model(packages / "m")
     (packages / "labels.txt").write_text("a")
     (folder / "labels").symlink_to("../labels.txt")
@@ -253,7 +253,7 @@ def test_a_config_behind_a_link_is_found(report, packages):
     assert report(folder)["models"][0]["config_from"] == "changed"
 
 
-def test_links_may_lead_to_where_the_model_roots_are(inspect, packages, tmp_path):
+def test_links_may_lead_to_where_model_roots_are(inspect, packages, tmp_path):
     folder = write_python_model(packages / "m")
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "w").write_text("a")
@@ -312,7 +312,7 @@ def test_what_is_wrong_goes_to_stderr(inspect, packages):
         ([".."], "InvalidRequest", "must not hold each other"),
     ],
 )
-def test_programs_get_the_reason_and_the_code_of_the_load(inspect, packages, argv, code, words):
+def test_programs_get_reason_and_code_of_load(inspect, packages, argv, code, words):
     (packages / "empty").mkdir()
     several(packages / "shop")
 
@@ -359,7 +359,7 @@ def test_nothing_is_changed_and_nothing_is_left(inspect, packages, scratch, entr
 
 
 @pytest.mark.parametrize("is_archive", [False, True])
-def test_a_fault_in_the_code_names_the_callers_file(inspect, packages, is_archive):
+def test_fault_in_code_names_callers_file(inspect, packages, is_archive):
     folder = write_python_model(packages / "m")
     (folder / "1" / "model.py").write_text("x = 1\ndef x(:\n")
     path = packed(folder) if is_archive else folder

@@ -49,7 +49,7 @@ class TestWrongAddresses:
             (["unload", "a"], "http"),
         ],
     )
-    def test_the_hint_has_the_flags_of_the_command_alone(self, run, argv, flag):
+    def test_hint_has_flags_of_command_alone(self, run, argv, flag):
         code, out, err = run(*argv, f"--{flag}={NOBODY}")
         said = (out + err).splitlines()
         assert code == 1
@@ -91,7 +91,7 @@ class TestWrongAddresses:
 
 
 class TestWords:
-    def test_a_probe_says_the_reason_and_not_the_json_around_it(self, run, sidecar):
+    def test_probe_says_reason_and_not_json_around_it(self, run, sidecar):
         server = sidecar(503)
         server.body = b'{"error": "3 requests are left", "code": "Draining"}'
         code, _, err = run("drain", "--timeout=18", environ=admin(server))
@@ -108,7 +108,7 @@ class TestWords:
         )
 
     @pytest.mark.parametrize("word", ["x", "0", "inf"])
-    def test_a_duration_that_is_none_is_said_in_words(self, run, word):
+    def test_duration_that_is_none_is_said_in_words(self, run, word):
         code, _, err = run("ps", f"--watch={word}")
         assert code == 2
         assert f"{word} is not a number of seconds above 0" in err

@@ -15,12 +15,12 @@ def test_a_duration_has_two_units_at_most(seconds, said):
     assert format_duration(seconds) == said
 
 
-def test_columns_stand_below_each_other_whatever_the_letters_take():
+def test_columns_stand_below_each_other_whatever_letters_take():
     rows = [["a", "1"], ["模型", "22"], ["e\u0301", "333"]]
     assert format_columns(rows, frozenset({1})) == ["a       1", "模型   22", "e\u0301     333"]
 
 
-def test_the_first_column_gives_way_in_a_narrow_terminal(monkeypatch):
+def test_first_column_gives_way_in_narrow_terminal(monkeypatch):
     monkeypatch.setattr(text, "terminal_width", lambda: 20)
     assert format_columns([["a" * 30, "READY"], ["b", "READY"]]) == [
         "aaaaaaaaaaaa…  READY",
@@ -38,7 +38,7 @@ def test_what_would_move_the_cursor_is_escaped(given, shown):
     assert escape(given) == shown
 
 
-def test_a_view_is_cut_to_the_lines_of_the_terminal():
+def test_view_is_cut_to_lines_of_terminal():
     lines = [f"line {number}" for number in range(9)]
     assert fit_lines(lines, 4).plain.splitlines() == [*lines[:3], "... 6 more lines"]
     assert fit_lines(lines[:4], 4).plain.splitlines() == lines[:4]
@@ -132,7 +132,7 @@ def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():
         assert [cell for cell in map(str.strip, row) if cell][2:4] == ["unknown", "-"]
 
 
-def test_requests_a_second_are_those_since_the_last_look(monkeypatch):
+def test_request_rate_is_that_since_last_poll(monkeypatch):
     times = iter([100.0, 100.0, 102.0, 102.0])
     monkeypatch.setattr(models.time, "monotonic", lambda: next(times))
     table, ready = ModelTable(), {"state": "READY", "state_seconds": 1}

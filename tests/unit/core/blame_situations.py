@@ -313,7 +313,7 @@ LARGE_SITUATIONS = {
 
 # -- days ---------------------------------------------------------------------------------------
 
-_HOUSE = [
+_MODELS = [
     *healthy(3),
     _BUSY,
     PlayedModel(ModelId("streaming"), rate=1, is_streaming=True),
@@ -325,9 +325,11 @@ _EACH_ELEVEN_MINUTES = tuple(
 )
 
 KILLER_FOR_TWO_DAYS = Setting(
-    [*_HOUSE, killer(rate=0.1, request_seconds=0.05, kills_at=_EACH_ELEVEN_MINUTES)],
+    [*_MODELS, killer(rate=0.1, request_seconds=0.05, kills_at=_EACH_ELEVEN_MINUTES)],
     run_seconds=_TWO_DAYS,
 )
 OPERATOR_FOR_TWO_DAYS = Setting(
-    _HOUSE, kills_from_outside=lambda _: [*_EACH_ELEVEN_MINUTES], run_seconds=_TWO_DAYS
+    _MODELS,
+    kills_from_outside=lambda _: [*_EACH_ELEVEN_MINUTES],
+    run_seconds=_TWO_DAYS,
 )

@@ -6,7 +6,7 @@ from tests.cases import rows
 
 
 @pytest.mark.parametrize("text", ["digits.tar.gz", "team-a/digits.tar.gz", "a b/ä", "x" * 1024])
-def test_a_key_within_the_store_is_taken_as_it_is(text):
+def test_key_within_store_is_taken_as_it_is(text):
     assert parse_artifact_path(text) == text
 
 
@@ -31,12 +31,12 @@ def test_a_key_that_cannot_be_one_is_refused_with_the_reason(text, reason):
         parse_artifact_path(text)
 
 
-def test_a_key_of_a_named_endpoint_shows_its_name():
+def test_key_of_named_endpoint_shows_its_name():
     assert str(ArtifactKey("", "a.zip")) == "a.zip"
     assert str(ArtifactKey("blue", "a.zip")) == "blue/a.zip"
 
 
-def test_progress_is_unknown_until_the_store_has_said_the_size():
+def test_progress_is_unknown_until_store_has_said_size():
     assert FetchProgress(7).percent is None
     assert FetchProgress(41, 100).percent == 41
     assert FetchProgress(120, 100).percent == 100

@@ -149,7 +149,7 @@ def test_inference_on_an_unseen_device_is_believed_once():
     assert judge_load(strong(text), text, around).figures.limit_bytes is None
 
 
-def test_text_is_compared_with_the_device_that_it_names():
+def test_text_is_compared_with_device_that_it_names():
     limits = [("one", 1000), ("two", 4000), ("host", 9000)]
     around = scene(reading(one=900, two=0, host=0), limits=limits, devices=[ONE, HOST])
     assert judged(CUDA.format(2000), 1, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
@@ -170,7 +170,7 @@ def test_text_is_doubted_only_if_each_device_refutes_it():
     assert judged(CUDA.format(2001), 0, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
 
 
-def test_text_without_a_device_is_compared_with_the_model():
+def test_text_without_device_is_compared_with_model():
     text = "failed to allocate memory for requested buffer of size 104857600"  # 100 MiB
     limits = [("one", 1000), ("host", 9000)]
     around = scene(reading(one=100, host=0), limits=limits, devices=[ONE])

@@ -149,7 +149,7 @@ def test_a_backend_that_triton_lacks_is_not_called_a_fault_of_the_package(said):
         f"{NOBODY}: UNAVAILABLE: unix:/t: No such file or directory",
     ],
 )
-def test_a_call_that_found_no_triton_was_not_delivered(text):
+def test_call_that_found_no_triton_was_not_delivered(text):
     error = control("UNAVAILABLE", text)
     assert type(error) is BackendUnavailable
     assert error.delivered is False
@@ -187,7 +187,7 @@ def test_a_load_failure_is_told_in_tritons_words_without_its_trailing_mark():
     assert str(control("INVALID_ARGUMENT", failed("Internal: ValueError: x"))) == text
 
 
-def test_a_call_about_no_model_fails_like_any_other():
+def test_call_about_no_model_fails_like_any_other():
     error = FAULTS.of_control("DEADLINE_EXCEEDED", "Deadline Exceeded", model_id=None)
     assert type(error) is BackendTimeout
     assert error.model_id is None
@@ -347,7 +347,7 @@ def test_an_inference_over_grpc_is_sent_again_only_when_it_found_no_triton(code,
     assert error.delivered is delivered
 
 
-def test_over_grpc_the_caller_reads_the_name_that_the_caller_gave():
+def test_over_grpc_caller_reads_name_that_caller_gave():
     text = f"Request for unknown model: '{PRIVATE}' is not found"
     error = grpc("NOT_FOUND", text, PRIVATE, PUBLIC)
     assert str(error) == (
@@ -391,7 +391,7 @@ def test_words_that_may_mean_a_lack_of_memory_are_kept_as_a_suspicion(error, kin
         grpc("RESOURCE_EXHAUSTED", STUB),
     ],
 )
-def test_any_other_failure_of_a_model_is_not_suspected(error):
+def test_any_other_failure_of_model_is_not_suspected(error):
     assert error.suspected is None
 
 
@@ -450,7 +450,7 @@ def test_a_short_name_leaves_other_words_alone():
     assert "model x" in str(error)
 
 
-def test_the_caller_reads_the_name_that_the_caller_gave():
+def test_caller_reads_name_that_caller_gave():
     text = f"load failed for model '{PRIVATE}': version 1 is at UNAVAILABLE state: Internal: x;\n"
     shown = f"load failed for model '{PUBLIC}': version 1 is at UNAVAILABLE state: Internal: x"
     assert str(control("INVALID_ARGUMENT", text, PRIVATE, PUBLIC)) == shown
@@ -491,7 +491,7 @@ STUB = "Stub process 'm_0_0' is not healthy."
 @pytest.mark.parametrize(
     "request_id", ["r7", "x" * 5000, "two\nlines", "a] b", "Stub process 'n' is not healthy."]
 )
-def test_a_death_is_seen_whatever_the_request_was_called(request_id):
+def test_death_is_seen_whatever_request_was_called(request_id):
     text = f"[request id: {request_id}] {STUB}"
     found = FAULTS.of_inference(
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
@@ -499,7 +499,7 @@ def test_a_death_is_seen_whatever_the_request_was_called(request_id):
     assert type(found) is StubDied
 
 
-def test_a_death_in_the_request_id_alone_is_none():
+def test_death_in_request_id_alone_is_none():
     text = f"[request id: x] {STUB}] bad shape"
     found = FAULTS.of_inference(
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")

@@ -157,7 +157,7 @@ def test_measurement_outlives_guesses():
     assert books.size("a") == ({GPU: 300}, True)
 
 
-def test_reading_without_a_device_leaves_it_to_the_books():
+def test_reading_without_device_leaves_it_to_books():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 100, "1": 100})
     books.add("a", 200, "1")
@@ -179,7 +179,7 @@ def test_readings_that_lag_longest_settle_a_load():
     assert books.ledger.can_settle("a")
 
 
-def test_newer_reading_counts_however_late_a_load_is_booked():
+def test_newer_reading_counts_however_late_load_is_booked():
     books = gpu(1000)
     books.load("a", guess(100, key="a"))
     books.ledger.end_load("a", books.now)
@@ -337,7 +337,7 @@ def test_growth_above_the_limit_ends_nothing():
     assert books.free() == -100
 
 
-def test_only_load_above_the_limit_is_refused_for_good():
+def test_only_load_above_limit_is_refused_for_good():
     books = gpu(1000, used=50)
     books.load("a", guess(100, key="a"))
     books.read(1001)
@@ -350,7 +350,7 @@ def test_only_load_above_the_limit_is_refused_for_good():
     assert books.decide(books.need("a")).reason is Reason.TRIED
 
 
-def test_known_load_above_the_limit_says_what_it_has():
+def test_known_load_above_limit_says_what_it_has():
     books = gpu(1000, used=50)
     books.load("a", known(100, key="a"))
     books.read(1001)
@@ -358,7 +358,7 @@ def test_known_load_above_the_limit_says_what_it_has():
     assert (figures.needed_bytes, figures.free_bytes) == (951 * MIB, 950 * MIB)
 
 
-def test_load_that_an_exit_broke_off_is_no_proof():
+def test_load_that_exit_broke_off_is_no_proof():
     books = gpu(1000)
     books.load("a", guess(100, key="a"))
     books.ledger.start_life()
@@ -595,7 +595,7 @@ def test_guess_waits_for_no_stuck_load():
 # -- evictions -----------------------------------------------------------------------------------
 
 
-def test_eviction_is_enough_where_the_books_say_too_much():
+def test_eviction_is_enough_where_books_say_too_much():
     """Two loads that ended together were booked with what was reserved, and one took less."""
     books = gpu(1000, used=0)
     books.add("a", 500)
@@ -678,7 +678,7 @@ def test_candidate_that_has_left_is_no_victim():
     assert books.victims(known(500), evict=["gone", "a"]) == ["a"]
 
 
-def test_idle_model_elsewhere_is_evicted_before_a_busy_one():
+def test_idle_model_elsewhere_is_evicted_before_busy_one():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
     books.add("a", 600, "0")
@@ -733,7 +733,7 @@ def test_refusal_has_figures_and_a_remedy(need, words):
     assert getattr(error, "is_known", need.is_known) is need.is_known
 
 
-def test_refusal_of_a_tried_package_says_what_it_had():
+def test_refusal_of_tried_package_says_what_it_had():
     books = gpu(1000, used=100)
     books.load("a", guess(300, key="a"))
     books.fail("a")

@@ -147,7 +147,7 @@ def test_a_refused_request_counts_only_with_more_than_plain_words():
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "ValueError", "UnicodeDecodeError"])
-def test_an_error_about_the_input_counts_only_with_a_figure(kind):
+def test_error_about_input_counts_only_with_figure(kind):
     assert raised(f"{kind}: bad: CUDA out of memory").strength is Strength.NONE
     figure = f"{kind}: bad: CUDA out of memory. Tried to allocate 2.00 GiB"
     assert raised(figure).requested_bytes == 2 * 2**30
@@ -186,12 +186,12 @@ def test_words_that_only_look_like_it_are_not_out_of_memory(text):
     assert judge(text).strength is Strength.NONE
 
 
-def test_a_name_that_imitates_a_failed_load_is_still_a_name():
+def test_name_that_imitates_failed_load_is_still_name():
     text = "failed to load 'load failed for model ' bad_alloc ': ', no version is available"
     assert judge(text, phase=Phase.LOAD).rule is None
 
 
-def test_a_request_id_does_not_hide_what_follows_it():
+def test_request_id_does_not_hide_what_follows_it():
     assert judge("[request id: 7] failed to allocate GPU memory").rule == "allocation_failed"
     assert judge("std::bad_alloc in [request id: 7] of two").rule == "bad_alloc"
 
@@ -270,7 +270,7 @@ _BENIGN = [
 
 @settings(max_examples=3 * settings().max_examples)
 @given(name=_ANY_NAME)
-def test_no_name_makes_a_benign_failure_out_of_memory(name):
+def test_no_name_makes_benign_failure_out_of_memory(name):
     for template, phase, http_status in _BENIGN:
         text = template.replace("{}", name)
         assert judge(text, phase=phase, http_status=http_status).strength is Strength.NONE, text

@@ -149,7 +149,7 @@ def test_setting_takes_over_a_lost_model():
     assert wanted.want(M, SOURCE, PRELOAD).reason is PRELOAD
 
 
-def test_old_try_ends_when_the_model_is_wanted_anew():
+def test_old_try_ends_when_model_is_wanted_anew():
     wanted, old = make_wanted()
     new = wanted.want(M, KEY, LOST)
     assert wanted.note_failure(old, InsufficientMemory("full")) is None

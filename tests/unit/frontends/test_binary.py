@@ -27,7 +27,7 @@ TYPE = "application/vnd.sagemaker-triton.binary+json"
         (f"{TYPE};json-header-size=007", 7),
     ],
 )
-def test_the_header_size_is_read_in_every_legal_spelling(text, size):
+def test_header_size_is_read_in_every_legal_spelling(text, size):
     assert json_header_bytes(text, 100) == size
 
 
@@ -64,7 +64,7 @@ def test_a_size_that_is_no_number_is_refused(parameters):
         json_header_bytes(TYPE + parameters, None)
 
 
-def test_a_size_beyond_the_body_is_refused_with_both_figures():
+def test_size_beyond_body_is_refused_with_both_figures():
     with pytest.raises(InvalidRequest, match=r"json-header-size=101 .* has 100 bytes"):
         json_header_bytes(f"{TYPE};json-header-size=101", 100)
 
@@ -110,7 +110,7 @@ def test_an_answer_that_names_no_model_stays_as_it_is():
 
 
 @given(st.text(), st.text())
-def test_a_text_output_that_quotes_the_answer_is_left_alone(name, text):
+def test_text_output_that_quotes_answer_is_left_alone(name, text):
     """Whatever the model puts out: only the member itself changes."""
     quoted = text + '"model_name":"T",'
     raw = body_of("T", id=quoted, outputs=[{"name": "OUT", "data": [quoted]}])

@@ -16,9 +16,9 @@ from tests.fakes.house import House
 
 
 async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
-    house, budget = await House().open(), ByteBudget(100)
-    repository = GrpcRepository(Repository(house.control, no_versions, []), budget)
-    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
+    adapter, budget = await House().open(), ByteBudget(100)
+    repository = GrpcRepository(Repository(adapter.control, no_versions, []), budget)
+    calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())
     message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
     with HeldBody(budget, 200) as other:
         await other.take(100)
@@ -28,7 +28,7 @@ async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
     with pytest.raises(SourceMissing):
         await loading
     assert (budget.held, budget.waiting) == (0, 0)
-    await house.close()
+    await adapter.close()
 
 
 async def no_versions() -> dict[str, list[str]]:

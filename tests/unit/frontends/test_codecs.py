@@ -90,7 +90,7 @@ async def test_a_codec_in_the_list_writes_answers(types):
     assert found.body == struct.pack(">2f", 1, 2)
 
 
-async def test_what_a_codec_refuses_is_told_with_its_type(types):
+async def test_what_codec_refuses_is_told_with_its_type(types):
     with pytest.raises(InvalidRequest, match=f"^{BIG}: 3 bytes are no vector"):
         await request(types, b"123")
     with pytest.raises(NotAcceptable, match=f"output 'OUT' cannot be {BIG}: it is INT32"):

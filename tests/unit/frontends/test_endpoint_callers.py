@@ -33,7 +33,7 @@ def test_a_pattern_is_of_the_whole_key(pattern: str, path: str, may: bool) -> No
 
 
 @hypothesis.given(st.text("ab*?", max_size=8), st.text("ab", max_size=10))
-def test_a_pattern_means_what_it_means_to_a_shell(pattern: str, path: str) -> None:
+def test_pattern_means_what_it_means_to_shell(pattern: str, path: str) -> None:
     assert Caller([pattern]).may_ask_for(path) is fnmatchcase(path, pattern)
 
 

@@ -138,7 +138,7 @@ def test_what_is_no_message_is_refused(raw, words):
         read_field(raw, 1)
 
 
-def test_a_name_in_a_longer_form_of_the_same_tag_counts():
+def test_name_in_longer_form_of_same_tag_counts():
     raw = b"\x0a\x01a" + b"\x8a\x00\x01b"
     assert pb.ModelInferRequest.FromString(raw).model_name == "b"
     assert read_field(raw, 1) == b"b"

@@ -98,12 +98,12 @@ def test_compressed_bodies_are_json_or_refused():
         (f"{CSV};q=.1, {NPY};q=.25, {JSON};q=0.", NPY),
     ],
 )
-def test_the_best_of_the_types_that_the_caller_accepts_is_told(accept, told):
+def test_best_of_types_that_caller_accepts_is_told(accept, told):
     assert answer_type(accept, NUMBERS, is_choosing=False) == told
 
 
 @pytest.mark.parametrize("accept", ["text/html", f"{JSON};q=0", "*/*;q=0", "nonsense", ","])
-def test_a_caller_who_accepts_none_of_them_is_refused(accept):
+def test_caller_who_accepts_none_of_them_is_refused(accept):
     with pytest.raises(NotAcceptable, match="application/json"):
         answer_type(accept, NUMBERS, is_choosing=False)
 

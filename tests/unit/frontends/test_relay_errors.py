@@ -28,9 +28,11 @@ NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
 
 @pytest.mark.parametrize("reason", Reason)
 def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
-    house = House()
-    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
-    policy = RelayPolicy(house.control, house.control_state.triton, Faults(Classifier(())), calls)
+    adapter = House()
+    calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())
+    policy = RelayPolicy(
+        adapter.control, adapter.control_state.triton, Faults(Classifier(())), calls
+    )
     status, text, trailers = policy.worded(RelayError(reason, "why"))
     assert (status, text) == (STATUSES[reason][0], f"{STATUSES[reason][1]}: why")
     assert ((b"x-triton-adapter-not-started", b"1") in trailers) is (reason in NOTHING_BEGUN)

@@ -25,7 +25,7 @@ def path_of(*segments: str) -> str | None:
         (["", ""], None),
     ],
 )
-def test_what_clients_choose_is_no_part_of_a_path(segments, path):
+def test_what_clients_choose_is_no_part_of_path(segments, path):
     assert path_of(*segments) == path
 
 

@@ -91,7 +91,7 @@ def an(kind: type[AdapterError]) -> AdapterError:
     return kind("text", model_id="m")
 
 
-def test_every_error_of_the_tree_has_an_expected_answer():
+def test_every_error_of_tree_has_expected_answer():
     assert {kind.__name__ for kind in tree(AdapterError) - GROUPS} == set(EXPECTED)
 
 
@@ -118,6 +118,6 @@ def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
     assert json.loads(answer.body)["model_name"] == "m"
 
 
-def test_an_error_without_an_entry_is_answered_as_internal():
+def test_error_without_entry_is_answered_as_internal():
     answer = own_refusal(AdapterError("x"), None)
     assert (answer.status, json.loads(answer.body)["code"]) == (500, "InternalError")

@@ -64,7 +64,7 @@ def cuts(raw: bytes, chance: random.Random, most: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_frame_is_the_same_however_it_is_cut(size):
+def test_frame_is_same_however_it_is_cut(size):
     mosts = (20, 5000, 200_000) if size < 300_000 else (5000, 200_000)
     for most, padding in itertools.product(mosts, (None, 0, 1, 255)):
         check_cut(size, most, padding)
@@ -106,7 +106,7 @@ def test_what_comes_in_large_pieces_is_not_copied():
 
 
 @pytest.mark.parametrize("start", [9, 10, 20_000])
-def test_a_frame_over_the_limit_is_refused_by_its_head(start):
+def test_frame_over_limit_is_refused_by_its_head(start):
     raw = frames.head(MAX_FRAME + 1, frames.DATA, 0, 1) + bytes(start)
     with pytest.raises(ConnectionFault) as raised:
         Peer().handle_bytes(raw[:start])

@@ -62,7 +62,7 @@ def test_the_disk_has_its_own_errors(tmp_path):
 # --- parsing
 
 
-def test_a_config_is_parsed_whatever_mark_it_begins_with():
+def test_config_is_parsed_whatever_mark_it_begins_with():
     checked = parse("\ufeffbackend: 'b'\nmax_batch_size: 8", PATH)
     assert checked.config == ModelConfig(backend="b", max_batch_size=8)
     assert checked.warnings == ()

@@ -161,7 +161,7 @@ ABSOLUTE = [
 
 
 @pytest.mark.parametrize("text", ABSOLUTE)
-def test_absolute_path_is_a_package_s_or_within_the_roots(text, tmp_path):
+def test_absolute_path_is_package_s_or_within_roots(text, tmp_path):
     """A package brings code anyway; the `config` of a call may come without any."""
     root = tmp_path.resolve() / "models"
     root.mkdir()
@@ -183,7 +183,7 @@ def test_relative_value_of_a_call_has_no_part_that_leads_up(text):
 
 
 @pytest.mark.parametrize("text", [library("lib/x.so"), parameter("EXECUTION_ENV_PATH", "env/x")])
-def test_relative_library_of_a_call_is_a_name_alone(text):
+def test_relative_library_of_call_is_name_alone(text):
     """It would be relative to the folder that Triton runs in, which may be /."""
     refuse(text)
     assert OUTSIDE in refusal(text, ["/models"])
@@ -207,7 +207,7 @@ def test_every_string_field_is_in_one_table():
     assert sorted(tables) == sorted(string_fields(ModelConfig.DESCRIPTOR, "", ()))
 
 
-def test_field_of_no_table_is_taken_for_a_file(monkeypatch):
+def test_field_of_no_table_is_taken_for_file(monkeypatch):
     """A newer schema may be installed than the one that the tables are of."""
     monkeypatch.setattr("adapter.packages.config_paths.NO_PATHS", NO_PATHS - {"name"})
 

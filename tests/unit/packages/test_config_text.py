@@ -159,7 +159,7 @@ def test_the_steps_get_their_new_names_and_every_other_byte_stays(frame, step, e
         r'ensemble_scheduling { step { model_name: "\Uffffffff \ud800 \377" } }',
     ],
 )
-def test_what_is_no_step_of_a_known_model_stays(text):
+def test_what_is_no_step_of_known_model_stays(text):
     assert rename_steps(text, {"a": "A"}) == text
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_step_of_a_known_model_stays(text):
         ('backend: "b"\r\n', 'backend: "b"\r\n'),
     ],
 )
-def test_parameters_are_lines_of_their_own_at_the_end(text, expected):
+def test_parameters_are_lines_of_their_own_at_end(text, expected):
     line = 'parameters { key: "k" value { string_value: "a\\"\\\\\\012é" } }\n'
     assert with_parameters(text, {"k": 'a"\\\né'}) == expected + line
     assert with_parameters(text, {}) == text
@@ -198,7 +198,7 @@ def test_a_parameter_overrules_that_of_the_text():
         pytest.param("output {}", "output {}\ninput [I]\n", id="the other"),
     ],
 )
-def test_tensors_take_the_place_of_those_of_the_text(text, expected):
+def test_tensors_take_place_of_those_of_text(text, expected):
     assert with_tensors(text, "[I]", None) == expected
 
 
@@ -256,7 +256,7 @@ def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
         "instance_group [ { kind: KIND_GPU } ]\n",
     ],
 )
-def test_gpu_is_read_by_the_parser_in_every_spelling(text):
+def test_gpu_is_read_by_parser_in_every_spelling(text):
     """A number is a word of its own only with a blank behind it: `1kind` is none."""
     group = text_format.Parse(with_gpu(text, 1), ModelConfig()).instance_group[0]
     assert list(group.gpus) == [1]
@@ -421,7 +421,7 @@ def test_tensors_are_replaced_and_nothing_else(layout, inputs, outputs):
 
 @given(_layouts())
 @pytest.mark.slow
-def test_gpu_is_added_to_each_group_and_nothing_else(layout):
+def test_gpu_is_added_to_each_group_alone(layout):
     config, text = layout
     edited = _parsed(with_gpu(text, 1))
     if not config.HasField("ensemble_scheduling"):

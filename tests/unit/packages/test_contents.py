@@ -19,7 +19,7 @@ from tests.unit.packages.looking import PYTHON, look, make, refusal
 # --- links and odd files
 
 
-def test_links_within_the_roots_are_followed_and_counted_once(root):
+def test_links_within_roots_are_followed_and_counted_once(root):
     folder = make(root / "m", files=["1/model.py"])
     make(root / "shared", files=["big.bin"])
     (folder / "2").symlink_to("1")
@@ -41,7 +41,7 @@ def test_a_folder_that_many_links_lead_to_is_entered_once(root):
 
 
 @pytest.mark.parametrize("link", ["1/model.py", "config.pbtxt", "2", "1/deep/passwd"])
-def test_a_link_that_leaves_the_roots_names_link_and_target(link, root, tmp_path):
+def test_link_that_leaves_roots_names_link_and_target(link, root, tmp_path):
     outside = make(tmp_path / "outside")
     folder = make(root / "m", files=["1/model.py", "1/deep/x"])
     (folder / link).unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def test_a_package_of_too_many_entries_is_refused(root, monkeypatch):
     assert "holds more than 100 entries" in refusal(folder, root)
 
 
-def test_a_model_behind_a_link_that_leaves_the_roots_is_refused(root, tmp_path):
+def test_model_behind_link_that_leaves_roots_is_refused(root, tmp_path):
     (root / "m").symlink_to(make(tmp_path / "outside"))
     assert "outside the model roots, which --model-roots" in refusal(root, root)
 

@@ -51,7 +51,7 @@ def test_an_ensemble_goes_before_a_free_model():
     )
 
 
-def test_an_ensemble_that_code_calls_is_not_the_entry():
+def test_ensemble_that_code_calls_is_not_entry():
     members = [group("inner", "net"), model("net"), model("top", "inner")]
     assert plan(members, None, "") == Plan("top", (), ("net", "inner"))
 
@@ -60,7 +60,7 @@ def test_without_a_free_ensemble_the_model_that_nothing_refers_to_is_the_entry()
     assert plan([model("a"), model("b", "a")], None, "") == Plan("b", (), ("a",))
 
 
-def test_a_model_that_names_itself_is_not_referred_to():
+def test_model_that_names_itself_is_not_referred_to():
     assert plan([model("a"), model("b", "a", "b")], None, "").entry == "b"
 
 
@@ -121,7 +121,7 @@ def test_a_hint_that_names_nothing_is_refused_with_what_there_is():
     assert "'c' is not in the package; it holds 'a', 'b'" in text
 
 
-def test_a_hint_is_checked_for_a_single_model_too():
+def test_hint_is_checked_for_single_model_too():
     assert "'b'" in refusal(model("a"), hint="b")
 
 
@@ -137,7 +137,7 @@ def test_a_missing_step_is_named_with_its_ensemble():
 
 
 @pytest.mark.parametrize("steps", ["aa", "ab ba", "ab bc cb", "ab bc ca", "ab ac bd db cd"])
-def test_a_circle_of_ensembles_is_named_in_its_direction(steps):
+def test_circle_of_ensembles_is_named_in_its_direction(steps):
     names = sorted({*steps} - {" "})
     members = [group(name, *(b for a, b in steps.split() if a == name)) for name in names]
     circle = re.findall("'(.)'", refusal(*members, hint="a").partition("circle: ")[2])
@@ -212,7 +212,7 @@ ENTRY = TritonName("fraud")
     ("own", "shown"),
     [("pre", "pre"), ("a_b", "a_5fb"), ("ü/", "_c3_bc_2f"), ("a..b-C", "a_2e_2eb-C")],
 )
-def test_a_private_name_starts_with_what_stands_for_the_entry(own, shown):
+def test_private_name_starts_with_what_stands_for_entry(own, shown):
     assert private_name(ENTRY, own) == f"ta.p.f02b95ed0b00ce45.{shown}"
 
 
@@ -233,7 +233,7 @@ OWN = st.one_of(
 
 @given(OWN, OWN)
 @example("/", "_2f")
-def test_two_models_of_a_package_never_share_a_name(first, second):
+def test_two_models_of_package_never_share_name(first, second):
     assert (private_name(ENTRY, first) == private_name(ENTRY, second)) == (first == second)
 
 
@@ -260,7 +260,7 @@ def test_an_undecodable_folder_has_a_private_name():
     assert private_name(ENTRY, "\udcff") != private_name(ENTRY, "ÿ")
 
 
-def test_the_same_model_in_two_packages_has_two_names():
+def test_same_model_in_two_packages_has_two_names():
     assert private_name(TritonName("a"), "net") != private_name(TritonName("b"), "net")
 
 
@@ -327,7 +327,7 @@ def test_source_that_is_made_to_be_slow_to_parse_is_not_parsed():
         "'net'; '\\",
     ],
 )
-def test_source_of_any_kind_is_searched_without_an_error(source):
+def test_source_of_any_kind_is_searched_without_error(source):
     assert mentioned(source, ["net"]) == {"net"}
 
 

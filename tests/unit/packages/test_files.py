@@ -18,7 +18,7 @@ def test_a_version_folder_is_a_positive_integer(name, root):
 @pytest.mark.parametrize(
     "name", [str(2**63), "-" + "9" * 30, "20260101000000000000-old", " +" + "9" * 20]
 )
-def test_a_folder_name_that_would_end_triton_is_refused(name, root):
+def test_folder_name_that_would_end_triton_is_refused(name, root):
     folder = make(root / "m", files=["1/model.py", f"{name}/x"])
     assert f"/{name}: a version number must be below 2**63" in refusal(folder, root)
 
@@ -45,7 +45,7 @@ def test_the_largest_version_is_accepted(root):
         ('backend: "python" default_model_filename: "main.py"', "main.py"),
     ],
 )
-def test_one_version_must_hold_the_file_that_the_backend_needs(config, file, root):
+def test_one_version_must_hold_file_that_backend_needs(config, file, root):
     folder = make(root / "m", config, files=["1/other", f"2/{file}"])
     assert look(folder, root)
     (folder / "2").rename(folder / "old")
@@ -70,7 +70,7 @@ def test_what_is_not_known_for_sure_is_left_to_triton(config, root):
     assert look(make(root / "m", config, files=["1/model.bin"]), root)
 
 
-def test_file_is_needed_when_the_runtime_is_the_usual_one(root):
+def test_file_is_needed_when_runtime_is_usual_one(root):
     """Triton writes the library that it has chosen into the config that it shows."""
     config = 'backend: "pytorch" runtime: "libtriton_pytorch.so"'
     text = refusal(make(root / "m", config, files=["1/model.bin"]), root)

@@ -99,7 +99,7 @@ def test_an_almost_known_parameter_is_odd(root, name):
 
 
 @pytest.mark.parametrize("name", ["content", "adapter_path", "EXECUTION_ENV_PATH", "memory_bytes"])
-def test_a_parameter_of_the_model_s_own_is_not_odd(root, name):
+def test_parameter_of_model_s_own_is_not_odd(root, name):
     given = f'{TELLING}\nparameters {{ key: "{name}" value {{ string_value: "1MiB" }} }}'
     assert look(make(root / "m", given, files=["1/model.py"]), root).warnings == ()
 
@@ -112,7 +112,7 @@ def test_a_config_is_not_a_package(root):
         look(path, root)
 
 
-def test_the_only_folder_with_a_config_is_the_model(root):
+def test_only_folder_with_config_is_model(root):
     folder = make(root / "archive" / "m")
     (root / "archive" / "README.md").write_text("loose")
     make(root / "archive" / "__MACOSX")
@@ -130,7 +130,7 @@ def test_the_model_behind_a_link_is_shown_where_it_really_is(root):
     assert part.links == (Link("1", str(folder / "1")),)
 
 
-def test_the_one_folder_around_several_models_does_not_count(root):
+def test_one_folder_around_several_models_does_not_count(root):
     make(root / "m" / "all" / "one")
     make(root / "m" / "all" / "two", ensemble("one"), files=())
     (root / "m" / "__MACOSX").mkdir()
@@ -177,7 +177,7 @@ def test_an_ensemble_is_the_entry_and_what_it_reaches_are_steps(root):
     assert package.backends == {"python"}
 
 
-def test_the_version_folder_of_an_ensemble_is_not_made_twice(root):
+def test_version_folder_of_ensemble_is_not_made_twice(root):
     make(root / "m" / "one")
     make(root / "m" / "whole", ensemble("one"), files=())
     (root / "m" / "whole" / "3").mkdir()
@@ -344,7 +344,7 @@ def test_the_callers_word_beats_what_the_config_declares(root):
         ("instance_group [{ kind: KIND_CPU }, { count: 1 }, { gpus: [3] }]", None),
     ],
 )
-def test_the_gpus_are_those_that_the_instance_groups_name(groups, expected, root):
+def test_gpus_are_those_that_instance_groups_name(groups, expected, root):
     found = look(make(root / "m", PYTHON + groups), root).gpus
     assert found == expected
     assert found is None or isinstance(found, frozenset)
@@ -412,7 +412,7 @@ def test_the_processes_are_tritons_and_one_for_each_instance_of_a_python_model(
     assert package.processes == expected
 
 
-def test_a_model_without_a_config_may_run_on_any_gpu(root):
+def test_model_without_config_may_run_on_any_gpu(root):
     (root / "m").mkdir()
     (root / "m" / "net.onnx").write_text("x")
     assert look(root / "m", root).gpus is None
@@ -453,7 +453,7 @@ def test_step_is_refused_when_its_version_is_not_served(root, version, policy, r
     assert reason in text
 
 
-def test_step_without_a_config_has_the_version_of_its_folder(root):
+def test_step_without_config_has_version_of_its_folder(root):
     (make(root / "m" / "step", "", files=["3/model.py"]) / "config.pbtxt").unlink()
     make(root / "m" / "whole", WHOLE % "model_version: 3", files=[])
     assert look(root / "m", root)

@@ -80,7 +80,7 @@ def test_a_url_that_leaves_the_roots_is_refused_whether_it_exists_or_not(root, t
         )
 
 
-def test_a_path_that_does_not_exist_is_a_missing_source(root):
+def test_path_that_does_not_exist_is_missing_source(root):
     (root / "dangling").symlink_to("nowhere")
     for url in (root / "absent", root / "m" / "file" / "x", root / ("x" * 300), root / "dangling"):
         with pytest.raises(SourceMissing, match="does not exist"):
@@ -94,7 +94,7 @@ def test_a_circle_is_refused_with_its_reason(root):
         look(root / "a", root)
 
 
-def test_a_message_can_be_sent_whatever_the_url_holds(root):
+def test_message_can_be_sent_whatever_url_holds(root):
     with pytest.raises(SourceMissing) as caught:
         look(f"file://{root}/%FF", root)
     assert r"\xff" in str(caught.value)

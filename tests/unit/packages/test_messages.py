@@ -44,7 +44,7 @@ def test_a_long_text_is_cut():
     assert cut("a" * 101) == "a" * 100 + "..."
 
 
-def test_a_known_name_is_proposed_for_each_misspelt_one():
+def test_known_name_is_proposed_for_each_misspelt_one():
     assert did_you_mean(["pythom", "x"], ["python", "onnx"]) == "; did you mean python?"
     assert not did_you_mean(["x"], ["python"])
 

@@ -16,7 +16,7 @@ def roles(package):
     return {part.own_name: part.role for part in package.parts}
 
 
-def test_the_steps_of_an_ensemble_belong_to_its_package(root):
+def test_steps_of_ensemble_belong_to_its_package(root):
     """Ensembles of ensembles as well; what no step reaches is not even read."""
     whole = make(root / "whole", ensemble("pre", "inner"))
     make(root / "inner", ensemble("post"))

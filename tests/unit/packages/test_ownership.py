@@ -106,7 +106,7 @@ def test_a_note_without_word_of_a_load_is_of_a_model_that_is_not_loaded(tmp_path
     ],
     ids=lambda marker: marker[:20],
 )
-def test_a_note_that_is_none_makes_no_folder_ours(marker, tmp_path):
+def test_note_that_is_none_makes_no_folder_ours(marker, tmp_path):
     (tmp_path / MARKER).write_bytes(marker)
     assert ownership_of(tmp_path) is None
 
@@ -116,7 +116,7 @@ def test_a_folder_without_a_note_is_not_ours(tmp_path):
     assert ownership_of(tmp_path / "absent") is None
 
 
-def test_a_folder_is_cleared_but_for_what_is_kept(tmp_path):
+def test_folder_is_cleared_but_for_what_is_kept(tmp_path):
     folder = tmp_path / "a"
     (folder / "1" / "deep").mkdir(parents=True)
     (folder / "kept").mkdir()
@@ -171,7 +171,7 @@ async def test_a_name_that_somebody_else_has_is_refused_and_not_touched(
     assert [model.name for model in await packages.staged()] == ["ours"]
 
 
-async def test_a_marker_in_the_package_is_not_taken_for_ours(packages, root, repository):
+async def test_marker_in_package_is_not_taken_for_ours(packages, root, repository):
     source = make(root / "m")
     (source / MARKER).write_text("theirs")
     await place(packages, "a", source)
@@ -179,7 +179,7 @@ async def test_a_marker_in_the_package_is_not_taken_for_ours(packages, root, rep
     assert [model.model_id for model in await packages.staged()] == ["id of a"]
 
 
-async def test_a_marker_that_is_a_link_makes_no_folder_ours(packages, root, repository):
+async def test_marker_that_is_link_makes_no_folder_ours(packages, root, repository):
     await place(packages, "ours", make(root / "m"))
     (repository / "a").mkdir()
     (repository / "a" / MARKER).symlink_to(repository / "ours" / MARKER)
@@ -244,7 +244,7 @@ async def test_remove_leaves_alone_what_a_note_names_and_others_own(packages, ro
 # --- what is served
 
 
-async def test_what_was_confirmed_is_found_by_the_next_run(packages, root, repository):
+async def test_what_was_confirmed_is_found_by_next_run(packages, root, repository):
     placement = await place(packages, "a", make(root / "m"))
     await packages.confirm(NAME, SOURCE, "key", HELD)
     assert await Packages(repository, []).staged() == [
@@ -286,7 +286,7 @@ async def test_what_a_request_brought_is_not_noted_and_the_model_cannot_be_loade
         await packages.confirm(NAME, staged.source, "key", {HOST: 9})
 
 
-async def test_only_an_entry_that_is_there_can_be_confirmed(packages, root, repository):
+async def test_only_entry_that_is_there_can_be_confirmed(packages, root, repository):
     for name in ("main", "helper"):
         make(root / "m" / name)
     await place(packages, "a", root / "m", entry="main")
@@ -297,7 +297,7 @@ async def test_only_an_entry_that_is_there_can_be_confirmed(packages, root, repo
     assert tree(repository) == before
 
 
-async def test_a_disk_that_refuses_the_note_leaves_the_old_one(packages, root):
+async def test_disk_that_refuses_note_leaves_old_one(packages, root):
     await place(packages, "a", make(root / "m"))
     await packages.confirm(NAME, SOURCE, "key", HELD)
     with full_disk(), pytest.raises(BackendError, match=r"/a: File too large"):
@@ -306,7 +306,7 @@ async def test_a_disk_that_refuses_the_note_leaves_the_old_one(packages, root):
     assert staged.held == HELD
 
 
-async def test_a_full_disk_keeps_no_model_from_being_removed(packages, root, repository):
+async def test_full_disk_keeps_no_model_from_being_removed(packages, root, repository):
     for name in ("main", "helper"):
         make(root / "m" / name)
     await place(packages, "a", root / "m", entry="main")

@@ -123,7 +123,7 @@ def test_every_datatype_of_v2_and_of_triton_has_its_type(datatype, expected):
 # --- the config of a model that has none
 
 
-def test_a_schema_without_tensors_makes_a_config_of_the_backend_alone():
+def test_schema_without_tensors_makes_config_of_backend_alone():
     assert config_for(parse_schema(b"{}", "s"), "onnxruntime") == 'backend: "onnxruntime"\n'
 
 
@@ -136,7 +136,7 @@ BATCHED = Schema(
 )
 
 
-def test_with_batching_the_first_dimension_is_the_batch_and_goes():
+def test_with_batching_first_dimension_is_batch_and_goes():
     assert merge(BATCHED, 100, "c") == Schema(
         (Tensor("INPUT", "FP32", (64, 64)), Tensor("TYPE", "INT8", (1,))),
         (Tensor("OUTPUT", "INT64", (10,)),),
@@ -158,7 +158,7 @@ def test_without_batching_all_dimensions_stay():
     ],
 )
 @rows("field", ["inputs", "outputs"])
-def test_a_shape_that_does_not_fit_the_config_is_a_conflict(shape, max_batch_size, reason, field):
+def test_shape_that_does_not_fit_config_is_conflict(shape, max_batch_size, reason, field):
     tensors = {"inputs": (), "outputs": ()} | {field: (Tensor("T", "FP32", shape),)}
     with pytest.raises(InvalidModel) as caught:
         merge(Schema(**tensors), max_batch_size, "m/config.pbtxt")

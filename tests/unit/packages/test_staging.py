@@ -104,7 +104,7 @@ async def test_packages_are_looked_at_side_by_side_whatever_is_collected_meanwhi
         littering.join()
 
 
-async def test_a_link_moved_after_place_does_not_move_the_model(packages, root, repository):
+async def test_link_moved_after_place_does_not_move_model(packages, root, repository):
     make(root / "v1")
     make(root / "v2")
     package = make(root / "m")
@@ -127,7 +127,7 @@ async def test_a_name_that_is_not_utf8_is_staged(packages, root, repository):
 
 
 @pytest.mark.parametrize("room", [0, 2000], ids=["for nothing", "for the marker only"])
-async def test_a_full_disk_fails_the_load_and_leaves_nothing(room, packages, root, repository):
+async def test_full_disk_fails_load_and_leaves_nothing(room, packages, root, repository):
     """A limit on file size stands in for the full disk: the same call fails, with an OSError."""
     package = await prepare(packages, "a", make(root / "m", CONFIG + "# long comment" * 1000))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -141,7 +141,7 @@ async def test_a_full_disk_fails_the_load_and_leaves_nothing(room, packages, roo
     assert tree(repository) == {}
 
 
-async def test_a_package_that_vanished_fails_the_load_and_leaves_nothing(root, repository):
+async def test_package_that_vanished_fails_load_and_leaves_nothing(root, repository):
     packages = Packages(repository, [root], staging="copy")
     package = await prepare(packages, "a", make(root / "m"))
     shutil.rmtree(root / "m")
@@ -156,7 +156,7 @@ async def test_the_config_is_written_as_utf8(packages, root, repository):
     assert (repository / "a" / "config.pbtxt").read_bytes() == "  # é".encode()
 
 
-async def test_a_repository_that_does_not_exist_fails_the_load(root, tmp_path):
+async def test_repository_that_does_not_exist_fails_load(root, tmp_path):
     packages = Packages(tmp_path / "absent", [root])
     with pytest.raises(BackendError, match="No such file"):
         await place(packages, "a", make(root / "m"))
@@ -285,7 +285,7 @@ def package_with(folder, content):
 
 
 @pytest.mark.parametrize("staging", ["symlink", "hardlink", "copy"])
-async def test_folder_beside_the_models_is_beside_them_in_triton(root, repository, staging):
+async def test_folder_beside_models_is_beside_them_in_triton(root, repository, staging):
     """Python code finds it from its own folder, as `../common`."""
     packages = Packages(repository, [root], staging=staging)
     await place(packages, "a", package_with(root / "m", "one"))
@@ -347,7 +347,7 @@ async def test_helper_is_told_who_has_its_name(root, repository):
     assert "in Triton: the model 'id of a' has this name" in warning
 
 
-async def test_neighbour_gives_way_to_a_model_of_its_name(root, repository):
+async def test_neighbour_gives_way_to_model_of_its_name(root, repository):
     packages = Packages(repository, [root])
     await place(packages, "a", package_with(root / "a", "a"))
     await place(packages, "common", make(root / "m"))
@@ -408,7 +408,7 @@ async def test_runtime_in_python_is_sought_in_triton_alone(root, repository):
         await prepare(packages, "a", source)
 
 
-async def test_refusal_names_the_archive_and_no_folder_of_ours(root, repository):
+async def test_refusal_names_archive_and_no_folder_of_ours(root, repository):
     with zipfile.ZipFile(root / "outer.zip", "w") as packed:
         packed.writestr("inner.zip", "PK")
     with pytest.raises(InvalidModel) as caught:
@@ -431,7 +431,7 @@ async def test_remove_is_idempotent_and_never_follows_a_link(packages, root, rep
     assert tree(source) == before
 
 
-async def test_a_model_whose_files_are_gone_can_be_removed(packages, root, repository):
+async def test_model_whose_files_are_gone_can_be_removed(packages, root, repository):
     """SageMaker may delete the folder first."""
     await place(packages, "a", make(root / "m"))
     shutil.rmtree(root / "m")
@@ -442,7 +442,7 @@ async def test_a_model_whose_files_are_gone_can_be_removed(packages, root, repos
 # --- prepare
 
 
-async def test_the_repository_and_a_package_must_not_hold_each_other(root):
+async def test_repository_and_package_must_not_hold_each_other(root):
     repository = make(root / "m") / "repository"
     repository.mkdir()
     packages = Packages(repository, [root])
@@ -478,7 +478,7 @@ class WatchedPath(type(Path())):
         return Path(str(self)) / other
 
 
-async def test_no_file_work_is_done_on_the_event_loop(root, repository):
+async def test_no_file_work_is_done_on_event_loop(root, repository):
     packages = Packages(WatchedPath(repository), [WatchedPath(root)])
     for act in (
         place(packages, "a", make(root / "m")),
@@ -529,7 +529,7 @@ def open_folder():
         yield Path(folder)
 
 
-async def test_a_repository_that_may_not_be_written_is_named(open_folder):
+async def test_repository_that_may_not_be_written_is_named(open_folder):
     """Root may write everywhere, so another user tries."""
     root, repository = open_folder / "models", open_folder / "repository"
     (repository / "closed").mkdir(parents=True)

@@ -108,7 +108,7 @@ def endless(folder):
         unpacking.close()
 
 
-def test_an_archive_is_unpacked_by_a_process_that_ends(tmp_path):
+def test_archive_is_unpacked_by_process_that_ends(tmp_path):
     run(packed(tmp_path / "a.tar.gz", "1/model.bin"), tmp_path / "target")
     assert files(tmp_path / "target") == ["1/model.bin"]
     assert unpackers(os.getpid()) == []
@@ -139,7 +139,7 @@ def test_without_a_process_an_archive_is_refused(tmp_path, monkeypatch):
     ],
     ids=["path", "no text", "bytes", "entries"],
 )
-def test_a_refusal_says_what_it_says_without_a_process(tmp_path, name, limits, size):
+def test_refusal_says_what_it_says_without_process(tmp_path, name, limits, size):
     archive, target = packed(tmp_path / "a.tar", name, size=size), tmp_path / "target"
     with pytest.raises(AdapterError) as here:
         archives.unpack(archive, target, limits)
@@ -150,7 +150,7 @@ def test_a_refusal_says_what_it_says_without_a_process(tmp_path, name, limits, s
     assert not target.exists()
 
 
-def test_a_disk_that_refuses_is_named_as_without_a_process(tmp_path):
+def test_disk_that_refuses_is_named_as_without_process(tmp_path):
     archive = packed(tmp_path / "a.tar", "1/model.bin")
     with pytest.raises(BackendError, match=r"cannot unpack .*a\.tar: No such file or directory"):
         run(archive, tmp_path / "none" / "target")
@@ -164,7 +164,7 @@ def test_a_path_of_any_bytes_is_passed_on(tmp_path):
     assert files(folder / "target") == ["1/model.bin"]
 
 
-def test_process_has_the_priority_of_work_that_can_wait(tmp_path):
+def test_process_has_priority_of_work_that_can_wait(tmp_path):
     with endless(tmp_path) as unpacking:
         pid = unpacking.begun()
         nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -182,7 +182,7 @@ def test_process_shares_the_session_but_not_the_group(tmp_path):
 
 
 @pytest.mark.parametrize("killer", ["kill", "kernel"])
-def test_a_killed_process_is_an_error_and_leaves_nothing(tmp_path, killer):
+def test_killed_process_is_error_and_leaves_nothing(tmp_path, killer):
     with endless(tmp_path) as unpacking:
         pid = unpacking.begun()
         if killer == "kill":
@@ -199,7 +199,7 @@ def test_a_killed_process_is_an_error_and_leaves_nothing(tmp_path, killer):
         assert not is_alive(pid)
 
 
-def test_a_process_is_not_started_once_it_was_killed(tmp_path):
+def test_process_is_not_started_once_it_was_killed(tmp_path):
     process = UnpackingProcess()
     process.kill()
     archive = packed(tmp_path / "a.tar", "1/model.bin")
@@ -257,7 +257,7 @@ def test_room_is_asked_for_in_steps_before_it_is_written_to(tmp_path, size):
 
 
 @pytest.mark.parametrize("size", [10_000, 2**23])
-def test_an_archive_without_room_leaves_nothing_and_no_process(tmp_path, size):
+def test_archive_without_room_leaves_nothing_and_no_process(tmp_path, size):
     room = Room(int(1.5 * size))
     with pytest.raises(NoRoom, match="the disk is full"):
         unpack_with(room, packed(tmp_path / "a.tar", "a", "b", size=size))
@@ -296,7 +296,7 @@ UnpackingProcess().run(archive, archive.with_name("target"), Limits(), content)
 """
 
 
-def test_the_process_ends_with_an_adapter_that_is_killed(tmp_path):
+def test_process_ends_with_adapter_that_is_killed(tmp_path):
     archive = tmp_path / "a.tar"
     os.mkfifo(archive)
     pipe = os.open(archive, os.O_RDWR)

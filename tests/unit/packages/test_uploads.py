@@ -73,7 +73,7 @@ def test_more_than_a_message_holds_is_refused_unread(staged):
         payload(staged, [str(staged.parent)])
 
 
-def test_a_name_that_is_not_utf_8_is_refused(staged):
+def test_name_that_is_not_utf_8_is_refused(staged):
     (staged / "1" / os.fsdecode(b"a\xff")).touch()
     with pytest.raises(InvalidModel, match=r"staged/1/a\\xff: its name is not UTF-8"):
         payload(staged, [str(staged.parent)])
@@ -85,13 +85,13 @@ def test_what_cannot_be_read_is_named(staged):
         payload(staged, [str(staged.parent)])
 
 
-def test_both_spellings_of_a_field_are_known_in_json():
+def test_both_spellings_of_field_are_known_in_json():
     text = config_text({"maxBatchSize": 4, "version_policy": {"all": {}}})
     assert "max_batch_size: 4" in text
     assert "all {" in text
 
 
-def test_names_within_a_map_are_keys_and_no_fields():
+def test_names_within_map_are_keys_and_no_fields():
     assert "any" in config_text({"parameters": {"any": {"string_value": "x"}}})
     with pytest.raises(InvalidRequest, match=r"parameters\.any\.text$"):
         config_text({"parameters": {"any": {"text": "x"}}})
@@ -106,12 +106,12 @@ def test_unknown_fields_are_named_all_at_once():
     "given",
     [{"\ud800": 1}, {"name": "\ud800"}, {"parameters": {"\ud800": {"string_value": "x"}}}],
 )
-def test_half_a_surrogate_pair_in_a_config_is_the_callers_mistake(given):
+def test_half_surrogate_pair_in_config_is_callers_mistake(given):
     with pytest.raises(InvalidRequest, match=r"^config"):
         config_text(given)
 
 
-def test_the_time_of_a_written_file_tells_its_content(tmp_path):
+def test_time_of_written_file_tells_its_content(tmp_path):
     for name, content in {"a": b"one", "b": b"one", "c": b"two"}.items():
         source = ModelSource("request:x", files=(("1/f", content),))
         write_package(tmp_path / name, source)
@@ -151,7 +151,7 @@ async def test_a_config_of_the_request_stands_in_for_the_one_of_the_folder(tmp_p
     assert (staged / "config.pbtxt").read_text() == before
 
 
-async def test_config_of_the_request_is_that_of_the_entry(tmp_path):
+async def test_config_of_request_is_that_of_entry(tmp_path):
     """A config that Triton showed has the private names of the steps."""
     package = tmp_path / "shop" / "all"
     write_adding(package / "step", 1)

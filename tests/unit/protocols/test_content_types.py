@@ -73,6 +73,6 @@ def test_a_refusal_names_every_type_that_there_is():
         ("application/octet-stream", [Tensor("IN", "BF16", (1,))], "or a type that NumPy has"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(text, tensors, why):
+def test_what_does_not_fit_is_refused_with_reason(text, tensors, why):
     with pytest.raises(ValueError, match=why.replace("*/*", r"\*/\*")):
         read(text, *tensors)

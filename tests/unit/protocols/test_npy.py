@@ -87,7 +87,7 @@ def test_of_any_other_array_nothing_is_taken_for_a_tensor(array):
         (np.zeros(2, [("a", "<f4")]), "not that of a plain array"),
     ],
 )
-def test_what_cannot_be_a_tensor_is_refused_with_the_reason(array, why):
+def test_what_cannot_be_tensor_is_refused_with_reason(array, why):
     with pytest.raises(ValueError, match=why.replace("|", r"\|")):
         read(saved(array))
 

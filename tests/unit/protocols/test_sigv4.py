@@ -141,7 +141,7 @@ def test_what_is_missing_or_not_signed_is_said(name: str, value: str | None, sai
 @pytest.mark.parametrize(
     "value", ["UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "0" * 64]
 )
-def test_a_signed_hash_must_be_that_of_the_body(value: str) -> None:
+def test_signed_hash_must_be_that_of_body(value: str) -> None:
     with pytest.raises(SignatureError, match="must be the SHA-256 of the body"):
         is_valid(signed(headers={"X-Amz-Content-SHA256": value}))
 
@@ -159,7 +159,7 @@ def test_a_signature_in_the_query_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", [TARGET, "Host", "X-Amz-Date", "Authorization", "Content-Type"])
-def test_a_header_that_counts_must_not_be_there_twice(name: str) -> None:
+def test_header_that_counts_must_not_be_there_twice(name: str) -> None:
     request = signed(headers={TARGET: "model"})
     twice = [*request.headers, (name, "another")]
     with pytest.raises(SignatureError, match="is there 2 times"):

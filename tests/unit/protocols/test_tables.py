@@ -28,7 +28,7 @@ tables = st.sampled_from(sorted(TYPES)).flatmap(
 
 
 @given(tables)
-def test_a_table_is_the_same_after_it_was_text(table):
+def test_table_is_same_after_it_was_text(table):
     datatype, array = table
     text = write_table(array.tobytes(), datatype, array.shape)
     assert (

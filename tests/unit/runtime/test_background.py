@@ -28,7 +28,7 @@ class Steps:
             await self.awaited.wait_for(lambda: self.calls >= times)
 
 
-async def test_a_step_that_fails_is_logged_and_the_next_follows(caplog):
+async def test_step_that_fails_is_logged_and_next_follows(caplog):
     step = Steps(ValueError("odd"))
     task = background.begin("looks", background.forever(step, seconds=0))
     await step.called(3)
@@ -37,7 +37,7 @@ async def test_a_step_that_fails_is_logged_and_the_next_follows(caplog):
     assert (failed.task, failed.exc_info[0]) == ("looks", ValueError)
 
 
-async def test_the_same_failure_again_and_again_is_one_line(caplog):
+async def test_same_failure_again_and_again_is_one_line(caplog):
     step = Steps(*[OSError(24, "Too many open files")] * 50, ValueError("another"))
     task = background.begin("looks", background.forever(step, seconds=0))
     await step.called(52)

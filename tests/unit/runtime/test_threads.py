@@ -129,7 +129,7 @@ async def test_context_variables_go_along():
     assert await Threads("test", 1).run(word.get) == "span"
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_process():
+def test_thread_that_never_ends_does_not_keep_process():
     code = (
         "import asyncio, threading\n"
         "from adapter.runtime.threads import Threads\n"

@@ -80,7 +80,7 @@ def test_a_stream_that_has_ended_keeps_nothing():
     assert streams.unread.held == streams.budget.held == 0
 
 
-def test_of_many_cuts_in_a_second_one_is_logged(caplog):
+def test_of_many_cuts_in_second_one_is_logged(caplog):
     streams = Streams(3000)
     for number in range(20):
         streams.begin(str(number), 10)

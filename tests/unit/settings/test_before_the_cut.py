@@ -39,7 +39,7 @@ NEAREST = {
 }
 
 
-def test_the_environment_before_the_cut_is_refused_at_once():
+def test_environment_before_cut_is_refused_at_once():
     environ = {variable_of(name): str(value) for name, value in (GONE | KEPT).items()}
     with pytest.raises(InvalidSettings) as caught:
         load_settings({}, environ, None)
@@ -49,7 +49,7 @@ def test_the_environment_before_the_cut_is_refused_at_once():
         assert text.startswith(f"environment {variable_of(name)}: no such setting")
 
 
-def test_the_file_before_the_cut_is_refused_at_once(tmp_path):
+def test_file_before_cut_is_refused_at_once(tmp_path):
     file = tmp_path / "adapter.yaml"
     file.write_text(json.dumps(GONE | KEPT))
     with pytest.raises(InvalidSettings) as caught:
@@ -60,7 +60,7 @@ def test_the_file_before_the_cut_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "nearest"), NEAREST.items())
-def test_a_setting_of_before_the_cut_is_told_its_nearest(name, nearest):
+def test_setting_of_before_cut_is_told_its_nearest(name, nearest):
     with pytest.raises(InvalidSettings) as caught:
         load_settings({}, {variable_of(name): str(GONE[name])}, None)
     [text] = caught.value.problems

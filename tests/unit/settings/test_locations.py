@@ -21,7 +21,7 @@ from tests.cases import rows
         ("file:///srv/a%20b", StoreLocation(StoreKind.FOLDER, "/srv/a b"), "/srv/a b"),
     ],
 )
-def test_a_store_is_a_bucket_a_url_or_a_folder(text, location, shown):
+def test_store_is_bucket_url_or_folder(text, location, shown):
     assert parse_location(text) == location
     assert str(location) == (shown or text.rstrip("/"))
 
@@ -44,7 +44,7 @@ def test_a_url_with_credentials_is_refused_and_they_are_not_repeated(text):
     assert "secret" not in str(refused.value)
 
 
-def test_a_key_is_named_with_its_bucket_and_prefix():
+def test_key_is_named_with_its_bucket_and_prefix():
     location = parse_location("s3://models/team")
     assert location.place("a.tar.gz") == "bucket: models, key: team/a.tar.gz"
     assert parse_location("/srv").place("a") == "key: a"

@@ -45,7 +45,7 @@ def test_a_variable_of_the_go_adapter_sets(variable, value, setting, meaning):
 
 
 @pytest.mark.parametrize(("host", "grpc"), [("0.0.0.0", "0.0.0.0:9085"), ("::", "[::]:9085")])
-def test_the_port_of_the_go_adapter_is_at_the_listen_host(host, grpc):
+def test_port_of_go_adapter_is_at_listen_host(host, grpc):
     assert str(load(ADAPTER_PORT="9085", ADAPTER_LISTEN_HOST=host).settings.grpc) == grpc
 
 
@@ -171,5 +171,5 @@ def test_keras_files_are_not_converted():
 @pytest.mark.parametrize(
     ("text", "calls"), [("log", ("log",)), ("shared_memory,trace", ("shared_memory", "trace"))]
 )
-def test_calls_about_the_whole_server_are_opened_by_name(text, calls):
+def test_calls_about_whole_server_are_opened_by_name(text, calls):
     assert load(ADAPTER_PASSTHROUGH=text).settings.passthrough == calls

@@ -86,7 +86,7 @@ class TestModels:
 
 
 class TestListeners:
-    def test_the_safe_range_holds_every_port_but_the_bound_one(self):
+    def test_safe_range_holds_every_port_but_bound_one(self):
         loaded = embedded(
             SAGEMAKER_BIND_TO_PORT="8501",
             SAGEMAKER_SAFE_PORT_RANGE="8500-8600",
@@ -107,7 +107,7 @@ class TestListeners:
         assert found["triton_grpc"] == "127.0.0.1:8001"
         assert found["admin"] == "0.0.0.0:8500"
 
-    def test_a_setting_of_our_own_beats_the_safe_range(self):
+    def test_setting_of_our_own_beats_safe_range(self):
         loaded = embedded(SAGEMAKER_SAFE_PORT_RANGE="8500-8600", ADAPTER_ADMIN="127.0.0.1:9")
         assert listeners(loaded)["admin"] == "127.0.0.1:9"
 
@@ -165,7 +165,7 @@ class TestTriton:
         assert problem.startswith("environment SAGEMAKER_TRITON_ADDITIONAL_ARGS: ")
 
     @pytest.mark.parametrize("name", ["LOG_VERBOSE", "THREAD_COUNT", "ADDITIONAL_ARGS"])
-    def test_a_value_is_split_as_the_serve_script_does(self, name):
+    def test_value_is_split_as_serve_script_does(self, name):
         """Notebooks put further arguments behind the value of any variable."""
         value = "2 --strict-readiness=false  --rate-limit=off"
         loaded = embedded(**{f"SAGEMAKER_TRITON_{name}": value})
@@ -202,7 +202,7 @@ class TestTriton:
         assert loaded.settings.triton_args == ()
 
     @pytest.mark.parametrize(("limit", "reserve"), [("0.8", Reserve(20.0)), ("1", Reserve())])
-    def test_a_limit_of_memory_in_use_is_a_reserve(self, limit, reserve):
+    def test_limit_of_memory_in_use_is_reserve(self, limit, reserve):
         loaded = embedded(SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT=limit)
         assert loaded.settings.memory_reserve == reserve
 
@@ -229,18 +229,18 @@ class TestLimits:
         ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "half"),
     ],
 )
-def test_a_value_that_means_nothing_is_refused_by_name(name, value):
+def test_value_that_means_nothing_is_refused_by_name(name, value):
     [problem] = problems(**{name: value})
     assert problem.startswith(f"environment {name}: '{value}': write ")
 
 
 @pytest.mark.parametrize("kind", ["infer", "generate", "generate_stream"])
-def test_the_type_of_inference_is_one_of_tritons_three(kind):
+def test_type_of_inference_is_one_of_tritons_three(kind):
     loaded = embedded(SAGEMAKER_TRITON_INFERENCE_TYPE=kind)
     assert (loaded.settings.inference_type, loaded.warnings) == (kind, [])
 
 
-def test_another_type_of_inference_is_refused_with_the_three():
+def test_another_type_of_inference_is_refused_with_three():
     [problem] = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="stream")
     assert problem.startswith("SAGEMAKER_TRITON_INFERENCE_TYPE: 'stream': ")
     assert [

@@ -28,7 +28,7 @@ def load(folder, text):
         "endpoints: [prod=/models]",
     ],
 )
-def test_what_a_file_may_say_is_in_the_schema(tmp_path, text):
+def test_what_file_may_say_is_in_schema(tmp_path, text):
     import jsonschema  # here, as it costs each process of tests seconds
 
     load(tmp_path, text)
@@ -47,7 +47,7 @@ def test_what_a_file_may_not_say_is_not_in_the_schema(tmp_path, text):
         jsonschema.validate(yaml.safe_load(text), file_schema())
 
 
-def test_it_is_a_schema_and_the_defaults_keep_to_it():
+def test_it_is_schema_and_defaults_keep_to_it():
     import jsonschema
 
     jsonschema.Draft202012Validator.check_schema(file_schema())

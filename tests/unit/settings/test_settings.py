@@ -37,7 +37,7 @@ def write(tmp_path):
     return write_file
 
 
-def test_the_least_time_of_a_drain_is_part_of_the_whole():
+def test_least_time_of_drain_is_part_of_whole():
     assert load({"drain_min_seconds": "18"}).settings.drain_min_seconds == 18
     [problem] = problems({"drain_min_seconds": "5", "drain_timeout_seconds": "4"})
     assert "drain-min-seconds" in problem
@@ -112,7 +112,7 @@ class TestOrder:
         assert str(loaded.settings.grpc) == "0.0.0.0:8085"
 
     @pytest.mark.parametrize("host", ["0.0.0.0:8080", "", " ", "a/b", "[::]", "::x"])
-    def test_a_listen_host_is_one_word_without_a_port(self, host):
+    def test_listen_host_is_one_word_without_port(self, host):
         if not host:
             assert str(load({}, {"ADAPTER_LISTEN_HOST": host}).settings.listen_host) == "127.0.0.1"
             return
@@ -160,7 +160,7 @@ class TestOrder:
         loaded = load({"http": None}, {"ADAPTER_ADMIN": ""}, write("triton_grpc:\n"))
         assert set(loaded.origins.values()) == {"default"}
 
-    def test_the_environment_can_name_the_file_and_the_flag_beats_it(self, write, tmp_path):
+    def test_environment_can_name_file_and_flag_beats_it(self, write, tmp_path):
         environ = {"ADAPTER_CONFIG": str(write("log_level: debug\n"))}
         assert load({}, environ).settings.log_level == "debug"
         (other := tmp_path / "other.yaml").write_text("log_level: error\n")
@@ -270,7 +270,7 @@ GOOD_TOKEN = "sesame-sesame-42"  # noqa: S105 - it opens nothing
 
 
 class TestControlToken:
-    def test_the_token_is_that_of_the_environment_or_of_the_file(self, tmp_path):
+    def test_token_is_that_of_environment_or_of_file(self, tmp_path):
         file = tmp_path / "token"
         file.write_text(f"\n{GOOD_TOKEN}\n")
         for loaded, origin in (
@@ -408,13 +408,13 @@ class TestProblems:
             "and --grpc-port, which triton_grpc decides"
         )
 
-    def test_nothing_is_suggested_for_a_name_like_no_other(self):
+    def test_nothing_is_suggested_for_name_like_no_other(self):
         assert problems({}, {"ADAPTER_XYZZY": "1"}) == [
             "environment ADAPTER_XYZZY: no such setting"
         ]
 
     @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "\x00", "plain"])
-    def test_a_file_that_holds_no_settings_is_one_problem(self, write, text):
+    def test_file_that_holds_no_settings_is_one_problem(self, write, text):
         path = write(text)
         [problem] = problems({}, {}, path)
         assert problem.startswith("flag --config: ")
@@ -461,11 +461,11 @@ class TestStores:
             ("a=ftp://x", "write s3://"),
         ],
     )
-    def test_what_is_no_endpoint_is_refused_with_the_rule(self, text, rule):
+    def test_what_is_no_endpoint_is_refused_with_rule(self, text, rule):
         [problem] = problems(environ={"ADAPTER_ENDPOINTS": text})
         assert rule in problem
 
-    def test_a_url_with_credentials_is_refused_without_showing_them(self):
+    def test_url_with_credentials_is_refused_without_showing_them(self):
         for name in ("model_store", "endpoints"):
             where = "https://me:secret@host/models"
             [problem] = problems({name: where if name == "model_store" else [f"a={where}"]})

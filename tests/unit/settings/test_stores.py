@@ -55,7 +55,7 @@ def test_a_folder_that_is_not_there_or_is_none_is_a_warning_and_no_error(tmp_pat
         assert [why in each for each in loaded.warnings] == [True]
 
 
-def test_a_folder_that_cannot_be_read_is_a_warning(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_read_is_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root reads every folder
     loaded = load_settings({"model_store": str(tmp_path)}, {}, None)
     assert ["cannot be read" in each for each in loaded.warnings] == [True]
@@ -80,7 +80,7 @@ def test_a_url_that_names_no_store_is_refused_with_the_reason(url, why):
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
-def test_an_endpoint_of_s3_without_a_scheme_is_refused(name):
+def test_endpoint_of_s3_without_scheme_is_refused(name):
     (said,) = problems(AT_S3, {name: "localhost:9000"})
     assert said.startswith(f"environment {name}: 'localhost:9000': write http://HOST:PORT")
     assert load_settings(AT_S3, {name: "http://localhost:9000"}, None)

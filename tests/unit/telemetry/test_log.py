@@ -128,7 +128,7 @@ def test_text_is_for_people():
         ("text", io.StringIO, False),
     ],
 )
-def test_auto_is_text_on_a_terminal_and_json_elsewhere(style, stream, is_json):
+def test_auto_is_text_on_terminal_and_json_elsewhere(style, stream, is_json):
     out = stream()
     setup_logging("info", style, out)
     logging.getLogger("a").info("model.loaded")

@@ -60,7 +60,7 @@ def test_memory_is_bounded_by_bytes_too(pipe):
     assert LogStream.lost - before >= 96
 
 
-def test_a_stream_whose_reader_has_gone_drops_what_comes(pipe):
+def test_stream_whose_reader_has_gone_drops_what_comes(pipe):
     os.close(pipe.read)
     pipe.stream.write(LINE)
     pipe.stream.drain(10)

@@ -126,7 +126,7 @@ def test_a_duration_of_minutes_has_a_bucket_that_is_not_infinite(seconds):
     ],
 )
 @rows("word", ["", "abc", "1..0", "9" * 5000, "\xe9", '"', "="])
-def test_no_accept_header_keeps_a_scrape_from_its_answer(accept, word):
+def test_no_accept_header_keeps_scrape_from_its_answer(accept, word):
     body, content_type = Metrics().page(accept % word)
     assert b"triton_adapter_requests_total{" in body
     assert content_type.startswith(("text/plain; version=", "application/openmetrics-text; "))
@@ -137,7 +137,7 @@ def exposed(metrics: Metrics) -> str:
     return body.decode()
 
 
-def test_the_last_trace_of_a_bucket_is_its_exemplar():
+def test_last_trace_of_bucket_is_its_exemplar():
     traces = iter(["a" * 32, "b" * 32, None])
     metrics = Metrics(lambda: next(traces))
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_without_traces_there_are_no_exemplars():
     assert "trace_id" not in exposed(metrics)
 
 
-def test_memory_of_a_device_is_read_at_each_scrape():
+def test_memory_of_device_is_read_at_each_scrape():
     world = World()
     world.devices[HOST] = show_device(
         1000, 300, reserved_bytes=100, used_by_models_bytes=50, free_bytes=600

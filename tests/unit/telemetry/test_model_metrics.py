@@ -96,7 +96,7 @@ def test_a_model_with_a_request_in_flight_is_in_use_now():
     assert world.series()["model_last_used_seconds"] == {of("m"): 0.0}
 
 
-def test_the_series_of_a_model_end_with_its_unload():
+def test_series_of_model_end_with_its_unload():
     world = World()
     world.unload(world.load("m"))
 

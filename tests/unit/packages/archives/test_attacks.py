@@ -118,7 +118,7 @@ def test_a_tar_without_its_end_is_refused(refused):
     assert "'a': the archive is damaged: after this entry it breaks off" in refused(data[:1024])
 
 
-def test_a_damaged_header_is_not_taken_for_the_end(refused):
+def test_damaged_header_is_not_taken_for_end(refused):
     data = bytearray(tar_bytes(entry("a"), entry("b"), entry("c")))
     data[512] ^= 1
     assert "'a'" in refused(bytes(data))
@@ -199,7 +199,7 @@ def test_a_zip_with_a_name_twice_is_refused(refused):
     assert "'a': its path is taken" in refused(zip_bytes(zip_entry("a"), zip_entry("a")), "m.zip")
 
 
-def test_a_zip_with_a_nul_in_a_name_is_refused(refused):
+def test_zip_with_nul_in_name_is_refused(refused):
     data = zip_bytes(zip_entry("aXb")).replace(b"aXb", b"a\0b")
     assert "its path holds a NUL" in refused(data, "m.zip")
 
@@ -229,7 +229,7 @@ def test_zip_that_ends_before_its_entry_is_refused(refused):
     assert "'a': the archive is damaged: it ends before this" in refused(bytes(data), "m.zip")
 
 
-def test_a_zip_whose_entries_share_their_bytes_is_refused(refused):
+def test_zip_whose_entries_share_their_bytes_is_refused(refused):
     data = bytearray(zip_bytes(zip_entry("a", b"a" * 10_000), zip_entry("b", b"a" * 10_000)))
     second = data.rindex(b"PK\1\2")
     data[second + 42 : second + 46] = bytes(4)
@@ -245,7 +245,7 @@ def test_a_zip_whose_entry_lies_beyond_its_end_is_refused(refused, offset):
 
 
 @pytest.mark.parametrize("size", [3, 100])
-def test_a_zip_that_lies_about_a_size_is_refused(refused, size):
+def test_zip_that_lies_about_size_is_refused(refused, size):
     data = bytearray(zip_bytes(zip_entry("a", b"a" * 50)))
     directory = data.index(b"PK\1\2")
     data[directory + 24 : directory + 28] = struct.pack("<I", size)

@@ -51,7 +51,7 @@ def test_a_tar_is_unpacked_byte_for_byte_with_its_times(tmp_path, target, layout
 
 
 @pytest.mark.parametrize("name", ["env.tar.gz", "env.tgz", "env.tar"])
-def test_a_packed_environment_has_a_time_of_its_contents_and_no_other(tmp_path, name):
+def test_packed_environment_has_time_of_its_contents_alone(tmp_path, name):
     """By its path and time Triton knows one that it has unpacked."""
 
     def time(number: int, contents: bytes) -> float:
@@ -97,12 +97,12 @@ def test_backslash_stays_when_a_name_has_a_slash(tmp_path, target):
     assert contents(target) == {"m": None, "m/a\\b": b"x"}
 
 
-def test_a_link_that_loops_seems_to_lead_nowhere_else(tmp_path, target):
+def test_link_that_loops_seems_to_lead_nowhere_else(tmp_path, target):
     unpack(write(tmp_path / "m.tar", tar_bytes(link("l", "l//etc"))), target, LIMITS)
     assert os.path.realpath(target / "l") == str(target / "l" / "etc")
 
 
-def test_modes_are_ours_whatever_the_archive_and_the_umask_say(tmp_path, target):
+def test_modes_are_ours_whatever_archive_and_umask_say(tmp_path, target):
     data = tar_bytes(
         folder("d", mode=0o1000), entry("d/x", mode=0o6711), entry("d/f", mode=0), entry("e/f")
     )

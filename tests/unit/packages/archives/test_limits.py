@@ -38,13 +38,13 @@ def test_as_many_bytes_as_allowed_are_written(tmp_path, target):
     assert len(contents(target)) == 2
 
 
-def test_what_follows_the_end_of_a_tar_counts_as_well(refused):
+def test_what_follows_end_of_tar_counts_as_well(refused):
     data = gzip.compress(tar_bytes(entry("a")) + bytes(2**22))
     assert "more than 100000 bytes" in refused(data, "m.tgz", Limits(max_unpacked_bytes=100_000))
 
 
 @pytest.mark.parametrize("name", PACKERS)
-def test_entries_are_counted_with_the_folders_that_paths_name(refused, name):
+def test_entries_are_counted_with_folders_that_paths_name(refused, name):
     text = refused(PACKERS[name](["a", "b/c/d", "e"], 0), name, Limits(max_entries=4))
     assert "'e': the archive holds more than 4 entries" in text
 
@@ -70,14 +70,14 @@ def test_below_the_floor_the_ratio_does_not_matter(tmp_path, target):
     assert (target / "a").stat().st_size == 3_000_000
 
 
-def test_the_last_gib_of_the_disk_is_left_alone(refused, monkeypatch):
+def test_last_gib_of_disk_is_left_alone(refused, monkeypatch):
     monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**30 + 4096, None))
     said = refused(PACKERS["m.tar"](["a"], 4097), error=BackendError)
     assert "has no more than 4096 bytes for it" in said
 
 
 @pytest.mark.parametrize("name", PACKERS)
-def test_the_last_inodes_of_the_disk_are_left_alone(refused, monkeypatch, name):
+def test_last_inodes_of_disk_are_left_alone(refused, monkeypatch, name):
     monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**40, RESERVE_INODES + 3))
     said = refused(PACKERS[name](["a/b", "c", "d"], 0), name, error=BackendError)
     assert "4 files and folders or more are in it" in said
@@ -91,7 +91,7 @@ def test_empty_files_take_room_on_disk(refused, monkeypatch):
     assert "no more than 40000 bytes" in refused(data, error=BackendError)
 
 
-def test_a_target_that_is_there_already_is_left_alone(tmp_path, target):
+def test_target_that_is_there_already_is_left_alone(tmp_path, target):
     target.mkdir()
     (target / "mine").touch()
     archive = write(tmp_path / "m.tar", tar_bytes(entry("a")))

@@ -100,7 +100,7 @@ SAMPLES = {
     st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=5),
 )
 @pytest.mark.slow
-def test_a_damaged_archive_is_unpacked_or_refused_and_nothing_else(name, changes):
+def test_damaged_archive_is_unpacked_or_refused_alone(name, changes):
     data = bytearray(SAMPLES[name])
     for at, value in changes:
         data[at % len(data)] = value
