@@ -800,6 +800,30 @@ async def test_package_with_its_own_name_keeps_it():
 
 
 @played
+async def test_failed_update_changes_nothing():
+    scripts = {
+        "1": Script(300),
+        "fault": Script(fault="max_batch_size: -1"),
+        "beside": Script(failure="bad weights"),
+        "too large": Script(5000, declared=5000),
+        "in place": Script(800, declared=800, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        await fails(update_under_traffic(stage, "fault"), InvalidModel)
+        await fails(update_under_traffic(stage, "beside"), LoadFailed)
+        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
+        assert stage.control.registry.serving(A) is first  # never unloaded so far
+        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
+        assert str(error).endswith("the model that was there was loaded again")
+        assert await stage.wait_and_invoke(A) == "1"
+        # whether its files have changed is asked from then on
+        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
+        assert set(stage.served) == {"1"}
+        stage.check(A)
+
+
+@played
 async def test_update_of_a_store_model_goes_back():
     """The store has lost the old version when the new one fails: it comes back from disk."""
     scripts = {
