@@ -250,7 +250,7 @@ def beside(elsewhere: Elsewhere, socket: str, root: Path = EXAMPLES) -> RunningA
         *("--http=127.0.0.1:0", "--admin=127.0.0.1:0", f"--grpc={socket}"),
         *(f"--triton-{kind}={getattr(elsewhere, kind)}" for kind in KINDS),
         *(f"--repository={elsewhere.repository}", f"--model-roots={root}"),
-        "--modelmesh-memory=4GiB",
+        "--modelmesh-capacity=4GiB",
     )
 
 
