@@ -383,7 +383,10 @@ class Adapter:
 
     async def _begin_wanted(self) -> None:
         entries, roots = self._settings.load_at_start, [*self._settings.all_roots, Path("/")]
-        self._control.desired.want(await REPOSITORY.run(start_models, entries, roots[0]))
+        wanted = await REPOSITORY.run(start_models, entries, roots[0])
+        if entries and not wanted:
+            log.warning("adapter.nothing_to_load", extra={"load_at_start": [*entries]})
+        self._control.desired.want(wanted)
         names = self._settings.preload
         self._control.desired.preload(
             {parse_model_id(name): self._control.key_of(name) for name in names}

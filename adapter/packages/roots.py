@@ -199,8 +199,7 @@ def start_models(entries: Sequence[str], root: Path) -> dict[ModelId, ModelSourc
     """Return what `load_at_start` means: entries PATH, NAME=PATH or FOLDER/*, those that do not
     begin with a slash below `root`. Without a name a model is called as its file or folder.
 
-    Raises SourceMissing where a FOLDER cannot be listed or has no model, InvalidRequest for a
-    name given twice.
+    Raises SourceMissing where a FOLDER cannot be listed, InvalidRequest for a name given twice.
     """
     found: dict[ModelId, ModelSource] = {}
     for entry in entries:
@@ -216,15 +215,9 @@ def start_models(entries: Sequence[str], root: Path) -> dict[ModelId, ModelSourc
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Return the paths of all models in a folder. Raise SourceMissing if there is none.
-
-    Who says `*` expects models: an empty folder is most often a volume that was not mounted.
-    """
+    """Return the paths of all models in a folder. Raise SourceMissing if it cannot be listed."""
     try:
-        models = [each for each in folder.iterdir() if not each.name.startswith(_NO_MODELS)]
+        return sorted(each for each in folder.iterdir() if not each.name.startswith(_NO_MODELS))
     except OSError as error:
         said = f"load_at_start: {shown(str(folder))}: {error.strerror}"
         raise SourceMissing(said) from error
-    if not models:
-        raise SourceMissing(f"load_at_start: {shown(str(folder))} has no model; is it mounted?")
-    return sorted(models)

@@ -33,6 +33,7 @@ EVENTS: Mapping[str, str] = {
     "loaded again, and readiness does not wait for it",
     "body.cut": "bodies were refused because the byte budget is full, with the reason, their "
     "number and the bytes buffered",
+    "adapter.nothing_to_load": "the folders of load_at_start have no model: is a volume missing?",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
     "adapter.open_to_others": "other machines reach these listeners, which do not "
     "authenticate callers",

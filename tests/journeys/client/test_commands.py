@@ -101,7 +101,7 @@ def test_the_reason_of_a_failed_load_is_shown_and_stays_in_ps(command, packages)
 
     _, out, _ = command("ps")
     last = out.split("the last loads, unloads and fetches that failed:\n")[1].splitlines()[0]
-    assert re.match(r"\d+s ago +load +broken +InvalidModel: .*weights are missing", last)
+    assert re.match(r"\d+s ago +load +broken .*InvalidModel: .*weights are missing", last)
     failed = json.loads(command("ps", "--json")[1])["failures"][0]
     assert (failed["model_id"], failed["code"]) == ("broken", "InvalidModel")
 

@@ -92,7 +92,7 @@ def test_a_narrow_terminal_breaks_what_check_config_says_of_a_setting():
     code, said = on_terminal("check-config", environ={})
     assert code == 0
     assert max(len(line) for line in said.splitlines()) <= 100
-    assert re.search(r"(?m)^max_connections +- +default: as many as .*\r?\n {50,}", said)
+    assert re.search(r"(?m)^memory_limit +- +default: all of a GPU; .*\r?\n {50,}", said)
 
 
 def test_a_view_on_a_dumb_terminal_is_written_again_and_again(loaded):

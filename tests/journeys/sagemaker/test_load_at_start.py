@@ -152,3 +152,12 @@ def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path):
     [failed] = adapter.events("adapter.failed")
     assert "load_at_start" in failed["reason"]
     assert adapter.stop() == 1
+
+
+def test_a_folder_without_a_model_is_warned_of(tmp_path: Path):
+    """An agent may fill it later, so it does not end the start."""
+    (tmp_path / "models").mkdir()
+    with starting(f"--model-roots={tmp_path}", "--load-at-start=models/*") as (adapter, _):
+        adapter.wait_for("adapter.started")
+        [warned] = adapter.events("adapter.nothing_to_load")
+        assert warned["load_at_start"] == ["models/*"]

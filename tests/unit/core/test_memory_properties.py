@@ -193,7 +193,8 @@ class AnyBooks(RuleBasedStateMachine):
     def observe(self, used, lag):
         self.now += 1
         self.ledger.observe(size_of(used), self.now, lag)
-        for device, book in self.ledger.devices.items():
+        for device in used:
+            book = self.ledger.devices[device]
             if book.used_bytes is not None:
                 moving = self.ledger.reserved(device) + self.ledger.leaving(device)
                 assert book.used_bytes - moving <= book.settled_bytes <= book.used_bytes
@@ -305,7 +306,8 @@ class AnyBooks(RuleBasedStateMachine):
         """Check that by the books the eviction can be enough."""
         ledger = self.ledger
         assert decision.victims
-        assert set(decision.victims) <= (evictable - busy) & ledger.models.keys()
+        loaded = ledger.evictable()
+        assert set(decision.victims) <= (evictable - busy) & loaded.keys()
         evicted_at = ledger.futile_evictions.get(decision.need.package_key, -100)
         assert self.now - evicted_at >= times.RECENT_SECONDS
         for device, count in decision.need.bytes.items():
@@ -315,8 +317,13 @@ class AnyBooks(RuleBasedStateMachine):
                 for name, booked in ledger.models.items()
                 if name not in evictable
             )
+            unbooked = sum(
+                size.get(device, 0)
+                for name, size in loaded.items()
+                if name in evictable and name not in ledger.models
+            )
             room = book.limit_bytes - book.headroom_bytes - (book.empty_bytes or 0)
-            assert count <= room - ledger.reserved(device) - stays
+            assert count <= room - (ledger.reserved(device) - unbooked) - stays
 
     def check_refusal(self, decision):
         """Check that something is on a lacking device: on an empty one a load is tried."""
