@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 
 VARIABLE = "CONSTANTS_OF_TESTS"
-# an unload without progress has lost its process
+# An unload without progress has lost its process; the one that is tried then has as long. Triton
+# takes 1.2 s for each process of a model that is well, so 1 s is too short for both.
 HANG = "adapter.core.times.HANG_SECONDS"
 UNLOAD = "adapter.app.control.UNLOAD_SECONDS"
 LOAD_WAIT = "adapter.app.listeners.LOAD_WAIT_SECONDS"

@@ -265,7 +265,7 @@ class Unloader:
         finally:
             load.cancel()
         await self.triton.unload(name, record.id)
-        # an unload like any other: the setting is about those without progress
+        # an unload like any other, of a process that is well
         await self.triton.wait_gone({name}, times.HANG_SECONDS)
 
     # -- processes --------------------------------------------------------------------------
