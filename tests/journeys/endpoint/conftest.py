@@ -1,6 +1,5 @@
 """An adapter with a real Triton, whose store is a bucket on moto's server, and boto3."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from itertools import count
@@ -22,7 +21,7 @@ from tests.running import (
     embedded_adapter,
     wait_until,
 )
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 NAMES = ("plain", "team-a/digits.tar.gz")
 
@@ -91,14 +90,6 @@ def own_runtime(served: RunningAdapter) -> Iterator[Any]:
 def caller(served: RunningAdapter) -> Iterator[Client]:
     with closing(served.client()) as client:
         yield client
-
-
-@pytest.fixture
-def victim(runtime: Any, bucket: Bucket) -> None:
-    """A model that nothing keeps, to be evicted where room is wanted."""
-    bucket.put_model("victim", EXAMPLES / "identity")
-    body = json.dumps(infer_body(1.0))
-    runtime.invoke_endpoint(EndpointName="any", TargetModel="victim", Body=body)
 
 
 @pytest.fixture

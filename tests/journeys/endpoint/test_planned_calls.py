@@ -1,6 +1,7 @@
 """Planned calls of the endpoint are answered as those that a handler answers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from tests.asking import binary_request, sized
 from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
+from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_invoke import BODY, invoke
 from tests.running import Client, Reply, RunningAdapter
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -112,16 +115,26 @@ def test_error_of_a_planned_call_is_logged_with_its_id(
     [({}, (1, 200)), (HANDLED, (9, 424))],
     ids=["then it fits", "it never fits"],
 )
-@pytest.mark.usefixtures("victim")
 def test_inference_is_sent_again_after_out_of_memory(
-    caller: Client,
-    add_model: Callable[..., str],
+    store: Store,
+    start: Callable[..., Caller],
     tmp_path: Path,
     headers: dict[str, str],
     case: tuple[int, int],
 ) -> None:
-    path, (failures, status) = tmp_path / "tries", case
-    name = f"room-for-{failures}-{len(headers)}"
-    add_model(name, answer=TRIES.format(path=str(path), failures=failures))
-    reply = caller.post(PATH, BODY, {TARGET: name, **headers})
+    """Without measured memory words alone evict a model. Where memory is measured, its figures
+    must agree.
+    """
+    path = tmp_path / "tries"
+    failures, status = case
+    answer = TRIES.format(path=str(path), failures=failures)
+    asking = write_python_model(tmp_path / "asking", answer=answer)
+    store.put("victim", 1)
+    shutil.copytree(asking, store.path / "asking")
+    caller = start("--on-demand", "--memory-source=off")
+    caller.invoke("victim")
+    # only calls of loaded models are planned
+    assert caller.http.post("/v2/repository/models/asking/load").status == 200
+    reply = caller.http.post(PATH, BODY, {TARGET: "asking", **headers})
     assert (reply.status, path.read_text()) == (status, "xx")
+    assert caller.loaded() == ["asking"]
