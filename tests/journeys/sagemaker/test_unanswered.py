@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tests.asking import background, quoted
-from tests.constants import HANG, UNLOAD
+from tests.constants import UNLOAD
 from tests.grpc_calls import calls_to, infer_request
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
@@ -24,7 +24,7 @@ def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
     """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
     flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
     times = ("--infer-timeout-seconds=60", "--drain-timeout-seconds=100")
-    with embedded_adapter(*flags, *times, constants={UNLOAD: 16, HANG: 1}) as adapter:
+    with embedded_adapter(*flags, *times, constants={UNLOAD: 16}) as adapter:
         yield adapter
 
 
