@@ -264,13 +264,15 @@ def _find_permanent_refusal(ledger: Ledger, need: Need) -> Decision | None:
         return None
     device = max(proofs, key=need.bytes.__getitem__)
     limit_bytes = ledger.devices[device].limit_bytes
-    # the next try of a tried package can be smaller than what it had: that is the bound
+    # a reading of the load that ended may have shown more than it had free
+    bound_bytes = max(tried[device], need.too_little.get(device, 0))
+    measured_bytes = need.known_bytes.get(device, 0) if need.basis is Basis.MEASURED else 0
     figures = MemoryFigures(
-        max(need.bytes[device], tried[device]),
+        max(need.bytes[device], bound_bytes, measured_bytes),
         max(0, ledger.free(device)),
         limit_bytes,
         device,
-        tried[device],
+        None if measured_bytes > bound_bytes else bound_bytes,
     )
     return Decision(Answer.TOO_LARGE, Reason.TRIED, need, figures)
 

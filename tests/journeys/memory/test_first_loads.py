@@ -91,13 +91,16 @@ def test_load_that_took_too_much_needs_more_afterwards(adapter: RunningAdapter, 
 def test_what_alone_takes_more_than_there_is_can_never_fit(
     adapter: RunningAdapter, root: Path
 ) -> None:
+    """The load may be ended as soon as it has passed the limit. Nothing is forgotten of that."""
     package = write_eater(root / "alone", 530)
+    seen_bytes = 0
     with closing(adapter.client()) as client:
         for _ in range(2):
             reply = client.load("alone", package)
             body = reply.json()
             assert (reply.status, body["code"]) == (400, "ModelTooLarge"), body
-            assert body["needed_bytes"] == pytest.approx(550 * MIB, rel=0.1)
+            assert max(seen_bytes, 0.9 * _LIMIT) <= body["needed_bytes"] < 605 * MIB
+            seen_bytes = body["needed_bytes"]
     check_agreement(adapter)
 
 

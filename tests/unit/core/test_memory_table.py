@@ -156,6 +156,23 @@ def test_refusal_for_good_ends_with_its_reason():
     assert books.answer(books.need("y")) is Answer.ADMIT
 
 
+def test_refusal_for_good_keeps_what_was_seen():
+    """A load may have shown more than there was for it: no later answer says less than that."""
+    books = gpu(400, used=11)
+    books.load("y", guess(100, key="y"))
+    books.read(500)
+    books.fail("y")
+    books.read(11)
+    ended = books.decide(books.need("y")).figures
+    assert (ended.needed_bytes, ended.needs_more_than_bytes) == (489 * MIB, 489 * MIB)
+    books.load("z", guess(100, key="z"))
+    books.read(511)
+    books.settle("z")
+    books.unload("z", 11)
+    measured = books.decide(books.need("z")).figures
+    assert (measured.needed_bytes, measured.needs_more_than_bytes) == (500 * MIB, None)
+
+
 def test_size_above_the_limit_is_tried_alone():
     books = gpu(400)
     books.ledger.sizes.learn("c", to_bytes({GPU: 440}), is_measured=True)
