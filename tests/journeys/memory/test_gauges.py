@@ -53,10 +53,18 @@ class House:
         return body
 
     def let_the_gauge_catch_up(self) -> None:
+        """Wait until the gauge shows what there is, and the adapter has booked all loads by that:
+        it takes a reading for older than this gauge is.
+        """
         wait_until(lambda: self.gauge.page.has_caught_up, 60, "the gauge shows what there is")
+        wait_until(lambda: self.reserved_bytes() == 0, 10, "all loads are booked")
 
     def is_all_measured(self) -> bool:
         return all(model["is_measured"] for model in self.adapter.state()["models"])
+
+    def reserved_bytes(self) -> int:
+        devices = self.adapter.state()["memory"]["devices"]
+        return sum(book["reserved_bytes"] for book in devices.values())
 
     def held(self) -> dict[str, dict[str, int]]:
         return {m["model_id"]: m["bytes"] for m in self.adapter.state()["models"]}
