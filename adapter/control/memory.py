@@ -252,10 +252,13 @@ class Memory:
             return Leaving(NO_BYTES, NO_BYTES)
         return self.ledger.begin_unload(record.name)
 
-    def strand(self, record: ModelRecord) -> None:
-        """Keep the bytes of what Triton is stuck with, until `release`."""
+    def strand(self, record: ModelRecord, *, is_memory: bool = False) -> None:
+        """Keep the bytes of what Triton is stuck with, until `release`.
+
+        `is_memory` tells that it is a load that has failed for lack of memory.
+        """
         if record.name in self.ledger.loads or record.name in self.ledger.unloads:
-            self.ledger.strand(record.name)
+            self.ledger.strand(record.name, is_memory=is_memory)
 
     def release(self, record: ModelRecord, *, is_memory: bool = False) -> None:
         """Release whatever is reserved or booked for the model, once Triton has unloaded it.

@@ -91,21 +91,22 @@ class Unloader:
         self.registry.apply(record, ModelEvent.LOAD_FAILED)
         note_step(record, Step.UNDOING)
         if not await self.remove_from_triton(record, call=call):
-            await self.give_up(record)
+            await self.give_up(record, is_memory=is_memory)
             return
         self.memory.release(record, is_memory=is_memory)
         await record.undo.aclose()
         self.registry.apply(record, ModelEvent.UNLOADED)
 
-    async def give_up(self, record: ModelRecord) -> None:
+    async def give_up(self, record: ModelRecord, *, is_memory: bool = False) -> None:
         """Leave a model to Triton, which does not finish with it: it is STUCK until that changes.
 
+        `is_memory` tells that its load has failed for lack of memory.
         A stuck load keeps one of Triton's few load threads, mostly until Triton is restarted.
         """
         if await self._have_processes_ended(record.placement.names):
-            self.memory.release(record)
+            self.memory.release(record, is_memory=is_memory)
         else:
-            self.memory.strand(record)
+            self.memory.strand(record, is_memory=is_memory)
         self.registry.apply(record, ModelEvent.GIVEN_UP)
         stuck = self.registry.counts()[ModelState.STUCK]
         log.error("model.load_stuck", extra={"model_id": record.id, "stuck": stuck})

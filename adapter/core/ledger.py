@@ -451,14 +451,17 @@ class Ledger:
         load = self.loads.pop(name)
         self._return(load.reserved, now)
         if is_memory:
-            self.sizes.record_shortage(
-                load.need.package_key, load.reserved, is_known=load.need.is_known
-            )
-            # without readings nobody knows what else has been there
-            is_read = load.before.keys() >= load.reserved.keys()
-            is_proof = load.is_only and load.is_alone and not load.is_doubted
-            if is_proof and is_read:
-                remember(self.tried, load.need.package_key, self._free_for(load))
+            self._record_shortage(load)
+
+    def _record_shortage(self, load: LoadEntry) -> None:
+        """Remember that a load lacked memory, and whether that proves that it never fits."""
+        key = load.need.package_key
+        self.sizes.record_shortage(key, load.reserved, is_known=load.need.is_known)
+        # without readings nobody knows what else has been there
+        is_read = load.before.keys() >= load.reserved.keys()
+        is_proof = load.is_only and load.is_alone and not load.is_doubted
+        if is_proof and is_read:
+            remember(self.tried, key, self._free_for(load))
 
     def find_overrun(self, device: Device) -> Overrun | None:
         """Return the load to end if more is used than the limit: the newest one in Triton with a
@@ -623,13 +626,19 @@ class Ledger:
         if leaving is not None:
             self._return(leaving.booked, now)
 
-    def strand(self, name: TritonName) -> None:
+    def strand(self, name: TritonName, *, is_memory: bool = False) -> None:
         """Keep the bytes of a load or an unload that Triton does not finish.
 
         They stay taken until Triton has finished it after all (`free_stuck`) or has exited.
+        A load that lacked memory (`is_memory`) needs more the next time.
         """
         load = self.loads.pop(name, None)
-        self.stuck[name] = self.unloads.pop(name).booked if load is None else load.reserved
+        if load is None:
+            self.stuck[name] = self.unloads.pop(name).booked
+            return
+        self.stuck[name] = load.reserved
+        if is_memory:
+            self._record_shortage(load)
 
     def record_futile_eviction(self, package_key: str, now: float) -> None:
         """Record that a load of this package was refused though others had left for it.

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from adapter._proto import model_runtime_pb2 as mmesh
+from tests.constants import UNLOAD
 from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body
@@ -172,7 +173,7 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
     """One of Triton's threads for loads is stuck from there on."""
     package = write_eater(tmp_path / "early", 1, imports=_GROWS_AT_IMPORT)
     with (
-        embedded_adapter(*_FLAGS, f"--model-roots={tmp_path}") as adapter,
+        embedded_adapter(*_FLAGS, f"--model-roots={tmp_path}", constants={UNLOAD: 6}) as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("small", write_eater(tmp_path / "tiny", 18)).status == 200

@@ -173,6 +173,14 @@ def test_refusal_for_good_keeps_what_was_seen():
     assert (measured.needed_bytes, measured.needs_more_than_bytes) == (500 * MIB, None)
 
 
+def test_stuck_load_that_lacked_memory_needs_more():
+    books = gpu(1000)
+    books.load("y", guess(100, key="y"))
+    books.read(300)
+    books.ledger.strand("y", is_memory=True)
+    assert books.need("y").bytes == to_bytes({GPU: 600})
+
+
 def test_size_above_the_limit_is_tried_alone():
     books = gpu(400)
     books.ledger.sizes.learn("c", to_bytes({GPU: 440}), is_measured=True)
