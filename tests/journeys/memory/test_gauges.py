@@ -163,36 +163,6 @@ def test_while_the_gauge_says_nothing_the_ledger_goes_on(
 
 
 @pytest.mark.nightly
-def test_a_gauge_that_is_frozen_full_refuses_nothing_that_fits_beside_who_is_left(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
-    with house(triton, tmp_path, "--memory-source=triton") as at:
-        assert at.load("a", "b") == [200, 200]
-        at.let_the_gauge_catch_up()
-        at.refused("c")
-        at.gauge.page.is_frozen = True
-        at.unload("a")
-
-        assert at.load("c") == [200]
-        assert at.refused("d")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
-        at.unload("b")
-        at.unload("c")
-        assert at.load("e", "f") == [200, 200]
-
-
-@pytest.mark.nightly
-def test_a_gauge_that_freezes_teaches_no_sizes(triton: RunningAdapter, tmp_path: Path) -> None:
-    with house(triton, tmp_path, "--memory-source=triton") as at:
-        at.gauge.page.is_frozen = True
-        assert at.load("a", "b") == [200, 200]
-        # waits longer for memory than the loads for their measurement
-        assert at.refused("c")["needed_bytes"] == _MODEL * MIB
-
-        assert at.held() == {name: {_GPU: _MODEL * MIB} for name in ("a", "b")}
-        assert not at.is_all_measured()
-
-
-@pytest.mark.nightly
 def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
