@@ -255,8 +255,12 @@ class Oracle(Rest):
         self._check_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
-            is_freeing = "the load that was to free it" in str(error)
-            self._world.expect("2 freeing load" if is_freeing else "2 causes", said)
+            rule = "2 causes"
+            if "the load that was to free it" in str(error):
+                rule = "2 freeing load"
+            elif "(declared)" in str(error) and "no unload can make enough room" in str(error):
+                rule = "2 stuck empty"
+            self._world.expect(rule, said)
 
     def _load_bound_ago(self) -> float:
         return self._now() - self.settings.load_seconds - RECENT_SECONDS
