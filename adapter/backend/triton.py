@@ -19,7 +19,7 @@ from adapter.backend.control_client import ControlClient, SharedIndex, control_r
 from adapter.core.byte_sizes import format_size
 from adapter.core.faults import NOT_EXPLICIT, Faults, is_not_explicit
 from adapter.core.memory import GpuBytes
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId, Payload, TritonName
 from adapter.core.triton_input import Unclassified
 from adapter.errors import (
     AdapterError,
@@ -29,7 +29,6 @@ from adapter.errors import (
     InvalidRequest,
     LoadFailed,
 )
-from adapter.packages.uploads import Payload
 from adapter.protocols.tensors import SIZES
 from adapter.runtime import background, clock
 from adapter.runtime.threads import UNPACKS

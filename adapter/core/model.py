@@ -266,6 +266,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Payload:
+    """A model as the files of a load request."""
+
+    config: str  # JSON with the field names of config.pbtxt
+    files: dict[str, bytes]  # keys begin with `file:`
+
+
+@dataclass(frozen=True, slots=True)
 class StagedModel:
     """A package that an earlier run left in Triton's repository. `name` is the entry's.
 

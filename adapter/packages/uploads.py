@@ -6,14 +6,13 @@ Both are loads of the model repository extension, with `config` and `file:<versi
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.core.model import ModelSource
+from adapter.core.model import ModelSource, Payload
 from adapter.errors import InvalidRequest
 from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.contents import CONFIG, MARKER, UNPACKED
@@ -23,14 +22,6 @@ from adapter.packages.roots import Inside
 # A protobuf message has at most 2 GiB; some of that is left for the framing.
 MAX_UPLOAD_BYTES = 2**31 - 2**20
 _FRAMING_BYTES = 64  # of one file in the message, an upper bound
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """A model as the files of a load request."""
-
-    config: str  # JSON with the field names of config.pbtxt
-    files: dict[str, bytes]  # keys begin with `file:`
 
 
 def config_text(given: dict[str, Any]) -> str:

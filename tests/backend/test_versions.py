@@ -10,12 +10,11 @@ from adapter.backend.triton import TritonControl
 from adapter.core import versions
 from adapter.core.calls import RpcCall
 from adapter.core.faults import Faults
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId, Payload, TritonName
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.packages.staging import Packages
-from adapter.packages.uploads import Payload
 from tests.fakes.unread import unread
 from tests.fakes.versioned_triton import VersionedTriton, serving
 from tests.packages.staged import make, place
