@@ -12,11 +12,11 @@ USERS ?= 8
 WORKERS ?= 7
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth.
 # Each part is a process, which collects its own tests alone: for workers each would collect all.
-QUICK_pure = tests/unit tests/next
+QUICK_pure = tests/unit
 QUICK_control = tests/control
 QUICK_http = tests/frontends/http tests/frontends/test_held_errors.py tests/test_architecture.py
 QUICK_grpc = tests/frontends/grpc tests/contract/test_doubles.py tests/journeys/modelmesh
-QUICK_triton = tests/dataplane tests/backend tests/test_docs.py
+QUICK_triton = tests/triton tests/test_docs.py
 QUICK_PARTS = pure control http grpc triton
 QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 # where `make run` listens: also of the environment, as for every command

@@ -18,14 +18,14 @@ from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.memory import HOST, DeviceState
 from adapter.core.registry import Registry
 from adapter.core.states import TRANSITIONS, ModelState
-from adapter.dataplane.http_connection import NEXT, Event
-from adapter.dataplane.http_connection import State as Upstream
 from adapter.frontends.status import ANSWERS
-from adapter.http2.stream import FOLLOWS
+from adapter.relay.stream import FOLLOWS
 from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
+from adapter.telemetry.gauges import ModelCollector, State
 from adapter.telemetry.log import EVENTS
 from adapter.telemetry.metrics import Metrics, about
-from adapter.telemetry.readings import ModelCollector, State
+from adapter.triton.connection import NEXT, Event
+from adapter.triton.connection import State as Upstream
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -389,13 +389,13 @@ def states_page() -> str:
         "If Triton exits while a model is PREPARING, its load waits for the next Triton. If it "
         "exits while the model is LOADING, the load fails. A call of a store then tries once "
         "more.\n" + "\n## A connection to Triton's HTTP port\n\n"
-        "From `adapter/dataplane/http_connection.py`. A connection serves one call at a time. It "
+        "From `adapter/triton/connection.py`. A connection serves one call at a time. It "
         "is closed after an answer that says so, or that began before the whole request was sent. "
         "Any state becomes BROKEN, and the connection is closed, when\n\n"
         "- Triton sends unexpected bytes, or bytes that are not HTTP;\n"
         "- a caller or a time limit ends a call before Triton has received all of it;\n"
         "- the connection is lost.\n\n" + drawing(connection) + "## A request over gRPC\n\n"
-        "From `adapter/http2/stream.py`: the stages of a request in the HTTP/2 relay. Its two "
+        "From `adapter/relay/stream.py`: the stages of a request in the HTTP/2 relay. Its two "
         "streams, to the client and to Triton, have the states of RFC 9113 section 5.1.\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])

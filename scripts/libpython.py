@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from adapter.backend.tritonserver import LIBPYTHON, find_libpython, libpython_folder
+from adapter.triton.server.launch import LIBPYTHON, find_libpython, libpython_folder
 
 PACKAGE = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -17,7 +17,7 @@ UNLOAD = "adapter.app.control.UNLOAD_SECONDS"
 LOAD_WAIT = "adapter.app.listeners.LOAD_WAIT_SECONDS"
 STAY = "adapter.core.times.TURN_SECONDS"
 # an embedded Triton that answers nothing for so long is restarted
-TRITON_HANG = "adapter.backend.liveness.HANG_SECONDS"
+TRITON_HANG = "adapter.triton.liveness.HANG_SECONDS"
 STORE = "adapter.app.backend.STORE_SECONDS"
 MOST_CONNECTIONS = "adapter.frontends.http.server.MOST_CONNECTIONS"
 FEWEST_CONNECTIONS = "adapter.frontends.http.server.FEWEST_CONNECTIONS"

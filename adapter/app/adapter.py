@@ -9,16 +9,10 @@ from typing import Any, NoReturn
 
 from adapter.app.backend import Stores, build_backend, build_cache
 from adapter.app.listeners import Rpc, Shared, build_rest, headers_to_triton
-from adapter.backend import liveness
-from adapter.backend.liveness import HangDetector
-from adapter.backend.memory import host_limit_bytes
-from adapter.backend.tritonserver import RunFolder
 from adapter.core import versions
-from adapter.core.faults import Faults
 from adapter.core.memory import NOT_MEASURED
 from adapter.core.model import ModelId, ModelSource, parse_model_id
-from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.http import HttpDataPlane
+from adapter.core.triton_errors import Faults
 from adapter.errors import BackendUnavailable
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin.models import Resident
@@ -29,7 +23,7 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.calls import MessageLimits
 from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.repository import Repository
 from adapter.frontends.unready import UnreadyConnections
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
@@ -38,11 +32,17 @@ from adapter.runtime.threads import REPOSITORY
 from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
+from adapter.telemetry.gauges import ModelCollector
+from adapter.telemetry.gauges import State as Figures
 from adapter.telemetry.log import LogStream
 from adapter.telemetry.metrics import Metrics, about
-from adapter.telemetry.readings import ModelCollector
-from adapter.telemetry.readings import State as Figures
 from adapter.telemetry.tracing import Tracing
+from adapter.triton import liveness
+from adapter.triton.grpc import GrpcDataPlane
+from adapter.triton.http import HttpDataPlane
+from adapter.triton.liveness import HangDetector
+from adapter.triton.memory.sources import host_limit_bytes
+from adapter.triton.server.launch import RunFolder
 
 log = logging.getLogger(__name__)
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 from adapter.app.control import read_control_settings
 from adapter.app.parts import Control, build_control
-from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.memory import ChosenMemory, NvmlMemory, build_memory
-from adapter.backend.memory.nvml import MPS_VARIABLE, mps_limits
-from adapter.backend.sizes_file import FILE_NAME, LearnedFile
-from adapter.backend.triton import TritonControl
-from adapter.backend.tritonserver import RunFolder
 from adapter.control.ports import NoProcesses, World
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.core.sizes import Sizes
+from adapter.core.triton_errors import Faults
 from adapter.core.triton_input import HTTP_KEY_HEADER
+from adapter.packages.sizes_file import FILE_NAME, LearnedFile
 from adapter.packages.staging import Packages
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.packages.uploads import payload
 from adapter.settings import Settings, secret_variables
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
-from adapter.store.opening import open_store
+from adapter.store.stores import open_store
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
+from adapter.triton.client import TritonControl
+from adapter.triton.memory.nvml import MPS_VARIABLE, mps_limits
+from adapter.triton.memory.sources import ChosenMemory, NvmlMemory, build_memory
+from adapter.triton.server.launch import RunFolder
+from adapter.triton.server.server import EmbeddedTriton
 
 # Triton's own default of --model-load-thread-count
 _LOAD_THREADS = 4

@@ -8,18 +8,19 @@ from typing import Literal
 from grpc import GenericRpcHandler
 
 from adapter.app import control
-from adapter.backend.triton import TritonControl
 from adapter.control.door import ControlState, MeshBooks, Models, StoreModels, WaitForLease
 from adapter.core import versions
 from adapter.core.calls import V2DataPlane
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId
+from adapter.core.triton_errors import Faults
 from adapter.core.triton_input import HeaderTable
-from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.http import HttpDataPlane
-from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.frontends.access import Access, Extensions, SitePolicy
 from adapter.frontends.drain import Drain
+from adapter.frontends.endpoint.contract import EndpointCalls
+from adapter.frontends.endpoint.invoke import Endpoint, refuse_endpoint
+from adapter.frontends.endpoint.members import Endpoints
+from adapter.frontends.endpoint.signatures import Key, SigV4Authenticator
+from adapter.frontends.endpoint.streams import Streams
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.health import Health, reflection_services
@@ -28,11 +29,6 @@ from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.http.calls import Calls
 from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.endpoint.contract import EndpointCalls
-from adapter.frontends.http.endpoint.invoke import Endpoint, refuse_endpoint
-from adapter.frontends.http.endpoint.members import Endpoints
-from adapter.frontends.http.endpoint.signatures import Key, SigV4Authenticator
-from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.parts import Parts
@@ -41,15 +37,19 @@ from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.serve import Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.repository import Repository
 from adapter.frontends.unready import UnreadyConnections
-from adapter.http2.listener import RelayListener, connect_to
-from adapter.http2.policy import RelayContext
+from adapter.relay.listener import RelayListener, connect_to
+from adapter.relay.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 from adapter.settings import Address, Settings, parse_endpoint_key
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
+from adapter.triton.client import TritonControl
+from adapter.triton.grpc import GrpcDataPlane
+from adapter.triton.http import HttpDataPlane
+from adapter.triton.traced import TracedHttp, TracedRpc
 
 # How long a call of V2 waits for a load of its model by somebody else. Most loads end within
 # seconds; after that a client gets 503, and may try another copy.

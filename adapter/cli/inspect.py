@@ -25,10 +25,8 @@ from urllib.parse import unquote
 import pynvml
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from adapter.backend.tritonserver import wheel_backends, wheel_folder
 from adapter.cli.text import escape, escape_lines
 from adapter.core.byte_sizes import format_size
-from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -39,6 +37,7 @@ from adapter.core.model import (
     parse_model_id,
     triton_name,
 )
+from adapter.core.triton_errors import ENVIRONMENTS
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
 from adapter.packages.backends import BACKENDS, PYTHON, describe_missing_backends
@@ -49,6 +48,7 @@ from adapter.packages.contents import CONFIG, MARKER, is_within
 from adapter.packages.formats import is_version
 from adapter.packages.messages import did_you_mean, invalid_model, shown
 from adapter.packages.staging import Packages
+from adapter.triton.server.launch import wheel_backends, wheel_folder
 
 _CONFIG_ORIGINS = {
     "file": "the caller's file, unchanged",

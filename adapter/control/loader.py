@@ -57,7 +57,7 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes, run_to_end
-from adapter.runtime.fair_slots import FairSlots
+from adapter.runtime.slots import FairSlots
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from enum import Enum
 from typing import NewType
 
 from adapter.core.memory import NO_BYTES, Bytes
+from adapter.core.tensors import ContentTypes
 from adapter.errors import InvalidRequest
-from adapter.protocols.tensors import ContentTypes
 
 # The caller's opaque name of a model: any UTF-8 text.
 ModelId = NewType("ModelId", str)

@@ -16,8 +16,8 @@ from adapter.core.model import (
 )
 from adapter.core.sizes import Basis
 from adapter.core.states import ModelState
+from adapter.core.tensors import ContentTypes
 from adapter.core.triton_input import Unclassified
-from adapter.protocols.tensors import ContentTypes
 
 _LATENCIES = 200  # 7 KB of a model that is in use
 _SEQUENCES = "sequence_batching"

@@ -12,16 +12,16 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelOutput,
 )
 
+from adapter.codecs import PARAMETER, content_types
 from adapter.core.byte_sizes import parse_size
+from adapter.core.tensors import ContentTypes, Tensor
 from adapter.errors import AdapterError
 from adapter.packages.backends import BACKENDS, PYTHON
 from adapter.packages.config import is_ensemble, parse, read_config
 from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
-from adapter.packages.ensemble import ENTRY_PARAMETER
+from adapter.packages.members import ENTRY_PARAMETER
 from adapter.packages.messages import cut, invalid_model, shown
-from adapter.protocols.codecs import PARAMETER, content_types
-from adapter.protocols.tensors import ContentTypes, Tensor
 
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75

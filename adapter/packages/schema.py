@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from adapter.core.tensors import CODES, Tensor
 from adapter.packages.config_text import quoted
 from adapter.packages.messages import cut, invalid_model
-from adapter.protocols.tensors import CODES, Tensor
 
 _DATATYPES = {name: f"TYPE_{name}" for name in (*CODES, "BF16", "STRING")}
 _DATATYPES["BYTES"] = "TYPE_STRING"

@@ -28,7 +28,9 @@ from adapter.packages.archive_kinds import archive_at
 from adapter.packages.backends import refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import UNPACKED, is_within
-from adapter.packages.folders import (
+from adapter.packages.inspect import inspect
+from adapter.packages.messages import cut, shown
+from adapter.packages.repository import (
     Loaded,
     Ownership,
     Staging,
@@ -45,10 +47,8 @@ from adapter.packages.folders import (
     ownership_of,
     sweep,
 )
-from adapter.packages.inspection import inspect
-from adapter.packages.messages import cut, shown
 from adapter.packages.roots import Inside, resolve
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.packages.unpacking_process import UnpackingProcess
 from adapter.packages.uploads import write_package
 from adapter.runtime.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS

@@ -18,12 +18,12 @@ import adapter
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
 from adapter.packages.messages import shown
 from adapter.packages.roots import Opened
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 
 # -S: without site-packages, whose .pth files may import anything.
 _START = (
     "import sys; sys.path += sys.argv.pop(1).split(':');"
-    "from adapter.packages.archives import main; main()"
+    "from adapter.packages.archive import main; main()"
 )
 _CONTENT = "/proc/self/fd/0"
 

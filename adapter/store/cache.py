@@ -25,15 +25,15 @@ from adapter.errors import (
     InvalidRequest,
     StoreUnavailable,
 )
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.runtime import background, clock
-from adapter.runtime.fair_slots import FairSlots
+from adapter.runtime.slots import FairSlots
 from adapter.runtime.threads import CACHE, MAX_UNPACKED_AT_ONCE
 from adapter.store.cache_folder import Cached, CacheFolder, Note, artifact_id
 from adapter.store.checksums import Checksums
 from adapter.store.disk import BeginsAgain, Disk, Need, Reservation, make_disk_error
 from adapter.store.downloading import Connections
-from adapter.store.fetching import Fetch
+from adapter.store.fetch import Fetch
 from adapter.store.packages import StorePackages
 from adapter.store.ports import Changed, DiskEvictor, Store, Unfinished, failed, failed_at
 from adapter.store.refusals import MAX_REMEMBERED, OF_VERSIONS, Question, Refusals

@@ -27,7 +27,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from adapter.errors import BackendUnavailable, InvalidSettings
-from adapter.packages.unpacking import BLOCK_BYTES, Free, disk_bytes, free_at
+from adapter.packages.unpack import BLOCK_BYTES, Free, disk_bytes, free_at
 from adapter.runtime import clock
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from adapter.core.artifacts import DiskUse
 from adapter.core.byte_sizes import format_size
 from adapter.core.victims import choose_fewest
 from adapter.errors import AdapterError, BackendError, NoRoom
-from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.packages.unpack import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import Cached, CacheFolder, Note

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from adapter.errors import AdapterError, ArtifactNotFound, StoreUnavailable
 from adapter.packages.contents import MAX_ENTRIES
-from adapter.packages.unpacking import disk_bytes
+from adapter.packages.unpack import disk_bytes
 from adapter.store.ports import Store, StoredFile, failed
 from adapter.store.refusals import OF_KEYS, Refusals
 

@@ -1,6 +1,6 @@
 """Defines the Prometheus metrics, on a registry of their own. Their meanings: docs/metrics.md.
 
-Each is one declaration in the body of Metrics; readings.py has those that are read at each scrape.
+Each is one declaration in the body of Metrics; gauges.py has those that are read at each scrape.
 Labels are bounded: by listener, method, code and outcome.
 """
 
@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from adapter.core.artifacts import CacheUse
+from adapter.telemetry.gauges import PREFIX, ModelCollector, State, StateCollector
 from adapter.telemetry.history import History
-from adapter.telemetry.readings import PREFIX, ModelCollector, State, StateCollector
 from adapter.telemetry.traffic import Traffic
 
 # SageMaker gives a load up after 360 s

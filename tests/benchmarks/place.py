@@ -17,7 +17,7 @@ from typing import Any
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from adapter.backend.tritonserver import prepare
+from adapter.triton.server.launch import prepare
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 
 Json = dict[str, Any]

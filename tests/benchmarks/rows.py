@@ -51,8 +51,8 @@ def number(value: float, unit: str) -> str:
 # the code that each request runs through
 _INFERENCE = (
     "adapter/frontends",
-    "adapter/dataplane",
-    "adapter/http2",
+    "adapter/triton",
+    "adapter/relay",
     "adapter/core",
     "adapter/app",
     "adapter/telemetry/metrics.py",

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from adapter.backend.tritonserver import prepare
+from adapter.triton.server.launch import prepare
 from tests.chart.chart import ROOT, containers, pod_spec, variables
 from tests.ports import free_ports
 from tests.processes import descendants

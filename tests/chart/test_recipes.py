@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 import pytest
 import yaml
 
-from adapter.backend.memory.triton_metrics import TritonMetrics
 from adapter.settings import load_settings
+from adapter.triton.memory.metrics_page import TritonMetrics
 from tests.chart.chart import (
     ROOT,
     containers,

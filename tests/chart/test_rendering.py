@@ -10,7 +10,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from adapter.backend.tritonserver import allocator_variables
+from adapter.triton.server.launch import allocator_variables
 from tests.cases import rows
 from tests.chart.chart import (
     CASES,

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from adapter.backend.tritonserver import Launch, prepare
+from adapter.triton.server.launch import Launch, prepare
 from tests.processes import descendants
 from tests.running import Client, Reply, wait_until
 from tests.trees import infer_body, write_python_model

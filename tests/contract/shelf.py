@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from adapter.backend.triton import TritonControl
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
+from adapter.triton.client import TritonControl
 from tests.running import Client, Reply
 from tests.trees import infer_body, write_python_model
 

@@ -11,11 +11,11 @@ import pytest
 from adapter.control.ports import Artifacts
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.errors import ArtifactNotFound
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
-from adapter.store.opening import open_store
+from adapter.store.stores import open_store
 from tests.fakes.artifacts import FakeArtifacts
 from tests.fakes.steps import Steps
 

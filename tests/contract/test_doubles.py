@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from adapter.backend.sizes_file import LearnedFile
 from adapter.control.door import Lease
 from adapter.control.ports import MemoryReader, Packages, SizeStore
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.errors import BackendError, InferenceFailed
+from adapter.packages.sizes_file import LearnedFile
 from adapter.packages.staging import Packages as RealPackages
 from tests.fakes.house import House
 from tests.fakes.lease import FakeLease

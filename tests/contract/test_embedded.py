@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.aio import InferenceServerClient
 
-from adapter.backend import tritonserver
-from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.triton import TritonControl
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
 from adapter.errors import BackendUnavailable
+from adapter.triton.client import TritonControl
+from adapter.triton.server import launch
+from adapter.triton.server.server import EmbeddedTriton
 
 real = pytest.mark.triton
 
@@ -46,7 +46,7 @@ class TritonPythonModel:
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
-from adapter.backend.embedded import EmbeddedTriton
+from adapter.triton.server.server import EmbeddedTriton
 from tritonclient.grpc.aio import InferenceServerClient
 
 async def main():
@@ -329,13 +329,13 @@ async def test_a_missing_binary_is_named(tmp_path):
     ],
 )
 def test_the_wheel_is_refused_where_its_python_backend_cannot_run(python, numpy, reason):
-    said = tritonserver.unfit(python, numpy)
+    said = launch.unfit(python, numpy)
     assert said is None if reason is None else reason in said
 
 
 def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):
-    launch = tritonserver.prepare(Path(sys.executable), tmp_path)
-    assert launch == tritonserver.Launch(Path(sys.executable), (), {})
+    prepared = launch.prepare(Path(sys.executable), tmp_path)
+    assert prepared == launch.Launch(Path(sys.executable), (), {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -398,20 +398,20 @@ async def test_a_server_without_a_memory_tracker_takes_its_option_and_reports_no
 def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):
     source = tmp_path / "source"
     source.write_text("#!/bin/sh\n")
-    tritonserver._place_executable(source, tmp_path / "copied")
+    launch._place_executable(source, tmp_path / "copied")
     source.chmod(0o755)
-    tritonserver._place_executable(source, tmp_path / "linked")
+    launch._place_executable(source, tmp_path / "linked")
     assert not (tmp_path / "copied").is_symlink()
     assert os.access(tmp_path / "copied", os.X_OK)
     assert (tmp_path / "linked").is_symlink()
 
 
 def test_a_sweep_spares_what_lives_and_what_is_not_ours():
-    owned = tritonserver.RunFolder()
+    owned = launch.RunFolder()
     foreign = owned.path.with_name("triton-adapter-somebody")
     foreign.mkdir()
     try:
-        tritonserver.RunFolder.sweep()
+        launch.RunFolder.sweep()
         assert owned.path.exists()
         assert foreign.exists()
     finally:
@@ -421,11 +421,11 @@ def test_a_sweep_spares_what_lives_and_what_is_not_ours():
 
 
 def test_the_next_start_removes_what_could_not_be_removed_at_the_end(monkeypatch):
-    owned = tritonserver.RunFolder()
+    owned = launch.RunFolder()
     (owned.path / "repository" / "t").mkdir(parents=True)
     with monkeypatch.context() as failing:
         failing.setattr(shutil, "rmtree", lambda *_, **__: None)  # as when somebody writes there
         owned.remove()
     assert owned.path.exists()
-    tritonserver.RunFolder.sweep()
+    launch.RunFolder.sweep()
     assert not owned.path.exists()

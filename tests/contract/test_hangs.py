@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from adapter.backend.liveness import HangDetector
+from adapter.triton.liveness import HangDetector
 from tests.asking import Gate, background
 from tests.constants import TRITON_HANG
 from tests.processes import is_alive, suspend, triton_client, tritonserver

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from adapter.backend.control_client import control_retries
-from adapter.backend.triton import TritonControl
-from adapter.backend.tritonserver import take_port
 from adapter.core.model import ModelId, TritonName
 from adapter.errors import (
     BackendUnavailable,
     LoadFailed,
     OutOfMemory,
 )
+from adapter.triton.client import TritonControl
+from adapter.triton.control_client import control_retries
+from adapter.triton.server.launch import take_port
 from tests.contract.shelf import FAULTS, PATIENCE, made, until
 
 real = pytest.mark.triton

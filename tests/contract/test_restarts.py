@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.tritonserver import RunFolder, prepare
+from adapter.triton.server.launch import RunFolder, prepare
 from tests.processes import children, descendants, is_alive
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.cli.client import Target
 from adapter.cli.probes import probe
+from adapter.triton.server.launch import RunFolder, prepare
 from tests.docs.pages import ROOT, Block, blocks
 from tests.ports import free_ports
 from tests.running import wait_until

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.core.triton_errors import Faults
+from adapter.triton.grpc import GrpcDataPlane
 from tests.fakes.unread import unread
 
 Act = Callable[[Any, Any], Any]

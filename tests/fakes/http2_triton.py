@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from adapter.http2 import frames
-from adapter.http2.headers import encoded
+from adapter.relay import frames
+from adapter.relay.headers import encoded
 from tests.frontends.grpc.proxy_listener import SECONDS, ProxySetup, Wire, frame
 
 HEAD = encoded([(b":status", b"200"), (b"content-type", b"application/grpc")])

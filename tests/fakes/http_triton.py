@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapter.core.calls import V2Call
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http import HttpDataPlane
+from adapter.core.triton_errors import Faults
+from adapter.triton.http import HttpDataPlane
 from tests.fakes.unread import unread
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

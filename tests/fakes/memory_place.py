@@ -6,7 +6,7 @@ from typing import Literal
 import pynvml
 import pytest
 
-from adapter.backend.memory import ChosenMemory, HostMemory, NvmlMemory, TritonMetrics
+from adapter.triton.memory.sources import ChosenMemory, HostMemory, NvmlMemory, TritonMetrics
 from tests.fakes.metrics_endpoint import MIB, MetricsEndpoint
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

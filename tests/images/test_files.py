@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from adapter.backend.tritonserver import allocator_variables
 from adapter.settings import Settings
+from adapter.triton.server.launch import allocator_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from adapter.backend.sizes_file import FILE_NAME
+from adapter.packages.sizes_file import FILE_NAME
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.ports import free_ports

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adapter.backend.tritonserver import allocator_variables
+from adapter.triton.server.launch import allocator_variables
 from tests.processes import descendants, tritonserver
 from tests.running import COMPLETE, Client, embedded_adapter
 from tests.trees import write_python_model

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import grpc
 
-from adapter.backend.processes import resident_bytes
+from adapter.triton.server.processes import resident_bytes
 from tests.constants import MOST_CONNECTIONS
 from tests.grpc_calls import infer_request
 from tests.processes import descendants, tritonserver

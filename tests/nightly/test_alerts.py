@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.tritonserver import prepare
+from adapter.triton.server.launch import prepare
 from tests.constants import FEWEST_CONNECTIONS, NEVER, TRITON_HANG
 from tests.journeys.memory.models import write_eater
 from tests.journeys.observability.prometheus import (

@@ -22,8 +22,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.headers import encoded
+from adapter.relay import frames
+from adapter.relay.headers import encoded
 from tests.asking import binary_request
 from tests.attack.test_bodies import PATH, RAW, TARGET, Slow, forged, invoke, store_of
 from tests.frontends.grpc.proxy_listener import STREAM, frame, head_of, prefixed

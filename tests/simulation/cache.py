@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free, disk_bytes
+from adapter.packages.unpack import RESERVE_BYTES, RESERVE_INODES, Free, disk_bytes
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
 from tests.simulation.store import read_back

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from adapter.packages.unpacking import BLOCK_BYTES
+from adapter.packages.unpack import BLOCK_BYTES
 from tests.simulation.cache import CACHE_FAULTS
 from tests.simulation.loop import Draws
 from tests.simulation.models import Entry, Spec, drawn_model

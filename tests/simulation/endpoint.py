@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.store.cache import ArtifactCache
 from tests.simulation.cache import Room, SimFolder, files_at, labels_of
 from tests.simulation.catalog import Catalog, Terms

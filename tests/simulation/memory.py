@@ -9,7 +9,7 @@ from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.simulation.loop import Draws
 
 MIB = 2**20
-LAG_SECONDS = 3.0  # as adapter/backend/memory/triton_metrics.py has it
+LAG_SECONDS = 3.0  # as adapter/triton/memory/metrics_page.py has it
 
 
 def gpu(number: int) -> Device:

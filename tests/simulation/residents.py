@@ -20,7 +20,7 @@ from adapter.errors import (
     StubDied,
     TooManyWaiting,
 )
-from adapter.packages.unpacking import BLOCK_BYTES, disk_bytes
+from adapter.packages.unpack import BLOCK_BYTES, disk_bytes
 from tests.simulation.cache import files_at, labels_of, used
 from tests.simulation.control import KnownModel
 from tests.simulation.models import Call, Spec, Violated

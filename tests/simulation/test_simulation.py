@@ -24,12 +24,12 @@ HERE = Path(__file__).parent
 SEAMS = ("adapter.control.door", "adapter.core.", "adapter.errors", "adapter.runtime.")
 # Parts that are real beside control, by the file that plays them.
 REAL = {
-    "cache.py": ("adapter.packages.unpacking", "adapter.store.cache_folder"),
-    "catalog.py": ("adapter.packages.unpacking",),
+    "cache.py": ("adapter.packages.unpack", "adapter.store.cache_folder"),
+    "catalog.py": ("adapter.packages.unpack",),
     "control.py": ("adapter.",),
-    "endpoint.py": ("adapter.packages.unpacking", "adapter.store.cache"),
+    "endpoint.py": ("adapter.packages.unpack", "adapter.store.cache"),
     "mesh.py": ("adapter._proto", "adapter.frontends.grpc.", "adapter.telemetry.metrics"),
-    "residents.py": ("adapter.packages.unpacking",),
+    "residents.py": ("adapter.packages.unpack",),
     "store.py": ("adapter.settings.locations", "adapter.store.ports"),
     "story.py": ("adapter.telemetry.log",),
 }

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
-from adapter.store.opening import open_store
 from adapter.store.refusals import OF_KEYS, Refusals
+from adapter.store.stores import open_store
 from tests.buckets import Bucket, s3_server
 from tests.store.web import WebServer, web_server
 

@@ -37,10 +37,10 @@ _USER = textwrap.dedent(
     from adapter.core.artifacts import ArtifactKey, FetchProgress
     from adapter.settings.locations import parse_location
     from adapter.errors import NoRoom
-    from adapter.packages.unpacking import Limits
+    from adapter.packages.unpack import Limits
     from adapter.store.cache import ArtifactCache
     from adapter.store.cache_folder import CacheFolder
-    from adapter.store.opening import open_store
+    from adapter.store.stores import open_store
 
     async def use(cache, number):
         while True:

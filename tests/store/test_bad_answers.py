@@ -10,7 +10,7 @@ import pytest
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, FetchProgress
 from adapter.errors import NoRoom, StoreUnavailable
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder

@@ -13,8 +13,8 @@ import pytest
 
 from adapter.core.artifacts import CacheUse, DiskUse, FetchProgress
 from adapter.errors import NoRoom
-from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
-from adapter.store import fetching
+from adapter.packages.unpack import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.store import fetch
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Disk, Reservation
 from tests.store.conftest import archive, files_of, names, zipped
@@ -459,7 +459,7 @@ async def test_a_disk_that_takes_no_more_though_it_says_so_is_not_tried_again_at
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     cache = await open_cache(models)
-    monkeypatch.setattr(fetching, "_write_all", full)
+    monkeypatch.setattr(fetch, "_write_all", full)
     with pytest.raises(NoRoom, match=r"1\.0 MiB or more in all.* cache_dir: Disk quota exceeded"):
         await cache.fetch("2")
     monkeypatch.undo()

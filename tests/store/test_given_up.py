@@ -10,7 +10,7 @@ import pytest
 from adapter.core.artifacts import CacheUse
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Disk
-from adapter.store.fetching import RoomOfProcess
+from adapter.store.fetch import RoomOfProcess
 from tests.store.conftest import archive, names
 
 _LIMIT = 2**20

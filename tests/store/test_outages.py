@@ -10,7 +10,7 @@ import pytest
 
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.errors import ArtifactNotFound, StoreUnavailable
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store import cache as cache_module
 from adapter.store.cache import ArtifactCache

@@ -8,7 +8,7 @@ import pytest
 
 from adapter.core.artifacts import PackagePage
 from adapter.errors import ArtifactNotFound, StoreUnavailable
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import StoreLocation, parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import ArtifactNotFound, InvalidArtifact, StoreUnavailable
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.runtime import clock
 from adapter.settings.locations import parse_location
 from adapter.store import downloading
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
-from adapter.store.opening import open_store
+from adapter.store.stores import open_store
 from tests.buckets import KEYS
 from tests.store.conftest import archive, files_of, zipped
 

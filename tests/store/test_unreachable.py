@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import StoreUnavailable
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder

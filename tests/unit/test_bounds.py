@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.http2.headers import HeaderBlockCache, HeaderReader, encoded
+from adapter.relay.headers import HeaderBlockCache, HeaderReader, encoded
 from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100

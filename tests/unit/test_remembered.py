@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from adapter.dataplane.json_limits import Shapes
 from adapter.frontends.http.instrumentation import path_segments
 from adapter.frontends.routes import find
+from adapter.triton.json_limits import Shapes
 
 KIB = 2**10
 

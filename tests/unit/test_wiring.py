@@ -12,7 +12,6 @@ import pytest
 from adapter.app import Adapter
 from adapter.app.listeners import Rpc
 from adapter.control.ports import StoreSettings, TimeLimits
-from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.http.sagemaker import SageMaker
@@ -21,6 +20,7 @@ from adapter.frontends.http.v2 import V2
 from adapter.frontends.routes import ROUTES
 from adapter.runtime.turns import Turns
 from adapter.settings import Loaded, Settings, load_settings
+from adapter.triton.http import HttpDataPlane
 
 TESTS = Path(__file__).parents[1]
 Part = TypeVar("Part")

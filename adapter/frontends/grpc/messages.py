@@ -11,7 +11,7 @@ from adapter.core.calls import RpcMetadata
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.triton_input import OF_THE_CONNECTION
 from adapter.errors import InvalidRequest
-from adapter.http2.protobuf import (
+from adapter.relay.protobuf import (
     DELIMITED,
     FIXED,
     MAX_FIELDS,

@@ -1,6 +1,6 @@
 """Refuses parameters of a ModelInfer that end Triton, or that its caller may not use.
 
-The JSON of an inference has the same rules (adapter/dataplane/json_parameters.py).
+The JSON of an inference has the same rules (adapter/triton/json_parameters.py).
 """
 
 import re

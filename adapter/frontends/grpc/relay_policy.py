@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2
 from adapter.control.door import Lease, Models, TritonState, WaitForLease
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
+from adapter.core.triton_errors import Faults
 from adapter.core.triton_input import HeaderTable
 from adapter.errors import (
     AdapterError,
@@ -36,9 +36,9 @@ from adapter.frontends.grpc.calls import LOAD, CountedRequest, GrpcCalls, traile
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
-from adapter.http2.headers import Headers
-from adapter.http2.policy import ENCODINGS, Reason, RelayError, Status
-from adapter.http2.protobuf import Malformed
+from adapter.relay.headers import Headers
+from adapter.relay.policy import ENCODINGS, Reason, RelayError, Status
+from adapter.relay.protobuf import Malformed
 from adapter.runtime import clock
 from adapter.telemetry.log import ids_of_headers
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from adapter.control.door import Lease, ModelState, TritonState
 from adapter.core.calls import RpcCall, RpcDataPlane, RpcStream
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
+from adapter.core.triton_errors import Faults
 from adapter.errors import (
     AdapterError,
     BackendUnavailable,

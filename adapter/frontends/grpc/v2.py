@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.door import Lease, ModelRecord, Models, TritonState, WaitForLease
 from adapter.core.calls import RpcCall, RpcDataPlane
-from adapter.core.faults import Faults
 from adapter.core.model import ModelId, parse_model_id
+from adapter.core.triton_errors import Faults
 from adapter.errors import (
     BackendError,
     BackendUnavailable,
@@ -36,8 +36,8 @@ from adapter.frontends.grpc.messages import (
 )
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.streams import Streams
-from adapter.frontends.model_repository import Repository, find_ensemble
-from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
+from adapter.frontends.repository import Repository, find_ensemble
+from adapter.relay.protobuf import SHORT_BYTES, has_no_outputs
 from adapter.runtime.byte_budget import ByteBudget
 
 SERVICE = "inference.GRPCInferenceService"
@@ -289,7 +289,7 @@ def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> byte
 
 
 class GrpcRepository:
-    """Answers the calls of Triton's model repository extension (frontends/model_repository.py)."""
+    """Answers the calls of Triton's model repository extension (frontends/repository.py)."""
 
     def __init__(
         self,

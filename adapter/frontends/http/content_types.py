@@ -10,7 +10,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adapter.codecs import CODECS, PARAMETER, codec_of
+from adapter.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
+from adapter.codecs.npy import cast
 from adapter.core.calls import V2Answer
+from adapter.core.tensors import PIECE_VALUES, SIZES, ContentTypes, packed
 from adapter.errors import (
     AdapterError,
     InvalidRequest,
@@ -19,10 +23,6 @@ from adapter.errors import (
     UnsupportedMediaType,
 )
 from adapter.frontends.http import binary
-from adapter.protocols.codecs import CODECS, PARAMETER, codec_of
-from adapter.protocols.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
-from adapter.protocols.codecs.npy import cast
-from adapter.protocols.tensors import PIECE_VALUES, SIZES, ContentTypes, packed
 
 JSON = "application/json"
 # RFC 9110 wants a digit first; the URLConnection of Java 8 sends `*/*; q=.2`.

@@ -8,7 +8,7 @@ from typing import Protocol
 from adapter.control.door import Lease, Models, TritonState, WaitForLease
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError
-from adapter.frontends.http.endpoint.errors import CallInfo
+from adapter.frontends.endpoint.errors import CallInfo
 from adapter.frontends.http.instrumentation import Refusal, own_refusal
 
 

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from functools import partial
 
+from adapter.codecs.base import Source
 from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
+from adapter.core.tensors import ContentTypes
 from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Answer, Writer
@@ -33,8 +35,6 @@ from adapter.frontends.http.instrumentation import (
 )
 from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import list_own_headers
-from adapter.protocols.codecs.base import Source
-from adapter.protocols.tensors import ContentTypes
 from adapter.telemetry.traffic import waiting_for_caller
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"

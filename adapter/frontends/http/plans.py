@@ -13,10 +13,10 @@ from adapter.core.model import ModelId, parse_model_id, triton_name
 from adapter.core.triton_input import HeaderTable
 from adapter.errors import AdapterError
 from adapter.frontends.access import SitePolicy
+from adapter.frontends.endpoint.contract import EndpointCalls
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.endpoint.contract import EndpointCalls
 from adapter.frontends.http.head import CHUNKED, RawHead, read_head
 from adapter.frontends.http.instrumentation import (
     contract_of,

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, PayloadTooLarge
-from adapter.frontends.http.endpoint.errors import CallInfo
+from adapter.frontends.endpoint.errors import CallInfo
 from adapter.frontends.http.exchange import Exchange
 from adapter.frontends.http.head import CHUNKED, read_head
 from adapter.frontends.http.parts import Parts

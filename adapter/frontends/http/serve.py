@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from adapter.errors import AdapterError
+from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.answers import (
     Answer,
     end_of_head,
@@ -16,7 +17,6 @@ from adapter.frontends.http.answers import (
     write_answer,
 )
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
     Refusal,

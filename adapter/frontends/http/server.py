@@ -9,9 +9,9 @@ from typing import NoReturn, cast
 from adapter.errors import AdapterError, InvalidCall, TooManyConnections
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
+from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.answers import word_refusal
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.instrumentation import Refusal, own_refusal
 from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads

@@ -22,7 +22,7 @@ from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import list_call_headers, passed_on
 from adapter.frontends.http.request import Request
-from adapter.frontends.model_repository import Repository, find_ensemble
+from adapter.frontends.repository import Repository, find_ensemble
 
 if TYPE_CHECKING:
     from adapter.frontends.http.serve import Handle
@@ -158,7 +158,7 @@ class V2:
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer_json({"model_stats": named})
 
-    # -- Triton's model repository extension: frontends/model_repository.py in JSON -----------
+    # -- Triton's model repository extension: frontends/repository.py in JSON -----------
 
     async def _index(self, request: Request) -> Answer:
         """Answer the index of the model repository."""

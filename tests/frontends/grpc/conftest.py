@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.http2 import listener, transport
+from adapter.relay import listener, transport
 
 
 @pytest.fixture

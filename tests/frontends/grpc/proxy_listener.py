@@ -10,18 +10,18 @@ from typing import Any
 
 import grpc
 
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.core.triton_errors import Faults
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import V2Service
-from adapter.http2 import frames
-from adapter.http2.headers import encoded
-from adapter.http2.listener import RelayListener, connect_to
-from adapter.http2.policy import RelayContext
+from adapter.relay import frames
+from adapter.relay.headers import encoded
+from adapter.relay.listener import RelayListener, connect_to
+from adapter.relay.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.triton.grpc import GrpcDataPlane
 from tests.fakes.grpc_triton import _Echo
 from tests.fakes.house import House
 from tests.fakes.unread import unread

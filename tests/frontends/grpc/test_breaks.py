@@ -10,8 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.calls import RpcDataPlane
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.health import Health

@@ -7,7 +7,7 @@ import zlib
 import grpc
 import pytest
 
-from adapter.http2 import frames
+from adapter.relay import frames
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,

@@ -13,9 +13,9 @@ from itertools import product
 import pytest
 from hpack import Decoder
 
-from adapter.http2 import downstream, frames
-from adapter.http2.frames import Code
-from adapter.http2.headers import encoded
+from adapter.relay import downstream, frames
+from adapter.relay.frames import Code
+from adapter.relay.headers import encoded
 from tests.cases import case
 from tests.fakes.http2_triton import GOOD, HEAD, answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (

@@ -12,17 +12,17 @@ import grpc
 import pytest
 from aiohttp import web
 
-from adapter.backend.triton import TritonControl
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.listeners import Listeners
-from adapter.http2.listener import RelayListener, connect_to
-from adapter.http2.policy import RelayContext
+from adapter.relay.listener import RelayListener, connect_to
+from adapter.relay.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
+from adapter.triton.client import TritonControl
 from tests.fakes.house import House
 from tests.running import EXAMPLES
 from tests.trees import CONFIG, write_python_model

@@ -4,8 +4,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.frames import Code
 from adapter.runtime.byte_budget import ByteBudget
 from tests.frontends.grpc.proxy_listener import (
     INFER,

@@ -12,9 +12,9 @@ from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.core.states import ModelState
 from adapter.frontends.grpc.calls import MessageLimits
-from adapter.http2 import frames
-from adapter.http2.frames import Code
-from adapter.http2.protobuf import encoded_field
+from adapter.relay import frames
+from adapter.relay.frames import Code
+from adapter.relay.protobuf import encoded_field
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,

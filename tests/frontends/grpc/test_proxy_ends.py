@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from adapter.http2 import frames
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.frames import Code
 from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
     INFER,

@@ -8,8 +8,8 @@ from struct import pack
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.frames import Code
 from adapter.runtime import turns
 from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
+from adapter.relay.frames import Code
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
     Wire,

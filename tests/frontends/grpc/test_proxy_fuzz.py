@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
 from adapter.frontends.grpc.messages import read_field
-from adapter.http2 import frames
-from adapter.http2.frames import Code, ConnectionFault
-from adapter.http2.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
-from adapter.http2.protobuf import Malformed, NameScanner, first_name, plain_name
+from adapter.relay import frames
+from adapter.relay.frames import Code, ConnectionFault
+from adapter.relay.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
+from adapter.relay.protobuf import Malformed, NameScanner, first_name, plain_name
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     MAX_MESSAGE,

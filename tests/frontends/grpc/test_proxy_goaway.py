@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from adapter.http2 import frames
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.frames import Code
 from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     Wire,

@@ -6,9 +6,9 @@ import grpc
 import pytest
 from hpack import Decoder, Encoder
 
-from adapter.http2 import frames
-from adapter.http2.frames import Code
-from adapter.http2.headers import encoded
+from adapter.relay import frames
+from adapter.relay.frames import Code
+from adapter.relay.headers import encoded
 from tests.cases import case, rows
 from tests.frontends.grpc.proxy_listener import (
     INFER,

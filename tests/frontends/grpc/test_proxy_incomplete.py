@@ -5,7 +5,7 @@ import gzip
 import grpc
 import pytest
 
-from adapter.http2 import frames
+from adapter.relay import frames
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,

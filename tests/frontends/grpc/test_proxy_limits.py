@@ -9,9 +9,9 @@ import pytest
 
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.grpc.calls import MessageLimits
-from adapter.http2 import frames
-from adapter.http2.flow_control import STREAM_WINDOW
-from adapter.http2.frames import Code
+from adapter.relay import frames
+from adapter.relay.flow_control import STREAM_WINDOW
+from adapter.relay.frames import Code
 from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.http2_triton import scripted_triton

@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from adapter.http2 import frames
-from adapter.http2.flow_control import STREAM_WINDOW
+from adapter.relay import frames
+from adapter.relay.flow_control import STREAM_WINDOW
 from tests.fakes.http2_triton import pour, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     Wire,

@@ -4,10 +4,10 @@ import pytest
 from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.flow_control import STREAM_WINDOW
-from adapter.http2.frames import Code
-from adapter.http2.headers import encoded
+from adapter.relay import frames
+from adapter.relay.flow_control import STREAM_WINDOW
+from adapter.relay.frames import Code
+from adapter.relay.headers import encoded
 from tests.cases import case
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (

@@ -5,8 +5,8 @@ from functools import partial
 
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
-from adapter.http2.fallback_queue import MAX_NOT_BEGUN, FallbackQueue
+from adapter.relay import frames
+from adapter.relay.fallback_queue import MAX_NOT_BEGUN, FallbackQueue
 from tests.frontends.grpc.proxy_listener import (
     STREAM,
     frame,

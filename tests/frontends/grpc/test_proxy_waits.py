@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.http2 import frames
-from adapter.http2.flow_control import STREAM_WINDOW
-from adapter.http2.frames import Code
-from adapter.http2.policy import CallerLimits
+from adapter.relay import frames
+from adapter.relay.flow_control import STREAM_WINDOW
+from adapter.relay.frames import Code
+from adapter.relay.policy import CallerLimits
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
     STREAM,

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from adapter.frontends.unready import UNREADY_SECONDS, UnreadyConnections
-from adapter.http2 import frames
-from adapter.http2.frames import Code
-from adapter.http2.listener import RelayListener
+from adapter.relay import frames
+from adapter.relay.frames import Code
+from adapter.relay.listener import RelayListener
 from adapter.runtime import clock
 from tests.frontends.grpc.proxy_listener import Wire, proxy_before, wire_to
 from tests.frontends.grpc.test_proxy import echo

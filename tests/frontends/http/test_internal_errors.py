@@ -5,9 +5,9 @@ nothing hangs, leaks or is counted for ever.
 import pytest
 
 from adapter.control.triton import RequestFailures
-from adapter.dataplane.http_connection import Connection
 from adapter.frontends.http.answers import StreamedAnswer
 from adapter.frontends.http.inference import Inference
+from adapter.triton.connection import Connection
 from tests.fakes.http_triton import says
 from tests.frontends.http.listener import (
     MIB,

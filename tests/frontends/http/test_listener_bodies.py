@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.dataplane import checked_bodies
+from adapter.core.tensors import ContentTypes, Tensor
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.chunks import ChunkDecoder
-from adapter.protocols.tensors import ContentTypes, Tensor
 from adapter.runtime import byte_budget
+from adapter.triton import checked_bodies
 from tests.frontends.http.listener import (
     HANDLED,
     MIB,

@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http import HttpDataPlane
+from adapter.core.triton_errors import Faults
 from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
@@ -28,10 +27,11 @@ from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.repository import Repository
 from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
+from adapter.triton.http import HttpDataPlane
 from tests.fakes.house import House
 from tests.fakes.unread import unread
 from tests.frontends.http.listener import ANYWHERE

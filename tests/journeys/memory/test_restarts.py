@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapter.backend.sizes_file import FILE_NAME
+from adapter.packages.sizes_file import FILE_NAME
 from tests.asking import model_names, quoted, triton_index
 from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
 from tests.processes import beside, triton_client, tritonserver

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from adapter.backend.tritonserver import prepare
+from adapter.triton.server.launch import prepare
 from tests.ports import free_ports
 
 KINDS = ("http", "grpc", "metrics")

@@ -34,7 +34,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpackers(adapter: RunningAdapter) -> list[int]:
     found = children(adapter.process.pid)
     return [
-        pid for pid in found if any("adapter.packages.archives" in text for text in arguments(pid))
+        pid for pid in found if any("adapter.packages.archive" in text for text in arguments(pid))
     ]
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.http2 import frames
+from adapter.relay import frames
 from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of

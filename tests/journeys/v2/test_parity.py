@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from adapter.http2 import frames
+from adapter.relay import frames
 from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import INFER, Wire, frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, Calls, calls_to, infer_request, pb

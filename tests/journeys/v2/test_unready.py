@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from adapter.http2 import frames
+from adapter.relay import frames
 from tests.constants import NEVER, TRITON_HANG
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.processes import suspend, tritonserver

@@ -10,7 +10,7 @@ from adapter.frontends.access import Access
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.grpc.calls import LOAD, GrpcCall, GrpcCalls, MessageLimits
 from adapter.frontends.grpc.v2 import GrpcRepository
-from adapter.frontends.model_repository import Repository
+from adapter.frontends.repository import Repository
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.house import House
 

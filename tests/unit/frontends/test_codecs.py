@@ -5,11 +5,11 @@ import struct
 
 import pytest
 
+from adapter.codecs import CODECS, content_types
+from adapter.codecs.base import Codec, Source, Values
+from adapter.core.tensors import Tensor
 from adapter.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
 from adapter.frontends.http.content_types import answer_type, as_answer, as_request, codec_for
-from adapter.protocols.codecs import CODECS, content_types
-from adapter.protocols.codecs.base import Codec, Source, Values
-from adapter.protocols.tensors import Tensor
 
 BIG = "application/x-big-endian"
 

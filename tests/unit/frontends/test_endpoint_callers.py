@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapter.errors import Forbidden, Unauthenticated
 from adapter.frontends.access import Access
-from adapter.frontends.http.endpoint.signatures import Caller
+from adapter.frontends.endpoint.signatures import Caller
 from adapter.frontends.routes import Scope
 from tests.cases import rows
 

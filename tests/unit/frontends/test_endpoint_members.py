@@ -4,7 +4,7 @@ import pytest
 from multidict import CIMultiDict
 
 from adapter.errors import InvalidCall
-from adapter.frontends.http.endpoint.members import TARGET_MODEL, read_members
+from adapter.frontends.endpoint.members import TARGET_MODEL, read_members
 
 
 def test_a_value_that_is_not_utf_8_is_shown_in_text_that_is() -> None:

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
 from adapter.frontends.grpc.messages import read_field, read_repeated, with_field
-from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
+from adapter.relay.protobuf import SHORT_BYTES, has_no_outputs
 from tests.cases import rows
 
 PARAMETERS = st.dictionaries(

@@ -2,6 +2,11 @@
 
 import pytest
 
+from adapter.codecs import content_types
+from adapter.codecs.csv import Csv
+from adapter.codecs.npy import Npy
+from adapter.codecs.raw import Octets, Raw
+from adapter.core.tensors import Tensor
 from adapter.errors import InvalidRequest, NotAcceptable, NotJson, UnsupportedMediaType
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import (
@@ -11,11 +16,6 @@ from adapter.frontends.http.content_types import (
     is_typed,
     refuse_unlisted,
 )
-from adapter.protocols.codecs import content_types
-from adapter.protocols.codecs.npy import Npy
-from adapter.protocols.codecs.raw import Octets, Raw
-from adapter.protocols.codecs.tables import Csv
-from adapter.protocols.tensors import Tensor
 from tests.cases import rows
 
 JSON, NPY, CSV, RAW, TEXT = (

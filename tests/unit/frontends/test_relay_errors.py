@@ -2,12 +2,12 @@
 
 import pytest
 
-from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.relay_policy import RelayPolicy
-from adapter.http2.policy import Reason, RelayError
+from adapter.relay.policy import Reason, RelayError
 from tests.fakes.house import House
 
 STATUSES = {

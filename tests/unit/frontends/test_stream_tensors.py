@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.http.endpoint.streams import as_line, as_request
+from adapter.frontends.endpoint.streams import as_line, as_request
 
 RECORD = SimpleNamespace(id="m", name="m")
 

@@ -7,7 +7,7 @@ import pytest
 
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.inspection import inspect
+from adapter.packages.inspect import inspect
 
 PYTHON = 'backend: "python"\n'
 

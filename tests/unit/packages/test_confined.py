@@ -166,12 +166,12 @@ async def test_what_is_planted_after_staging_is_not_uploaded(tmp_path, root, sec
 def test_a_config_planted_while_it_is_looked_at_is_not_read(root, secret, name, monkeypatch):
     """Its words would be in the answer."""
     from adapter.core.model import ModelSource
-    from adapter.packages import inspection
+    from adapter.packages import inspect
 
     package = make(root / "m")
     (package / name).write_text("{}")
     (secret / "words").write_text("a secret {")
-    seen = inspection.Contents
+    seen = inspect.Contents
 
     class Planting(seen):
         def __init__(self, *args, **options):
@@ -179,6 +179,6 @@ def test_a_config_planted_while_it_is_looked_at_is_not_read(root, secret, name, 
             (package / name).unlink()
             (package / name).symlink_to(secret / "words")
 
-    monkeypatch.setattr(inspection, "Contents", Planting)
+    monkeypatch.setattr(inspect, "Contents", Planting)
     with pytest.raises(InvalidModel, match="leads out of the model roots"):
-        inspection.inspect(ModelSource(str(package)), package, [str(root)])
+        inspect.inspect(ModelSource(str(package)), package, [str(root)])

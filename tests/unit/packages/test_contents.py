@@ -13,7 +13,7 @@ import pytest
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
 from adapter.packages import contents
-from adapter.packages.inspection import inspect
+from adapter.packages.inspect import inspect
 from tests.unit.packages.looking import PYTHON, look, make, refusal
 
 # --- links and odd files
@@ -131,7 +131,7 @@ import os, sys
 from pathlib import Path
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.inspection import inspect
+from adapter.packages.inspect import inspect
 if os.geteuid() == 0:
     os.setgroups([])
     os.setegid(65534)

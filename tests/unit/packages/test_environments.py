@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core.model import ModelSource
-from adapter.packages.inspection import inspect
+from adapter.packages.inspect import inspect
 from tests.trees import CONFIG, write_python_model
 
 _PLACE = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }\n'

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from adapter.packages.archives import Gunzip, inflating
+from adapter.packages.archive import Gunzip, inflating
 
 MIB = 2**20
 RANDOM = os.urandom(3 * MIB)

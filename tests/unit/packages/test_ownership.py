@@ -12,7 +12,14 @@ from adapter.core.memory import HOST, NO_BYTES, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.contents import MARKER
-from adapter.packages.folders import Loaded, Ownership, claim, clear, note_ownership, ownership_of
+from adapter.packages.repository import (
+    Loaded,
+    Ownership,
+    claim,
+    clear,
+    note_ownership,
+    ownership_of,
+)
 from adapter.packages.staging import Packages
 from tests.packages.staged import ensemble, make, place, prepare, put, remove, tree
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
+from adapter.core.tensors import Tensor
 from adapter.errors import InvalidModel
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
-from adapter.protocols.tensors import Tensor
 from tests.cases import rows
 
 

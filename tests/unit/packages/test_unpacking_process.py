@@ -15,10 +15,11 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, NoRoom
-from adapter.packages import archives, unpacking_process
+from adapter.packages import archive as archive_reader
+from adapter.packages import unpacking_process
 from adapter.packages.roots import Inside, Opened
 from adapter.packages.staging import Packages
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.packages.unpacking_process import UnpackingProcess
 from tests.processes import children, is_alive
 from tests.running import wait_until
@@ -54,7 +55,7 @@ def unpackers(parent):
     found = []
     for pid in children(parent):
         with suppress(OSError):  # gone meanwhile
-            if b"adapter.packages.archives" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"adapter.packages.archive" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -119,7 +120,7 @@ def test_adapter_itself_imports_no_reader_of_archives():
     code = "import adapter.cli.serve, adapter.cli.inspect, sys; print(*sys.modules)"
     modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "adapter.packages.unpacking_process" in modules
-    assert "adapter.packages.archives" not in modules
+    assert "adapter.packages.archive" not in modules
 
 
 def test_without_a_process_an_archive_is_refused(tmp_path, monkeypatch):
@@ -142,7 +143,7 @@ def test_without_a_process_an_archive_is_refused(tmp_path, monkeypatch):
 def test_refusal_says_what_it_says_without_process(tmp_path, name, limits, size):
     archive, target = packed(tmp_path / "a.tar", name, size=size), tmp_path / "target"
     with pytest.raises(AdapterError) as here:
-        archives.unpack(archive, target, limits)
+        archive_reader.unpack(archive, target, limits)
     with pytest.raises(AdapterError) as there:
         run(archive, target, limits)
     assert type(there.value) is type(here.value)
@@ -287,7 +288,7 @@ _PARENT = """
 import os, sys
 from pathlib import Path
 from adapter.packages.roots import Opened
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 from adapter.packages.unpacking_process import UnpackingProcess
 archive = Path(sys.argv[1])
 status = os.stat_result((0o100644, 0, 0, 0, 0, 0, 2**30, 0, 0, 0))

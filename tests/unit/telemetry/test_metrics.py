@@ -11,8 +11,8 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
+from adapter.telemetry.gauges import ModelCollector, State
 from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.readings import ModelCollector, State
 from tests.cases import rows
 
 

@@ -12,8 +12,8 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
+from adapter.telemetry.gauges import ModelCollector
 from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.readings import ModelCollector
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.errors import InvalidModel
-from adapter.packages.archives import unpack
+from adapter.packages.archive import unpack
 from tests.unit.packages.archives.making import LIMITS, write
 
 

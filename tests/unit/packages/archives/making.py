@@ -5,7 +5,7 @@ import stat
 import tarfile
 import zipfile
 
-from adapter.packages.unpacking import Limits
+from adapter.packages.unpack import Limits
 
 TIME = 1_600_000_000  # even: zips keep two seconds
 LIMITS = Limits()

@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from adapter.packages import archives
+from adapter.packages import archive
 from tests.unit.packages.archives.making import (
     entry,
     folder,
@@ -265,6 +265,6 @@ def test_a_zip_that_breaks_off_is_refused(refused):
 
 
 def test_the_directory_of_a_zip_is_not_taken_into_memory_at_any_length(refused, monkeypatch):
-    monkeypatch.setattr(archives, "_MAX_ZIP_READ_BYTES", 1000)
+    monkeypatch.setattr(archive, "_MAX_ZIP_READ_BYTES", 1000)
     many = zip_bytes(*(zip_entry(f"a{number}") for number in range(100)))
     assert "its directory is too long" in refused(many, "m.zip")

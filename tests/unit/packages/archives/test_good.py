@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
+from adapter.packages.archive import unpack
 from adapter.packages.archive_kinds import is_archive
-from adapter.packages.archives import unpack
 from tests.unit.packages.archives.making import (
     GOOD,
     LIMITS,

@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 from adapter.errors import BackendError
-from adapter.packages import unpacking
-from adapter.packages.archives import unpack
-from adapter.packages.unpacking import RESERVE_INODES, Free, Limits
+from adapter.packages import unpack
+from adapter.packages.archive import unpack as unpack_archive
+from adapter.packages.unpack import RESERVE_INODES, Free, Limits
 from tests.unit.packages.archives.making import (
     LIMITS,
     contents,
@@ -34,7 +34,7 @@ def test_no_more_bytes_are_written_than_allowed(refused, name):
 
 def test_as_many_bytes_as_allowed_are_written(tmp_path, target):
     data = PACKERS["m.zip"](["a", "b"], 500)
-    unpack(write(tmp_path / "m.zip", data), target, Limits(max_unpacked_bytes=1000))
+    unpack_archive(write(tmp_path / "m.zip", data), target, Limits(max_unpacked_bytes=1000))
     assert len(contents(target)) == 2
 
 
@@ -59,26 +59,26 @@ def test_a_zip_of_too_many_entries_is_refused_from_its_directory(refused):
 @pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
 def test_a_bomb_is_refused_by_its_ratio(refused, name, monkeypatch):
     data = PACKERS[name](["a"], 3_000_000)
-    monkeypatch.setattr(unpacking, "_RATIO_FLOOR_BYTES", 2_000_000)
+    monkeypatch.setattr(unpack, "_RATIO_FLOOR_BYTES", 2_000_000)
     text = refused(data, name, Limits(max_ratio=10))
     assert "unpacks to more than 2000000 bytes; the limit is 1 GiB, or 10 times its own" in text
 
 
 def test_below_the_floor_the_ratio_does_not_matter(tmp_path, target):
     data = PACKERS["m.zip"](["a"], 3_000_000)
-    unpack(write(tmp_path / "m.zip", data), target, Limits(max_ratio=1))
+    unpack_archive(write(tmp_path / "m.zip", data), target, Limits(max_ratio=1))
     assert (target / "a").stat().st_size == 3_000_000
 
 
 def test_last_gib_of_disk_is_left_alone(refused, monkeypatch):
-    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**30 + 4096, None))
+    monkeypatch.setattr(unpack, "free_at", lambda _: Free(2**30 + 4096, None))
     said = refused(PACKERS["m.tar"](["a"], 4097), error=BackendError)
     assert "has no more than 4096 bytes for it" in said
 
 
 @pytest.mark.parametrize("name", PACKERS)
 def test_last_inodes_of_disk_are_left_alone(refused, monkeypatch, name):
-    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**40, RESERVE_INODES + 3))
+    monkeypatch.setattr(unpack, "free_at", lambda _: Free(2**40, RESERVE_INODES + 3))
     said = refused(PACKERS[name](["a/b", "c", "d"], 0), name, error=BackendError)
     assert "4 files and folders or more are in it" in said
     assert "has 4099 inodes free, of which 4096 are kept" in said
@@ -86,7 +86,7 @@ def test_last_inodes_of_disk_are_left_alone(refused, monkeypatch, name):
 
 
 def test_empty_files_take_room_on_disk(refused, monkeypatch):
-    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**30 + 40_000, None))
+    monkeypatch.setattr(unpack, "free_at", lambda _: Free(2**30 + 40_000, None))
     data = PACKERS["m.tar"]([str(number) for number in range(10)], 0)
     assert "no more than 40000 bytes" in refused(data, error=BackendError)
 
@@ -96,7 +96,7 @@ def test_target_that_is_there_already_is_left_alone(tmp_path, target):
     (target / "mine").touch()
     archive = write(tmp_path / "m.tar", tar_bytes(entry("a")))
     with pytest.raises(BackendError, match="exists"):
-        unpack(archive, target, LIMITS)
+        unpack_archive(archive, target, LIMITS)
     assert contents(target) == {"mine": b""}
 
 
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_a_member(tmp_path, target, name):
     archive = write(tmp_path / name, PACKERS[name](["a"], 64 * 2**20))
     tracemalloc.start()
     try:
-        unpack(archive, target, LIMITS)
+        unpack_archive(archive, target, LIMITS)
         assert tracemalloc.get_traced_memory()[1] < 12 * 2**20
     finally:
         tracemalloc.stop()

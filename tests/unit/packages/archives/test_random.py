@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapter.errors import InvalidModel
-from adapter.packages.archives import unpack
+from adapter.packages.archive import unpack
 from tests.unit.packages.archives.making import (
     GOOD,
     LIMITS,

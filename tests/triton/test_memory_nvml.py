@@ -1,0 +1,223 @@
+"""GPU memory from a driver of the test's making, with the real errors of pynvml."""
+
+import threading
+
+import pynvml
+import pytest
+
+from adapter.triton.memory.sources import NvmlMemory
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+SEVERAL = "several GPUs are visible and Triton's metrics do not say which are its own"
+
+
+def reader(nvml, *uuids, **options):
+    return NvmlMemory(lambda: uuids, library=nvml, **options)
+
+
+async def test_what_is_not_free_is_used():
+    memory = reader(FakeNvml(FakeGpu("GPU-a", total=1000, free=300)), "GPU-a")
+    reading = await memory.read()
+    assert reading.used == {"GPU-a": 700}
+    assert reading.devices["GPU-a"].limit_bytes == 1000
+    assert (reading.source, reading.lag_seconds) == ("nvml", 0)
+    assert (memory.why, memory.has_gpus) == ("", True)
+
+
+async def test_only_the_gpus_of_tritons_labels_are_read():
+    nvml = FakeNvml(*(FakeGpu(f"GPU-{letter}") for letter in "abc"))
+    reading = await reader(nvml, "GPU-c", "GPU-a").read()
+    assert set(reading.devices) == {"GPU-a", "GPU-c"}
+    assert {seen.index for seen in reading.devices.values()} == {None}
+
+
+async def test_without_labels_the_one_visible_gpu_is_tritons():
+    reading = await reader(FakeNvml(FakeGpu("GPU-a"))).read()
+    assert {uuid: seen.index for uuid, seen in reading.devices.items()} == {"GPU-a": 0}
+
+
+async def test_without_labels_several_gpus_are_unknown():
+    memory = reader(FakeNvml(FakeGpu("GPU-a"), FakeGpu("GPU-b")))
+    assert await memory.read() is None
+    assert (memory.why, memory.has_gpus) == (SEVERAL, True)
+
+
+async def test_labels_that_come_later_are_heeded():
+    uuids = []
+    memory = NvmlMemory(lambda: uuids, library=FakeNvml(FakeGpu("GPU-a"), FakeGpu("GPU-b")))
+    assert await memory.read() is None
+    uuids.append("GPU-b")
+    assert set((await memory.read()).devices) == {"GPU-b"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (pynvml.NVMLError_LibraryNotFound(), "NVML says: NVML Shared Library Not Found"),
+        (pynvml.NVMLError_DriverNotLoaded(), "NVML says: Driver Not Loaded"),
+    ],
+)
+async def test_without_a_driver_there_are_no_gpus(error, reason):
+    nvml = FakeNvml()
+    nvml.missing = error
+    memory = reader(nvml)
+    assert await memory.read() is None
+    assert (memory.why, memory.has_gpus) == (reason, False)
+
+
+async def test_a_driver_that_sees_none_says_that_there_are_no_gpus():
+    memory = reader(FakeNvml())
+    assert await memory.read() is None
+    assert (memory.why, memory.has_gpus) == ("no GPU is visible", False)
+
+
+async def test_any_other_failure_leaves_open_whether_there_are_gpus():
+    nvml = FakeNvml()
+    nvml.missing = pynvml.NVMLError_LibRmVersionMismatch()
+    memory = reader(nvml)
+    assert await memory.read() is None
+    assert memory.why == "NVML says: RM has detected an NVML/RM version mismatch."
+    assert memory.has_gpus is None
+
+
+async def test_gpus_that_were_seen_are_not_forgotten_when_the_driver_goes():
+    nvml = FakeNvml(FakeGpu("GPU-a"))
+    memory = reader(nvml)
+    await memory.read()
+    nvml.reload()
+    await memory.read()
+    nvml.missing = pynvml.NVMLError_DriverNotLoaded()
+    assert await memory.read() is None
+    assert (memory.why, memory.has_gpus) == ("NVML says: Driver Not Loaded", True)
+
+
+async def test_a_label_that_is_not_visible_makes_all_unknown():
+    memory = reader(FakeNvml(FakeGpu("GPU-a")), "GPU-a", "GPU-x")
+    assert await memory.read() is None
+    assert memory.why == "NVML says: Not Found"
+
+
+async def test_the_driver_is_opened_once_and_again_after_it_was_reloaded():
+    nvml = FakeNvml(FakeGpu("GPU-a"))
+    memory = reader(nvml)
+    await memory.read()
+    await memory.read()
+    assert nvml.inits == 1
+    nvml.reload()
+    assert await memory.read() is None
+    assert memory.why == "NVML says: Uninitialized"
+    assert (await memory.read()).used == {"GPU-a": 0}
+    assert nvml.inits == 2
+
+
+async def test_a_gpu_that_is_lost_is_looked_for_anew():
+    gpu = FakeGpu("GPU-a", error=pynvml.NVMLError_GpuIsLost())
+    nvml = FakeNvml(gpu)
+    memory = reader(nvml, "GPU-a")
+    assert await memory.read() is None
+    assert memory.why == "NVML says: GPU is lost"
+    gpu.error = None
+    assert await memory.read() is not None
+    assert nvml.inits == 2
+
+
+async def test_an_instance_of_a_gpu_is_found_by_its_own_name():
+    whole = FakeGpu("GPU-a", slices=[FakeGpu("MIG-1", total=100, free=60)])
+    reading = await reader(FakeNvml(whole), "MIG-1").read()
+    assert reading.used == {"MIG-1": 40}
+
+
+@pytest.mark.parametrize(
+    "error", [pynvml.NVMLError_NoPermission(), pynvml.NVMLError_NotSupported()]
+)
+async def test_of_a_gpu_whose_figures_are_denied_the_visible_instances_are_read(error):
+    slices = [None, FakeGpu("MIG-1", total=100, free=60), FakeGpu("MIG-2", total=50, free=50)]
+    whole = FakeGpu("GPU-a", error=error, slices=slices)
+    reading = await reader(FakeNvml(whole), "GPU-a").read()
+    assert reading.used == {"MIG-1": 40, "MIG-2": 0}
+
+
+async def test_figures_that_are_denied_are_unknown_without_instances():
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NoPermission(), slices=[None])
+    memory = reader(FakeNvml(whole), "GPU-a")
+    assert await memory.read() is None
+    assert memory.why == "NVML says: Insufficient Permissions"
+
+
+def machine(root, limit=None):
+    """A machine of 8000 kB, of which 5000 are in use."""
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemFree: 9 kB\nMemAvailable: 3000 kB\n")
+    if limit is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/memory.max").write_text(str(limit * 1024))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, (8000, 5000)), (6000, (6000, 5000)), (4000, (4000, 4000))]
+)
+async def test_of_a_gpu_with_unified_memory_that_of_the_machine_is_read(tmp_path, limit, expected):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported())
+    memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path, limit))
+    read = (await memory.read()).devices["GPU-a"]
+    assert (read.limit_bytes, read.used_bytes) == tuple(count * 1024 for count in expected)
+
+
+async def test_unified_memory_is_read_where_the_driver_knows_no_instances_either(tmp_path):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), has_mig=False)
+    reading = await reader(FakeNvml(whole), root=machine(tmp_path)).read()
+    assert reading.used == {"GPU-a": 5000 * 1024}
+
+
+async def test_a_gpu_in_mig_mode_without_a_visible_instance_has_no_unified_memory(tmp_path):
+    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), slices=[None])
+    memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path))
+    assert await memory.read() is None
+    assert memory.why == "NVML says: Not Supported"
+
+
+async def test_more_used_than_there_is_is_not_believed():
+    gpu = FakeGpu("GPU-a", total=4096, free=8192)
+    memory = reader(FakeNvml(gpu), "GPU-a")
+    assert await memory.read() is None
+    assert memory.why == "GPU-a cannot have -4.0 KiB of 4.0 KiB in use"
+    gpu.free = 1024
+    assert (await memory.read()).used == {"GPU-a": 3072}
+
+
+async def test_a_total_that_changes_is_not_believed_until_it_is_as_before():
+    gpu = FakeGpu("GPU-a", total=4096, free=4096)
+    memory = reader(FakeNvml(gpu), "GPU-a")
+    await memory.read()
+    gpu.total = 8192
+    assert await memory.read() is None
+    assert memory.why == "the total of GPU-a was 4.0 KiB and is 8.0 KiB"
+    gpu.total = 4096
+    assert await memory.read() is not None
+
+
+async def test_a_driver_that_hangs_costs_the_time_limit_once_and_then_nothing():
+    nvml = FakeNvml(FakeGpu("GPU-a"))
+    nvml.runs.clear()
+    memory = reader(nvml, timeout_seconds=0.05)
+    assert await memory.read() is None
+    assert memory.why == "the driver has not answered within 0.05 s"
+    patient = memory.read()
+    with pytest.raises(StopIteration) as ended:  # it does not wait at all
+        patient.send(None)
+    assert ended.value.value is None
+    assert nvml.inits == 1
+    nvml.runs.set()
+    for thread in threading.enumerate():
+        if thread.name == "nvml":
+            thread.join(10)
+    memory._timeout = 60
+    assert (await memory.read()).used == {"GPU-a": 0}
+    assert (memory.why, nvml.inits) == ("", 1)
+
+
+async def test_a_bug_is_not_taken_for_an_unknown_figure():
+    nvml = FakeNvml(FakeGpu("GPU-a", total=None))
+    with pytest.raises(TypeError):
+        await reader(nvml).read()
