@@ -104,7 +104,7 @@ e2e: setup  ## build the images, run compose.yaml and play with it; needs a cont
 sbom: setup  ## write dist/triton-adapter.cdx.json, what the images have beside their bases (CycloneDX)
 	@scripts/sbom.sh
 
-bench: setup  ## measure against the targets, 10 minutes; BENCH=--quick tries it, 1; BENCH='rest churn' some; needs wrk, nginx and h2load of Debian
+bench: setup  ## measure against the targets, 10 minutes; BENCH=--quick tries it, 1; BENCH='rest churn' some; needs wrk, nginx, igzip and h2load of Debian
 	.venv/bin/python -m tests.benchmarks $(BENCH)
 
 check: setup site  ## format, lint, types, import layers, docs up to date and without a dead link; changes no file

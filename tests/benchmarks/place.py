@@ -95,7 +95,7 @@ class RunningTriton:
 
 
 @contextmanager
-def run_triton(*models: str) -> Iterator[RunningTriton]:
+def run_triton(*models: str, argument: str | None = None) -> Iterator[RunningTriton]:
     """Run a Triton whose repository has `identity` under each of these names. Load none of them."""
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
     try:
@@ -115,6 +115,7 @@ def run_triton(*models: str) -> Iterator[RunningTriton]:
             f"--grpc-port={port}",
             f"--backend-config=python,shm-region-prefix-name={folder.name}",
             *launch.arguments,
+            *([argument] if argument else []),
         )
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

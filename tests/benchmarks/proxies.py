@@ -1,4 +1,4 @@
-"""Runs nginx and Envoy, each as a proxy of one process, and nginx as a stand-in for Triton."""
+"""Runs nginx and Envoy as proxies of one process, and nginx as a stand-in for Triton or a store."""
 
 import json
 import subprocess
@@ -37,6 +37,25 @@ server {{
   location = /v2/models/identity/infer {{ return 200 '{answer}'; }}
 }}
 """
+# Keys that begin with k and a number name the same files, whatever the number is. A listing has the
+# files of a folder, below whichever such key was asked for.
+_FILES = """
+map $arg_prefix $key {{ default ""; "~^(?<named>k[0-9]+)" $named; }}
+server {{
+  listen 127.0.0.1:{port};
+  root {folder}; sendfile on; limit_rate {rate};
+  location = /v2 {{ return 200 ''; }}
+  location = /models {{
+    return 200 '<ListBucketResult><IsTruncated>false</IsTruncated>{listing}</ListBucketResult>';
+  }}
+  location ~ ^/models/k[0-9]+/ {{ rewrite ^/models/k[0-9]+/(.*)$ /$1 break; }}
+  location / {{ return 404; }}
+}}
+"""
+_LISTED = (
+    "<Contents><Key>$key/{path}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+    '<ETag>"{path}"</ETag><Size>{size_bytes}</Size></Contents>'
+)
 _TENSOR = {"name": "IN", "datatype": "FP32", "shape": [-1]}
 _METADATA = {"name": "m", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
 _ANSWER = {"model_name": "m", "outputs": [_TENSOR | {"shape": [1], "data": [0.5]}]}
@@ -58,14 +77,28 @@ def run_nginx(triton: str) -> Iterator[Side]:
 
 
 @contextmanager
+def run_file_server(folder: Path, rate: str) -> Iterator[Side]:
+    """Run an nginx that serves the files of a folder as a web server and as the bucket `models`,
+    each connection with at most `rate` bytes a second ("0": no limit).
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listing = "".join(
+        _LISTED.format(path=path.relative_to(folder), size_bytes=path.stat().st_size)
+        for path in files
+    )
+    with _run_nginx(_FILES, folder=str(folder), rate=rate, listing=listing) as side:
+        yield side
+
+
+@contextmanager
 def _run_nginx(server: str, **words: str) -> Iterator[Side]:
     binary = find_program("nginx", "nginx-light")
     port = find_free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "nginx.conf"
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "nginx.conf"
         text = server.format(port=port, **words)
-        file.write_text(_NGINX.format(folder=folder, server=text))
-        with _run((binary, "-p", folder, "-c", str(file), "-e", "stderr"), port) as side:
+        file.write_text(_NGINX.format(folder=place, server=text))
+        with _run((binary, "-p", place, "-c", str(file), "-e", "stderr"), port) as side:
             yield side
 
 

@@ -71,8 +71,44 @@ MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 
 PROXIES = {"nginx": "nginx", "envoy": "Envoy", "copying": "copying"}
-MODEL_SIZES_MIB = (16, 128, 512)
-_PLACES = {"disk": "on disk", "miss": "in the bucket"}
+
+
+@dataclass(frozen=True, slots=True)
+class ColdModel:
+    """Describes a model for cold calls, and their targets."""
+
+    name: str  # begins those of its figures
+    what: str
+    size_mib: int
+    suffix: str = ".tar.gz"  # of its archive; a folder has none
+    packs_well: bool = False
+    rate: str = "0"  # of each connection to the store, as nginx writes it; 0: no limit
+    most_ratio: float | None = None  # the target, over the same steps by hand
+    most_seconds: float | None = None  # the target
+
+    @property
+    def is_folder(self) -> bool:
+        return not self.suffix
+
+
+COLD_MODELS: Sequence[ColdModel] = (
+    ColdModel("gz_128", "128 MiB, tar.gz", 128, most_ratio=1.10),
+    ColdModel("gz_512", "512 MiB, tar.gz", 512, most_ratio=1.15),
+    ColdModel("tar_512", "512 MiB, tar", 512, suffix=".tar", most_ratio=1.15),
+    ColdModel("gz_2048", "2 GiB that packs well, tar.gz", 2048, packs_well=True, most_ratio=1.15),
+    ColdModel("folder_512", "512 MiB, folder", 512, suffix="", most_ratio=1.10),
+    ColdModel("slow_512", "512 MiB, tar.gz, 90 MB/s a connection", 512, rate="90m", most_seconds=4),
+)
+
+
+def _list_cold_rows(model: ColdModel) -> Sequence[Row]:
+    return (
+        Row("cold", f"{model.name}_ratio", f"{model.what}: over by hand", "x", model.most_ratio),
+        Row("cold", f"{model.name}_adapter", f"{model.what}: a call", "s", model.most_seconds),
+        Row("cold", f"{model.name}_hand", f"{model.what}: by hand", "s"),
+        Row("cold", f"{model.name}_disk", f"{model.what}: a call, on disk already", "s"),
+    )
+
 
 ROWS: Sequence[Row] = (
     Row("rest", "adapter_nginx_same", "CPU a request, over nginx", "x"),
@@ -92,9 +128,5 @@ ROWS: Sequence[Row] = (
     Row("grpc", "adapter_rate", "the adapter: calls", "/s"),
     Row("grpc", "triton_rate", "Triton alone: calls", "/s"),
     Row("churn", "ratio", "p99 over gRPC, over that of a Triton driven directly", "x", most=1.2),
-    *(
-        Row("cold", f"{use}_{size}", f"a model of {size} MiB {place}", "s")
-        for size in MODEL_SIZES_MIB
-        for use, place in _PLACES.items()
-    ),
+    *(row for model in COLD_MODELS for row in _list_cold_rows(model)),
 )
