@@ -54,6 +54,7 @@ SHARES = {
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "v2": ("tests/journeys/v2", 2.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 3.0),
+    "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 2.0),
     "sagemaker": ("tests/journeys/sagemaker", 6.0),
     "another_triton": ("tests/test_another_triton.py", 1.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),

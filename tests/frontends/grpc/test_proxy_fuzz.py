@@ -31,7 +31,7 @@ from tests.frontends.grpc.proxy_listener import (
 )
 from tests.frontends.grpc.test_proxy import echo
 
-# how many of each are played; `make nightly` plays for minutes
+# how many of each are played; for minutes: tests/nightly/test_fuzz_grpc.py
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "10"))
 MAY_BE_ASKED = {"ModelInfer", "ModelStreamInfer"}
 
