@@ -26,6 +26,8 @@ _MAX_BYTES = 300  # shown of an answer of another server, such as a page of HTML
 _ADMIN_SECONDS = 10.0
 _GUESS_SECONDS = 2.0
 _SILENT_SECONDS = 2.0  # before the first line of progress where lines cannot be written over
+# Raised by code that reads an answer with other fields than those of this version.
+FIELD_ERRORS = (LookupError, TypeError, AttributeError, ValueError)
 
 
 class Unreachable(AdapterError):
@@ -184,6 +186,16 @@ def read_state(target: Target, query: str = "") -> dict[str, Any]:
     if not isinstance(state, dict):
         raise Refused(target, answer)
     return state
+
+
+@contextmanager
+def explain_odd_answer(target: Target) -> Iterator[None]:
+    """Raise AdapterError in place of an error in reading the fields of an answer."""
+    try:
+        yield
+    except FIELD_ERRORS as error:
+        reason = f"{target} is not an adapter of this version: {error!r}"
+        raise AdapterError(reason) from error
 
 
 # -- errors -------------------------------------------------------------------------------------

@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from adapter.cli.client import (
+    FIELD_ERRORS,
     Answer,
     Refused,
     Target,
     Unreachable,
     ask,
+    explain_odd_answer,
     find_target,
     read_state,
     show_failure,
@@ -53,6 +56,8 @@ _MEMORY_CODES = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge",
 _MAX_AWAITED = 4
 _ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
 _OUTSIDE_ROOTS = "outside the model roots"  # in the reason of a refused load
+# Raised while the admin listener does not say what a model does, or says it as another version.
+_NO_NEWS = (Unreachable, Refused, *FIELD_ERRORS)
 # Colours of states; all other states pass by themselves.
 _COLOURS = {"READY": GREEN, "DEAD": RED, "STUCK": RED}
 # Words for the values of `waits_for` in /debug/state.
@@ -94,11 +99,8 @@ def _ps(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     def read_lines() -> list[str]:
         state = read_state(target)
-        try:
+        with explain_odd_answer(target):
             return _format_state(state, table, args)
-        except (LookupError, TypeError, AttributeError) as error:
-            reason = f"{target} is not an adapter of this version: {error!r}"
-            raise AdapterError(reason) from error
 
     if args.watch is not None:
         return _watch(read_lines, args.watch, is_view=not args.json)
@@ -410,16 +412,25 @@ def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if is_path and _OUTSIDE_ROOTS in answer.reason() and not os.path.lexists(source):
             hint = f"{source} is not on this machine either"
         return operation.show_failure(answer, hint)
-    model = _find_model(operation.admin, args.name)
-    if not model:
-        return operation.show_success(answer)
+    suffix = ""
+    with suppress(*_NO_NEWS):
+        suffix = _report_loaded(operation.admin, args.name)
+    return operation.show_success(answer, suffix)
+
+
+def _report_loaded(admin: Target | None, name: str) -> str:
+    """Print the warnings of a loaded package, and return its size as the end of a sentence.
+
+    Raises one of _NO_NEWS.
+    """
+    model = _read_model(admin, name)
+    size = _known_size(model)
     for warning in model["warnings"]:
         title = add_colour("warning", YELLOW, sys.stderr)
         print(f"{title}: {escape(warning)}", file=sys.stderr)
-    size = _known_size(model)
     if size is None:
-        return operation.show_success(answer, "; size unknown")
-    return operation.show_success(answer, f" and takes {format_size(size)} ({model['basis']})")
+        return "; size unknown"
+    return f" and takes {format_size(size)} ({model['basis']})"
 
 
 def _unload(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -452,11 +463,8 @@ def _forget(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not answer.is_ok:
         return show_failure(answer, target, as_json=args.json, hint="")
     forgotten = answer.json()
-    try:
+    with explain_odd_answer(target):
         text = f"{args.name}: forgot {_describe_forgotten(forgotten)}"
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{target} is not an adapter of this version: {error!r}"
-        raise AdapterError(reason) from error
     print(json.dumps(forgotten) if args.json else escape(text))
     return 0
 
@@ -545,22 +553,20 @@ def _find_admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target 
 
 def describe_step(admin: Target | None, name: str, command: str) -> str:
     """Return what the load or unload of a model waits for, or an empty text if it is not known."""
-    model = _find_model(admin, name)
-    if model is None:
-        return ""
-    if not model and command == "unload":
-        return "waiting for its memory to be free"
-    return _describe_wait(model) if model.get("waits_for") else ""
-
-
-def _find_model(admin: Target | None, name: str) -> State | None:
-    """Return the state of a model, empty if there is no such model; None without an answer."""
-    if admin is None:
-        return None
     try:
-        models = read_state(admin, f"?model_id={quote(name, safe='')}")["models"]
-    except (Unreachable, Refused, LookupError):
-        return None
+        model = _read_model(admin, name)
+        if not model and command == "unload":
+            return "waiting for its memory to be free"
+        return _describe_wait(model) if model.get("waits_for") else ""
+    except _NO_NEWS:
+        return ""
+
+
+def _read_model(admin: Target | None, name: str) -> State:
+    """Return the state of a model, empty if there is no such model. Raises one of _NO_NEWS."""
+    if admin is None:
+        raise LookupError("no admin listener is known")
+    models = read_state(admin, f"?model_id={quote(name, safe='')}")["models"]
     return models[0] if models else {}
 
 

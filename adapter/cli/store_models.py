@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from adapter.cli.client import Refused, Target, Unreachable, ask, find_target, show_failure
+from adapter.cli.client import (
+    Refused,
+    Target,
+    Unreachable,
+    ask,
+    explain_odd_answer,
+    find_target,
+    show_failure,
+)
 from adapter.cli.options import add_listeners
 from adapter.cli.parser import PROG
 from adapter.cli.text import BOLD, add_colour, escape, format_columns, format_duration
@@ -24,8 +32,6 @@ _NUMBERS = {"BOOL": True, "BYTES": ""}  # a value of each data type; 0 for all o
 _MAX_ELEMENTS = 16  # of an input whose data the example writes out
 
 Model = Mapping[str, Any]
-# Raised for an answer that has other fields than this version reads.
-_ODD = (LookupError, TypeError, AttributeError, ValueError)
 
 
 def _add_list_options(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +60,10 @@ def _list(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the models of the stores, one page after the other."""
     target = find_target(args, environ, "admin")
     try:
-        return _print_pages(target, args)
+        with explain_odd_answer(target):
+            return _print_pages(target, args)
     except Refused as error:
         return show_failure(error.answer, target, as_json=args.json)
-    except _ODD as error:
-        raise _explain_odd(target, error) from error
 
 
 def _print_pages(target: Target, args: argparse.Namespace) -> int:
@@ -88,10 +93,6 @@ def _print_pages(target: Target, args: argparse.Namespace) -> int:
         query["after"] = after
     _print_end(notes, after, is_empty=is_first)
     return 0
-
-
-def _explain_odd(target: Target, error: Exception) -> AdapterError:
-    return AdapterError(f"{target} is not an adapter of this version: {error!r}")
 
 
 def _read(target: Target, query: Mapping[str, str]) -> dict[str, Any]:
@@ -187,10 +188,8 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except Refused as error:
         hint = f"`{PROG} list` has the models of the stores, `{PROG} ps` those that are loaded"
         return show_failure(error.answer, target, as_json=args.json, hint=hint)
-    try:
+    with explain_odd_answer(target):
         _print_model(_find_http(args, environ), model, as_json=args.json)
-    except _ODD as error:
-        raise _explain_odd(target, error) from error
     return 0
 
 

@@ -22,6 +22,7 @@ class Answers(BaseHTTPRequestHandler):
         self._answer(self.path)
 
     def _answer(self, asked: str) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.asked.append(asked)
         left = self.server.statuses
         status = left.pop(0) if len(left) > 1 else left[0]

@@ -35,6 +35,37 @@ class TestClient:
         assert describe_step(Target("127.0.0.1", server.server_port), "a/b", command) == news
         assert server.asked == ["/debug/state?model_id=a%2Fb"]
 
+    @pytest.mark.parametrize(
+        "model",
+        [
+            {
+                "model_id": "digits",
+                "state": "READY",
+                "bytes": {"GPU-1": 2**30},
+                "basis": "measured",
+            },
+            {"warnings": [], "bytes": None, "basis": None, "state": "READY"},
+            "digits",
+        ],
+    )
+    def test_load_succeeds_when_admin_answers_oddly(self, run, sidecar, model):
+        """The model is loaded: an answer of another version about its size is no failure."""
+        http = sidecar(200)
+        http.body = b"{}"
+        server = sidecar(200)
+        server.body = json.dumps({"models": [model]}).encode()
+        environ = admin(server) | {"ADAPTER_HTTP": f"127.0.0.1:{http.server_port}"}
+        code, out, err = run("load", "digits", "file:///models/digits", environ=environ)
+        assert (code, err) == (0, "")
+        assert out.startswith("digits is loaded after ")
+        assert http.asked == ["POST /models"]
+
+    @pytest.mark.parametrize("model", [{"waits_for": "memory"}, "digits", None])
+    def test_progress_is_empty_when_admin_answers_oddly(self, sidecar, model):
+        server = sidecar(200)
+        server.body = json.dumps({"models": [model]}).encode()
+        assert describe_step(Target("127.0.0.1", server.server_port), "digits", "load") == ""
+
     def test_of_what_no_adapter_says_beginning_is_told(self, run, sidecar):
         server = sidecar(502)
         server.body = b"<html>\n" + b"x" * 10_000
