@@ -63,13 +63,13 @@ from dataclasses import dataclass
 
 
 class AdapterError(Exception):
-    """`is_logged`: the line of the load or unload that failed with it has said so at its level.
-    `is_of_fetch`: the files of the model could not be fetched, of which the history knows.
-    `own_code`: the gRPC code that the model chose; callers over gRPC get it as it is.
-    """
+    """Describes a failure to whoever caused it, or can mend it."""
 
+    # the line of the load or unload that failed has shown it in the log already
     is_logged = False
+    # the files of the model could not be fetched; the history has an entry of that
     is_of_fetch = False
+    # the gRPC code that the model chose; callers over gRPC get it as it is
     own_code: str | None = None
 
     def __init__(self, message: str, *, model_id: str | None = None) -> None:
@@ -78,109 +78,128 @@ class AdapterError(Exception):
 
 
 class CallerError(AdapterError):
-    pass
+    """Tells a caller of what he can mend himself: his request, or the model that he names."""
 
 
 class InvalidRequest(CallerError):
-    pass
+    """Refuses a body, header, name or path that is not acceptable."""
 
 
 class InvalidCall(InvalidRequest):
-    """The endpoint refuses it, as a platform does before a container has seen the request."""
+    """Refuses a call of the endpoint, as a platform does before a container has seen it."""
 
 
 class UnknownOperation(InvalidCall):
-    pass
+    """Refuses a path or method that the endpoint does not have."""
 
 
 class BrokenBody(InvalidRequest):
-    pass
+    """Refuses a body that ends early, stops coming, or is malformed."""
 
 
 class SlowBody(InvalidRequest):
-    pass
+    """Refuses a body that comes too slowly."""
 
 
 class IncompleteMessage(InvalidRequest):
-    """Over gRPC, which has a code of its own for it."""
+    """Refuses a gRPC request that ended before its message did; gRPC has a code for that."""
 
 
 class AlreadyRegistered(InvalidRequest):
-    pass
+    """Refuses a region of shared memory whose name Triton has already."""
 
 
 class UnknownEncoding(InvalidRequest):
-    pass
+    """Refuses a gRPC message that is compressed in an unknown way."""
 
 
 class NotJson(InvalidRequest):
-    pass
+    """Refuses a body that must be JSON and is not."""
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """`accepted`: the types that are, as the header Accept has them."""
+    """Refuses a body whose content type the model does not accept."""
 
-    def __init__(self, message: str, *, accepted: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        accepted: str,  # the accepted types, as the header Accept has them
+    ) -> None:
         super().__init__(message)
         self.accepted = accepted
 
 
 class NotAcceptable(InvalidRequest):
-    pass
+    """Refuses a request for whose answer the caller accepts no type that the model has."""
 
 
 class MethodNotAllowed(InvalidRequest):
-    """`allowed`: the methods of the path, as the header Allow has them."""
+    """Refuses a method that its path does not have."""
 
-    def __init__(self, message: str, *, allowed: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        allowed: str,  # the methods of the path, as the header Allow has them
+    ) -> None:
         super().__init__(message)
         self.allowed = allowed
 
 
 class Forbidden(CallerError):
-    pass
+    """Refuses a call that another site's page has sent, that names another host, or is unsigned."""
 
 
 class InvalidSignature(Forbidden):
-    pass
+    """Refuses a call of the endpoint that is signed wrongly."""
 
 
 class Unauthenticated(CallerError):
-    """`is_wrong`: there was a token, and it is another."""
+    """Refuses a control call that has no token, or another one."""
 
-    def __init__(self, message: str, *, is_wrong: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_wrong: bool,  # there was a token, and it is another one
+    ) -> None:
         super().__init__(message)
         self.is_wrong = is_wrong
 
 
 class InferenceOnly(CallerError):
-    pass
+    """Refuses a control call at a listener that serves inference only."""
 
 
 class InlineFilesOff(CallerError):
-    pass
+    """Refuses a load that brings files, where the setting `inline_files` forbids them."""
 
 
 class NotPassedThrough(CallerError):
-    pass
+    """Refuses a call about the whole of Triton that the setting `passthrough` does not open."""
 
 
 class TooManyConnections(AdapterError):
-    pass
+    """Refuses a connection because its listener has all that it can have."""
 
 
 class TooManyWaiting(AdapterError):
-    """`retry_after_ms`: when the caller had better come again."""
+    """Refuses a call because too many callers wait for models."""
 
     def __init__(
-        self, message: str, *, model_id: str | None = None, retry_after_ms: int = 1000
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        retry_after_ms: int = 1000,  # when the caller had better come again
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.retry_after_ms = retry_after_ms
 
 
 class TooManyStreams(TooManyWaiting):
-    pass
+    """Refuses a stream because too many are open."""
 
 
 class NoRoom(AdapterError):
@@ -198,85 +217,79 @@ class NoRoom(AdapterError):
 
 
 class StoreDenied(AdapterError):
-    pass
+    """Tells that a store refuses the adapter's credentials."""
 
 
 class StoreUnavailable(AdapterError):
-    pass
+    """Tells that a store cannot be reached, or fails."""
 
 
 class NotStarted(CallerError):
-    """No work has begun, so that the request may be sent anywhere else."""
+    """Refuses a request on which no work has begun, so that it may be sent anywhere else."""
 
 
 class NotTaken(CallerError):
-    """The caller does not read its answer, whose rest is dropped."""
+    """Ends a request whose caller does not read the answer; the rest of it is dropped."""
 
 
 class PayloadTooLarge(CallerError):
-    pass
+    """Refuses a body that is over the limit."""
 
 
 class MessageTooLarge(PayloadTooLarge):
-    """Over gRPC, which has a code of its own for it."""
+    """Refuses a gRPC message that is over the limit; gRPC has a code for that."""
 
 
 class InvalidModel(CallerError):
-    pass
+    """Refuses a package that cannot be served; the text says what is wrong and where."""
 
 
 class InvalidArtifact(InvalidModel):
-    """The store failed: no container has seen the model."""
+    """Refuses what a store has of a model and cannot even be unpacked. No container has seen it."""
 
 
 class SourceMissing(CallerError):
-    pass
+    """Refuses a load because there is nothing at the path that it names."""
 
 
 class ModelNotFound(CallerError):
-    pass
+    """Tells that the model is not loaded."""
 
 
 class ArtifactNotFound(CallerError):
-    pass
+    """Tells that the store has no model of this key."""
 
 
 class NotRegistered(CallerError):
-    pass
+    """Tells that Triton has no region of shared memory of this name."""
 
 
 class AlreadyLoaded(CallerError):
-    pass
+    """Refuses the load of a model that is loaded, or being loaded."""
 
 
 class ModelNotReady(CallerError):
-    pass
+    """Tells that the model is still being loaded."""
 
 
 class UnloadedMeanwhile(CallerError):
-    pass
+    """Tells that the model was unloaded while it was being loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes as the ledger or the failing allocator knew them; None where nobody knew.
-
-    `device` is the one that free and limit are about, None when they are about all of them. Free
-    is what the next load could have, as `Ledger.free` counts it.
-    """
+    """Holds bytes as the ledger or the failing allocator knew them; None where nobody knew."""
 
     needed_bytes: int | None = None
-    free_bytes: int | None = None
+    free_bytes: int | None = None  # for the next load, as `Ledger.free` counts
     limit_bytes: int | None = None
-    device: str | None = None
+    device: str | None = None  # whose free bytes and limit these are; None if of all devices
     # a bound: a load that was ended or has failed with this much needs more, nobody knows how much
     needs_more_than_bytes: int | None = None
 
 
 class AboutMemory(AdapterError):
-    """`matched` is the phrase of the failure text that means out of memory, `pattern` the name of
-    the rule that found it; None when refused. `was_tried`: Triton had begun with the load.
-    """
+    """Gives the figures of a lack of memory."""
 
     def __init__(
         self,
@@ -284,9 +297,9 @@ class AboutMemory(AdapterError):
         *,
         model_id: str | None = None,
         figures: MemoryFigures | None = None,
-        matched: str | None = None,
-        pattern: str | None = None,
-        was_tried: bool = False,
+        matched: str | None = None,  # the phrase of Triton's text that means out of memory
+        pattern: str | None = None,  # the name of the rule that found the phrase
+        was_tried: bool = False,  # Triton had begun with the load
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.figures = figures or MemoryFigures()
@@ -296,51 +309,57 @@ class AboutMemory(AdapterError):
 
 
 class ModelTooLarge(CallerError, AboutMemory):
-    """Not CapacityError: the platform would evict one model after the other for nothing."""
+    """Refuses a model that can never fit, as it is larger than the device.
+
+    It is no CapacityError, for which a platform would evict one model after the other for nothing.
+    """
 
 
 class CapacityError(AboutMemory):
-    """`elsewhere`: the figures of the other GPUs that would do as well. `is_known`: the need is
-    learned or declared.
-    """
+    """Tells a platform that the model would fit after it has unloaded another one."""
 
-    elsewhere: tuple[MemoryFigures, ...] = ()
-    is_known = False
+    elsewhere: tuple[MemoryFigures, ...] = ()  # of the other GPUs that would do as well
+    is_known = False  # the need is learned or declared
 
 
 class InsufficientMemory(CapacityError):
-    pass
+    """Refuses a load that does not fit: before a try, or because more was used than a limit."""
 
 
 class OutOfMemory(CapacityError):
-    pass
+    """Tells that a load or an inference was tried and ran out of memory."""
 
 
 class BackendError(AdapterError):
-    pass
+    """Tells of a failure on Triton's side."""
 
 
 class BackendUnavailable(BackendError):
-    """`delivered` is False when the call surely never reached Triton, so it may be sent again."""
+    """Tells that Triton cannot be reached."""
 
-    def __init__(self, message: str, *, model_id: str | None = None, delivered: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        delivered: bool,  # False if the call surely never reached Triton, and may be sent again
+    ) -> None:
         super().__init__(message, model_id=model_id)
         self.delivered = delivered
 
 
 class Overloaded(BackendUnavailable):
-    pass
+    """Tells that Triton or the model turns work away, because a queue is full."""
 
 
 class BackendTimeout(BackendError):
-    pass
+    """Tells that Triton did not answer in time."""
 
 
 class ModelFailed(BackendError):
-    """`suspected` is the phrase of the failure text that may mean out of memory, where one may.
+    """Tells that the model itself failed, maybe for lack of memory.
 
-    The text cannot tell; an observation of the memory at that time can (core/evidence.py): with
-    `of_shm` one of /dev/shm alone.
+    The text alone cannot tell that; a reading of the memory at that time can (core/evidence.py).
     """
 
     def __init__(
@@ -348,8 +367,8 @@ class ModelFailed(BackendError):
         message: str,
         *,
         model_id: str | None = None,
-        suspected: str | None = None,
-        of_shm: bool = False,
+        suspected: str | None = None,  # the phrase of the text that may mean out of memory
+        of_shm: bool = False,  # a reading of /dev/shm is what counts
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.suspected = suspected
@@ -357,23 +376,25 @@ class ModelFailed(BackendError):
 
 
 class LoadFailed(ModelFailed):
-    pass
+    """Tells that Triton refused a load."""
 
 
 class GivenUp(LoadFailed):
-    """It may be what ended Triton, again and again."""
+    """Refuses a model that may be what ended Triton, again and again."""
 
 
 class InferenceFailed(ModelFailed):
-    pass
+    """Tells that the model raised an error in an inference."""
 
 
 class StubDied(InferenceFailed):
-    pass
+    """Tells that the python process that ran the inference is gone."""
 
 
 def was_refused(error: AdapterError) -> bool:
-    """Nothing was tried and nothing has failed: callers or the platform fix that by themselves."""
+    """Return whether nothing was tried and nothing has failed: callers or the platform mend that
+    by themselves.
+    """
     if isinstance(error, AboutMemory) and error.was_tried:
         return False
     return isinstance(error, CallerError | InsufficientMemory | TooManyWaiting)
@@ -398,7 +419,8 @@ def drop_tracebacks(error: BaseException) -> None:
     error.__traceback__ = None
     if error.__cause__ is None and error.__context__ is None:
         return
-    seen, chain = {id(error)}, [error]
+    seen = {id(error)}
+    chain = [error]
     while chain:
         one = chain.pop()
         one.__traceback__ = None

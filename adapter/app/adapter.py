@@ -153,7 +153,7 @@ class Adapter:
             timeout_seconds=self._settings.infer_timeout_seconds,
             max_message_bytes=self._limits.stream,
             unread=self._unread,
-            takes_cancels=lambda: versions.takes_cancels(self._triton.version),
+            takes_cancels=lambda: versions.survives_cancels(self._triton.version),
             metadata=headers_to_triton(self._settings, "grpc"),
         )
 

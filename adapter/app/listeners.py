@@ -222,7 +222,7 @@ class Rpc:
             is_direct=shared.tracing is None and not self._access(name).is_keyed,
             load_wait_seconds=LOAD_WAIT_SECONDS,
             on_demand=shared.on_demand,
-            takes_cancels=lambda: versions.takes_cancels(self._triton.version),
+            takes_cancels=lambda: versions.survives_cancels(self._triton.version),
         )
         context = RelayContext(
             policy,

@@ -16,8 +16,9 @@ PARAMETER = "adapter_content_types"
 
 
 def codec_of(media_type: str) -> Codec | None:
+    """Return the codec of a media type; None if there is none."""
     for codec in CODECS:
-        if codec.takes(media_type):
+        if codec.accepts(media_type):
             return codec
     return None
 

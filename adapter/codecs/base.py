@@ -35,6 +35,7 @@ class Source:
         self._more = None if isinstance(body, bytes) else body
 
     async def aclose(self) -> None:
+        """Close the stream that the body comes from."""
         close = getattr(self._more, "aclose", None)
         if close is not None:
             await close()
@@ -50,7 +51,7 @@ class Source:
         return self._held
 
     async def whole(self, most: int) -> bytes:
-        """Raise PayloadTooLarge for more than so many bytes."""
+        """Return the whole body. Raise PayloadTooLarge if it has more than so many bytes."""
         held = [await self.start(1)]
         size = len(held[0])
         while size <= most and self._more is not None:
@@ -63,7 +64,8 @@ class Source:
                 self._more = None
         if size > most:
             raise PayloadTooLarge(f"a body of this type may have {most} bytes at most")
-        self._held, self.is_whole = b"".join(held), True
+        self._held = b"".join(held)
+        self.is_whole = True
         return self._held
 
     async def begins_with_brace(self) -> bool:
@@ -94,17 +96,14 @@ class Source:
 
 @dataclass(slots=True)
 class Values:
-    """`size` bytes of a body behind its first `skip`, which are to stand behind `front`. Of a
-    request they are the tensor's: its `shape`, and the type `datatype` that they have, None for
-    that of the input.
-    """
+    """Describes where the values of a tensor are in a body."""
 
     source: Source
-    skip: int
-    size: int
-    front: bytes = b""
-    shape: tuple[int, ...] = ()
-    datatype: str | None = None
+    skip: int  # the bytes of the body in front of the values
+    size: int  # the bytes of the values
+    front: bytes = b""  # bytes to write in front of the values
+    shape: tuple[int, ...] = ()  # of a request's tensor
+    datatype: str | None = None  # of a request's values; None if it is the input's
 
 
 class Codec:
@@ -115,12 +114,12 @@ class Codec:
     media_type: str  # of an answer, and of what its errors begin with
     parameters = ""  # of the media type of an answer
     listed: tuple[str, ...]  # the types that a model may list, with `*` for any subtype
-    options: tuple[str, ...] = ()  # what may follow such a type behind a semicolon
+    options: tuple[str, ...] = ()  # words that may follow such a type behind a semicolon
     may_be_json = False  # a body that begins as an object of JSON is V2's
     holds_whole_body = False  # until it is converted; the byte budget is charged for all of it
     is_answer = True
 
-    def takes(self, media_type: str) -> bool:
+    def accepts(self, media_type: str) -> bool:
         """Return whether a body of the type, or an item of a model's list, is for this codec."""
         return media_type in self.listed
 
@@ -139,7 +138,7 @@ class Codec:
         """Return the values of a body; `length` of it, None where nobody knows."""
         raise NotImplementedError
 
-    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:
+    def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:
         """Return whether the only output of a model can be answered as the type."""
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ import re
 from itertools import chain
 
 from adapter.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
-from adapter.core.tensors import SIZES, ContentTypes, Tensor, may_cast, packed, unpacked
+from adapter.core.tensors import SIZES, ContentTypes, Tensor, can_cast, packed, unpacked
 
 # Digits from which a value of that type can be read again; of the other types, as Python does.
 _FORMATS = {"FP16": ".5g", "FP32": ".9g"}
@@ -26,20 +26,24 @@ class Csv(Codec):
     holds_whole_body = True
 
     def needed(self, types: ContentTypes) -> str | None:
+        """Return what the model's input would have to be for a table; None if it fits."""
         datatype, rank = types.input.datatype, len(types.input.shape) + types.is_batched
-        if not may_cast(datatype, datatype):
+        if not can_cast(datatype, datatype):
             return "a type of INT8 to INT64, UINT8 to UINT64 or FP16 to FP64"
         return None if rank == _TABLE else "two dimensions, rows and columns, the batch included"
 
     async def decode(self, source: Source, _: int | None, types: ContentTypes) -> Values:
+        """Return the values of a table, as the type of the input."""
         text = await source.whole(MAX_TEXT_BYTES)
         shape, raw = await converted(len(text), read_table, text, types.input.datatype)
         return Values(Source(raw), 0, len(raw), shape=shape)
 
-    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:
+    def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:
+        """Return whether an output is of numbers, with one or two dimensions."""
         return output.datatype in SIZES and len(output.shape) + is_batched in TABLE_RANKS
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        """Return a tensor's values as a table."""
         size, skip = values.size, values.skip
         if size > MAX_TEXT_BYTES:
             raise ValueError(
@@ -168,7 +172,7 @@ def _packed(row: list[str], datatype: str, count: int) -> bytes:
 
 def _holds(datatype: str, text: str, value: float) -> bool:
     if value in {math.inf, -math.inf}:
-        return "inf" in text.lower()  # else it is a number that Python cannot hold
+        return "inf" in text.lower()  # a float of Python is infinite for too large numbers, too
     try:
         packed(datatype, [value])
     except ValueError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adapter.codecs.base import Codec, Source, Values
-from adapter.core.tensors import SIZES, ContentTypes, Tensor, may_cast
+from adapter.core.tensors import SIZES, ContentTypes, Tensor, can_cast
 
 MAGIC = b"\x93NUMPY"
 # Of a head, as in NumPy itself.
@@ -48,27 +48,32 @@ class Npy(Codec):
     options = (_CAST,)
 
     def check(self, media_type: str, types: ContentTypes) -> None:
+        """Raise ValueError for a model whose input NumPy lacks, or that cannot be cast to."""
         super().check(media_type, types)
         datatype = types.input.datatype
-        if _CAST in types.options and not may_cast(datatype, datatype):
+        if _CAST in types.options and not can_cast(datatype, datatype):
             raise ValueError(f"{media_type};{_CAST} needs an input of numbers; it is {datatype}")
 
     def needed(self, types: ContentTypes) -> str | None:
+        """Return what the model's input would have to be for an array; None if it fits."""
         return None if types.input.datatype in SIZES else "a type that NumPy has"
 
     async def decode(self, source: Source, _: int | None, types: ContentTypes) -> Values:
+        """Return the values of an array. Raise ValueError if the input is of another type."""
         start = await source.start(bytes_needed(b""))
         head = read_head(await source.start(bytes_needed(start)))
         given, wanted = head.datatype, types.input.datatype
-        if given != wanted and not (_CAST in types.options and may_cast(given, wanted)):
+        if given != wanted and not (_CAST in types.options and can_cast(given, wanted)):
             text = f"the array is {given}, input {types.input.name!r} is {wanted}"
             raise ValueError(text + _hint(given, wanted))
         return Values(source, head.offset, head.size, shape=head.shape, datatype=given)
 
-    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
+    def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
+        """Return whether NumPy has the type of an output."""
         return output.datatype in SIZES
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        """Return a tensor's values behind the head of a file."""
         return Values(values.source, values.skip, values.size, write_head(datatype, shape))
 
 
@@ -89,24 +94,25 @@ def cast(raw: bytes, source: str, target: str) -> bytes:
 
 
 def _hint(given: str, wanted: str) -> str:
-    if may_cast(given, wanted):
+    if can_cast(given, wanted):
         listed = f"{Npy.media_type};{_CAST}"
         return f"; with {listed} in the model's adapter_content_types it would become that"
-    if given.startswith("FP") and may_cast(wanted, wanted):
+    if given.startswith("FP") and can_cast(wanted, wanted):
         return "; floating-point numbers do not become integers"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class NpyHead:
-    """`offset`: where the values begin, in C order and little-endian; `size` of them in bytes."""
+    """Describes the array of a file."""
 
     datatype: str
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # where the values begin, in C order and little-endian
 
     @property
     def size(self) -> int:
+        """Return the bytes of the values."""
         return math.prod(self.shape) * SIZES[self.datatype]
 
 
@@ -129,7 +135,9 @@ def bytes_needed(start: bytes) -> int:
 
 
 def read_head(start: bytes) -> NpyHead:
-    """Raise ValueError, with the reason, for what is no head, or one of what cannot be a tensor."""
+    """Return the head of a file. Raise ValueError, with the reason, for what is no head, or one of
+    what cannot be a tensor.
+    """
     needed = bytes_needed(start)
     if len(start) < needed:
         raise ValueError(f"it ends after {len(start)} bytes, within its head")

@@ -26,13 +26,16 @@ class Raw(Codec):
     )
     is_answer = False
 
-    def takes(self, media_type: str) -> bool:
+    def accepts(self, media_type: str) -> bool:
+        """Return whether the type is a picture, a sound, a video or a document."""
         return media_type in self.listed or _MEDIA.fullmatch(media_type) is not None
 
     def needed(self, types: ContentTypes) -> str | None:
-        return None if _takes_string(types.input) else "TYPE_STRING with dims [1]"
+        """Return what the model's input would have to be for a string; None if it fits."""
+        return None if _is_one_string_input(types.input) else "TYPE_STRING with dims [1]"
 
     async def decode(self, source: Source, length: int | None, types: ContentTypes) -> Values:
+        """Return the body as one string, or as the bytes of the input's numbers."""
         if length is None:
             length = len(await source.whole(_MAX_UNKNOWN_BYTES))
         if not length:
@@ -46,17 +49,23 @@ class Raw(Codec):
 
 
 class Text(Raw):
-    media_type, parameters = "text/plain", "; charset=utf-8"
+    """A text: one string of UTF-8."""
+
+    media_type = "text/plain"
+    parameters = "; charset=utf-8"
     listed = (media_type,)
     is_answer = True
 
-    def takes(self, media_type: str) -> bool:
+    def accepts(self, media_type: str) -> bool:
+        """Return whether the type is plain text."""
         return media_type == self.media_type
 
-    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
-        return _may_be_one_string(output)
+    def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
+        """Return whether an output is one string."""
+        return _is_one_string_output(output)
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        """Return the string alone, without its length."""
         if datatype != "BYTES":
             raise ValueError(f"it is {datatype} and no string")
         return _one_string(shape, values)
@@ -69,30 +78,34 @@ class Octets(Raw):
     listed = (media_type,)
     may_be_json = is_answer = True
 
-    def takes(self, media_type: str) -> bool:
+    def accepts(self, media_type: str) -> bool:
+        """Return whether the type is that of plain bytes."""
         return media_type == self.media_type
 
     def needed(self, types: ContentTypes) -> str | None:
+        """Return what the model's input would have to be for plain bytes; None if it fits."""
         datatype, shape = types.input.datatype, types.input.shape
         if datatype not in {*SIZES, "BYTES"}:
             return "one string, or a type that NumPy has"
         is_sized = datatype in SIZES and shape.count(-1) <= 1
-        if is_sized or _takes_string(types.input):
+        if is_sized or _is_one_string_input(types.input):
             return None
         return "one string, or numbers with one -1 at most"
 
-    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
-        return output.datatype != "BYTES" or _may_be_one_string(output)
+    def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
+        """Return whether an output is one string, or numbers."""
+        return output.datatype != "BYTES" or _is_one_string_output(output)
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        """Return a string without its length, or numbers as they are."""
         return values if datatype != "BYTES" else _one_string(shape, values)
 
 
-def _takes_string(tensor: Tensor) -> bool:
+def _is_one_string_input(tensor: Tensor) -> bool:
     return tensor.datatype == "BYTES" and tensor.shape in {(1,), (-1,)}
 
 
-def _may_be_one_string(output: Tensor) -> bool:
+def _is_one_string_output(output: Tensor) -> bool:
     return output.datatype == "BYTES" and set(output.shape) <= {1, -1}
 
 

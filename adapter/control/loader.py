@@ -611,7 +611,7 @@ class Loader:
         fails.
         """
         record.load_started_at = clock.wall()
-        url = record.source.told_url
+        url = record.source.shown_url
         with self.journal.record("load", record.id, log_fields, url=url) as outcome:
             try:
                 async with asyncio.timeout(self.limits.load):

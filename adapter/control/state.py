@@ -230,7 +230,7 @@ class State:
 
 def _show_wanted(model: CoreWantedModel) -> WantedModel:
     source = model.source
-    url = str(source) if isinstance(source, ArtifactKey) else source.told_url
+    url = str(source) if isinstance(source, ArtifactKey) else source.shown_url
     is_loaded = model.state is WantedState.LOADED
     state = model.state.value
     if model.state is WantedState.MISSING:

@@ -13,21 +13,19 @@ _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class CacheUse(Enum):
-    """What a call found: the model resident, its files on disk, or neither."""
+    """Names what a call found of its model."""
 
-    HIT = "hit"
-    DISK = "disk"
+    HIT = "hit"  # the model was loaded
+    DISK = "disk"  # the files of the model were on disk
     MISS = "miss"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArtifactKey:
-    """Names an artifact: `store` is the name of the endpoint ("" for `model_store`), `path` that of
-    the archive or folder within the store, as parse_artifact_path returns it.
-    """
+    """Names an artifact."""
 
-    store: str
-    path: str
+    store: str  # the name of the endpoint; "" for `model_store`
+    path: str  # of the archive or folder in the store, as parse_artifact_path returns it
 
     def __str__(self) -> str:
         return f"{self.store}/{self.path}" if self.store else self.path
@@ -35,14 +33,12 @@ class ArtifactKey:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An artifact on disk. `folder` is the real path of the unpacked package, `etag` names the
-    version that the store had, `size_bytes` is what it takes on disk.
-    """
+    """Describes an artifact on disk."""
 
     key: ArtifactKey
-    folder: str
-    etag: str
-    size_bytes: int
+    folder: str  # the real path of the unpacked package
+    etag: str  # names the version that the store had
+    size_bytes: int  # on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +55,15 @@ class DiskUse:
 
 @dataclass(slots=True)
 class FetchProgress:
-    """Counts the bytes of a fetch; `total_bytes` is None until the store has said it.
-    `waited_seconds`: how long it waited for others to end before it began.
-    """
+    """Counts the bytes of a fetch."""
 
     done_bytes: int = 0
-    total_bytes: int | None = None
-    waited_seconds: float = 0.0
+    total_bytes: int | None = None  # None until the store has said it
+    waited_seconds: float = 0.0  # for other fetches to end, before it began
 
     @property
     def percent(self) -> int | None:
+        """Return how much has been fetched; None if nobody knows how much there is."""
         if not self.total_bytes:
             return None
         return min(100, 100 * self.done_bytes // self.total_bytes)

@@ -55,52 +55,63 @@ class Hold(Protocol):
     """
 
     @property
-    def record(self) -> ServedModel | None: ...
-    def abandon(self) -> None: ...
-    def end(self, error: BaseException | None = None) -> BaseException | None: ...
+    def record(self) -> ServedModel | None:
+        """Return the model; None for a call about no model that Triton has."""
+
+    def abandon(self) -> None:
+        """Note that the caller has left and Triton has not: an unload still waits for the call."""
+
+    def end(self, error: BaseException | None = None) -> BaseException | None:
+        """Let the model go. Return the error to send, which may be another one than `error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class V2Call:
-    """A call of Triton's V2 REST API, passed on unchanged. `path` follows /v2, in Triton's names.
-    `body` is whole when small, else a stream whose length, if known, is among the `headers`.
-
-    `is_probe`: any status is an answer. `is_restricted`: an embedded Triton takes the call from the
-    adapter alone. `is_stream`: the answer may never end, so the time limit applies to each piece of
-    it. `on_cut`: as in RpcCall. `shares_memory`: an inference may name regions of shared memory.
-    """
+    """Describes a call of Triton's V2 REST API, which is passed on unchanged."""
 
     method: str
-    path: str
+    path: str  # the part behind /v2, in Triton's names
     headers: Mapping[str, str]
+    # whole if it is small, else a stream; its length is among the headers if it is known
     body: bytes | AsyncIterator[bytes] | None = None
-    is_probe: bool = False
-    is_restricted: bool = False
-    is_stream: bool = False
-    on_cut: Callable[[], None] = _nothing
-    shares_memory: bool = False
+    is_probe: bool = False  # any status is an answer
+    is_restricted: bool = False  # an embedded Triton takes the call from the adapter alone
+    is_stream: bool = False  # the answer may never end, so each piece of it has the time limit
+    on_cut: Callable[[], None] = _nothing  # as in RpcCall
+    shares_memory: bool = False  # an inference may name regions of shared memory
 
 
 class V2Answer(Protocol):
-    """A successful answer whose body is not read yet. Read it once, whole or in chunks.
-
-    `json_header_bytes` is how much of the body is JSON, the rest being raw tensors; None when all
-    of it is JSON (the binary tensor extension of V2).
-    """
+    """A successful answer whose body is not read yet. Read it once, whole or in chunks."""
 
     @property
-    def status(self) -> int: ...
+    def status(self) -> int:
+        """Return the status of HTTP."""
+
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers as Triton has sent them."""
+
     @property
-    def content_length(self) -> int | None: ...
+    def content_length(self) -> int | None:
+        """Return the length of the body; None if it comes in chunks."""
+
     @property
-    def json_header_bytes(self) -> int | None: ...
-    async def read(self) -> bytes: ...
-    def chunks(self) -> AsyncIterator[bytes]: ...
+    def json_header_bytes(self) -> int | None:
+        """Return how much of the body is JSON, with raw tensors behind it (the binary tensor
+        extension of V2); None if all of it is JSON.
+        """
+
+    async def read(self) -> bytes:
+        """Return the whole body."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes."""
 
 
 class V2DataPlane(Protocol):
+    """Forwards calls of the V2 REST API to Triton."""
+
     def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[V2Answer]:
         """Forward the call; an unsuccessful answer is raised as an AdapterError.
 
@@ -118,14 +129,29 @@ class Upstream(Protocol):
     headers: RawHeaders
     length: int | None
 
-    def begin(self, receiver: "Receiver", record: ServedModel | None) -> None: ...
-    def send(self, head: bytes, body: bytes) -> None: ...
-    def write(self, piece: bytes) -> None: ...
-    def sent(self) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def leave(self, receiver: "Receiver", hold: Hold | None) -> None: ...
-    def abort(self) -> None: ...
+    def begin(self, receiver: "Receiver", record: ServedModel | None) -> None:
+        """Begin a call, whose events `receiver` gets."""
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send the head of a request, and its whole body."""
+
+    def write(self, piece: bytes) -> None:
+        """Send a part of a request."""
+
+    def sent(self) -> None:
+        """Note that all of the request is sent."""
+
+    def pause_reading(self) -> None:
+        """Read no more of the answer for now, since the client is slow."""
+
+    def resume_reading(self) -> None:
+        """Read on."""
+
+    def leave(self, receiver: "Receiver", hold: Hold | None) -> None:
+        """Give up the answer, or return the connection of a call that has failed."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
 
 
 class Receiver(Protocol):
@@ -137,36 +163,59 @@ class Receiver(Protocol):
     backpressure.
     """
 
-    def answered(self) -> None: ...
-    def received(self, piece: bytes) -> None: ...
-    def ended(self) -> None: ...
-    def answered_whole(self, body: bytes) -> None: ...
-    def failed(self, error: AdapterError) -> None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
+    def answered(self) -> None:
+        """Begin the answer: the upstream has its headers."""
+
+    def received(self, piece: bytes) -> None:
+        """Pass on a piece of the answer."""
+
+    def ended(self) -> None:
+        """End the answer."""
+
+    def answered_whole(self, body: bytes) -> None:
+        """Pass on an answer that came at once."""
+
+    def failed(self, error: AdapterError) -> None:
+        """Answer with an error."""
+
+    def pause_writing(self) -> None:
+        """Write no more of the request for now, since Triton is slow."""
+
+    def resume_writing(self) -> None:
+        """Write on."""
 
 
 class Check(Protocol):
     """Checks a body piece by piece; raises InvalidRequest for one that would crash Triton."""
 
-    def feed(self, piece: bytes) -> None: ...
+    def feed(self, piece: bytes) -> None:
+        """Check the next piece."""
 
 
 class FastDataPlane(Protocol):
-    """Makes calls by callbacks, without a task. `host` is empty until Triton is up; upstreams are
-    available only then. `json_bytes`: how much of a body is JSON, None for all; `length`: of all.
+    """Makes calls by callbacks, without a task.
+
+    Everywhere, `json_bytes` is how much of a body is JSON; None if all of it is.
     """
 
-    host: str
+    host: str  # empty until Triton is up; upstreams are available only then
 
-    def idle(self) -> Upstream | None: ...
-    async def connected(self, model_id: ModelId) -> Upstream: ...
+    def idle(self) -> Upstream | None:
+        """Return an open connection that no call has; None if there is none."""
+
+    async def connected(self, model_id: ModelId) -> Upstream:
+        """Return a connection for a call of this model; open one if all are in use."""
+
     def check(
         self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
-    ) -> None: ...
+    ) -> None:
+        """Check a body that is whole; raise InvalidRequest for one that would crash Triton."""
+
     def checking(
         self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
-    ) -> Check: ...
+    ) -> Check:
+        """Return a check for the pieces of a body of this length."""
+
     def check_packed(
         self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
     ) -> bool:
@@ -196,27 +245,28 @@ def keepalive(*, seconds: float, answer_seconds: float) -> ChannelOptions:
     return (
         ("grpc.keepalive_time_ms", round(seconds * 1000)),
         ("grpc.keepalive_timeout_ms", round(answer_seconds * 1000)),
-        ("grpc.http2.ping_timeout_ms", round(answer_seconds * 1000)),  # else a minute
-        # else two pings are all that is sent before the next call
+        ("grpc.http2.ping_timeout_ms", round(answer_seconds * 1000)),  # the default is 60 s
+        # the default is 2: grpc would send no third ping before the next call
         ("grpc.http2.max_pings_without_data", 0),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RpcCall:
-    """A call of `method` of inference.GRPCInferenceService. `seconds` are left until the caller's
-    deadline, None without one. `on_cut` is called when the answers of a stream are dropped, as its
-    caller does not take them: what waits for that caller is to end.
-    """
+    """Describes a call of Triton over gRPC."""
 
-    method: str
+    method: str  # of inference.GRPCInferenceService
     metadata: RpcMetadata
-    seconds: float | None
+    seconds: float | None  # until the caller's deadline; None without one
+    # called when the answers of a stream are dropped because its caller does not read them: what
+    # waits for that caller is to end
     on_cut: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
 class RpcAnswer:
+    """Holds Triton's answer to a call over gRPC."""
+
     message: bytes
     initial_metadata: RpcMetadata
     trailing_metadata: RpcMetadata
@@ -225,9 +275,14 @@ class RpcAnswer:
 class RpcStream(Protocol):
     """An open stream. One task may write while another reads."""
 
-    async def write(self, message: bytes, request_id: bytes = b"") -> None: ...
-    async def done_writing(self) -> None: ...
-    def messages(self) -> AsyncIterator[bytes]: ...
+    async def write(self, message: bytes, request_id: bytes = b"") -> None:
+        """Send a message, when Triton is ready for it."""
+
+    async def done_writing(self) -> None:
+        """Tell Triton that no more messages come."""
+
+    def messages(self) -> AsyncIterator[bytes]:
+        """Yield the answers as they come."""
 
 
 class RpcDataPlane(Protocol):

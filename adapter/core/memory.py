@@ -21,33 +21,31 @@ GpuBytes = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One device. `index` is CUDA's number of the GPU within Triton, None if unknown."""
+    """Holds the figures of one device."""
 
     limit_bytes: int
     used_bytes: int
-    index: int | None = None
+    index: int | None = None  # CUDA's number of the GPU within Triton; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """One result of a memory reader. `source` is the reader: nvml, triton or host.
-
-    `lag_seconds`: how old the figures may be (Triton's metrics are polled).
-    `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
-    this container for memory, are None where Triton's are not ours.
-    `available_bytes` is what the machine and the cgroups of the adapter still have of host memory:
-    the kernel ends a process that takes more. None where nobody can tell.
-    """
+    """Holds one result of a memory reader."""
 
     devices: Mapping[Device, DeviceReading]
-    source: str = HOST
-    lag_seconds: float = 0.0
-    shm_free_bytes: int | None = None
+    source: str = HOST  # the reader: nvml, triton or host
+    lag_seconds: float = 0.0  # how old the figures may be: Triton's metrics are polled
+    shm_free_bytes: int | None = None  # of /dev/shm; None if Triton has another one
+    # how often the kernel has killed a process of this container for memory; None if Triton is in
+    # another container
     oom_kills: int | None = None
+    # what the machine and the cgroups of the adapter still have of host memory: the kernel ends a
+    # process that takes more. None if nobody can tell
     available_bytes: int | None = None
 
     @property
     def used(self) -> Bytes:
+        """Return the bytes in use on each device."""
         return {device: figures.used_bytes for device, figures in self.devices.items()}
 
 
@@ -66,8 +64,10 @@ class DeviceState:
 
 
 def total(amounts: Bytes) -> int:
+    """Return the sum of the bytes on all devices."""
     return sum(amounts.values())
 
 
 def most_of(one: Bytes, other: Bytes) -> Bytes:
+    """Return the larger figure for each device."""
     return {d: max(one.get(d, 0), other.get(d, 0)) for d in {**one, **other}}

@@ -76,6 +76,7 @@ def parse_model_id(text: str) -> ModelId:
 
 
 def is_safe_name(model_id: str) -> bool:
+    """Return whether Triton may have the model under the caller's own name for it."""
     return (
         len(model_id) <= _MAX_NAME_BYTES
         and _SAFE.fullmatch(model_id) is not None
@@ -140,34 +141,30 @@ def _escape(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A load request's description of a package. `url` is kept as given: `modelUrl` must echo it.
+    """Describes a package as a load request does."""
 
-    `model_type` is the format that the caller names (`onnx`, `tensorflow:1.5`), `schema` the path
-    of a file with inputs and outputs, `entry` the model that answers in a package with several;
-    None where the files decide. `config` replaces the package's config.pbtxt. `files`, safe
-    relative paths and contents, are the package if there are any; `url` is only an identity then.
-    `declared_bytes`: the memory that the model takes according to the caller; it overrides the
-    package's own figure. `is_cached`: `url` is a folder of the disk cache, which no
-    caller names; they know the model by `key`, that of the store. `helpers`: where the package is
-    a model with a config.pbtxt, the models in the folders beside it to which it refers are part of
-    the package, and so are those that `helpers` names; None where `url` is the whole package.
-    """
-
-    url: str
+    url: str  # kept as given, since `modelUrl` must echo it
+    # the format that the caller names (`onnx`, `tensorflow:1.5`); None if the files decide
     model_type: str | None = None
-    schema: str | None = None
+    schema: str | None = None  # the path of a file with inputs and outputs
+    # the model that answers in a package with several; None if the files decide
     entry: str | None = None
-    config: str | None = None
+    config: str | None = None  # replaces the package's config.pbtxt
+    # safe relative paths and contents: the package, if there are any. `url` only identifies it then
     files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    # the memory that the model takes, says the caller; counts instead of the package's own figure
     declared_bytes: int | None = None
+    # `url` is a folder of the disk cache. No caller names it: they know the model by `key`
     is_cached: bool = False
-    key: str = ""
+    key: str = ""  # the key that the store has for it
+    # None if `url` is the whole package. Else it is a model with a config.pbtxt, and the package
+    # has also the models in the folders beside it to which it refers, and those named here
     helpers: tuple[str, ...] | None = None
     # where the adapter keeps what it once unpacked of this source, or wrote for it: used instead
     kept: str = field(default="", compare=False)
 
     @property
-    def told_url(self) -> str:
+    def shown_url(self) -> str:
         """Return the source as callers may see it."""
         return self.key or self.url
 
@@ -190,6 +187,8 @@ class Link:
 
 
 class Role(Enum):
+    """Says what a folder of a package is for."""
+
     ENTRY = "entry"  # answers to the caller's name
     STEP = "step"  # reached by an ensemble of the package; Triton loads it along
     HELPER = "helper"  # reached by name from Python code; loaded before the entry
@@ -198,56 +197,43 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """One model of a package, with the contents of its folder in Triton's repository.
+    """Describes one model of a package, with the contents of its folder in Triton's repository."""
 
-    `own_name` is its name within the package. `config_text` is as the caller wrote it, None when
-    Triton is to complete the configuration by itself. `folders` are made empty: Triton wants a
-    version folder for an ensemble too, and object stores and archives drop empty ones. `mentions`
-    are the models of the package that its Python code names.
-    """
-
-    own_name: str
+    own_name: str  # within the package
     role: Role
+    # as the caller wrote it; None if Triton is to complete the configuration by itself
     config_text: str | None
     links: tuple[Link, ...]
+    # made empty: Triton wants a version folder for an ensemble too, and object stores and archives
+    # drop empty folders
     folders: tuple[str, ...] = ()
-    mentions: frozenset[str] = frozenset()
+    mentions: frozenset[str] = frozenset()  # models of the package that its Python code names
     backend: str | None = None  # None for an ensemble, and if only Triton can tell
     config_file: str | None = None  # the path of the caller's config.pbtxt
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An inspected package, ready to be staged. `parts` has helpers first and the entry last.
-
-    `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
-    memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
-    under it. `backends` are Triton's, as far as they can be told; of `own_backends` the package
-    brings the library. `warnings`: what is odd but no fault. `gpus` are the CUDA
-    numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
-    empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
-    `outputs`: the names of the entry's, none where only Triton knows them. `leaves_gpu_open`: it
-    runs on GPUs, and says of none of its models on which.
-    `processes`: among how many of them at most its memory on one GPU is divided, None where nobody
-    can tell: Triton's, and one for each instance of a python model.
-    """
+    """Describes an inspected package, ready to be staged."""
 
     root: str
-    parts: tuple[ModelPart, ...]
-    size_bytes: int
-    declared_bytes: int | None
-    content_key: str
-    backends: frozenset[str] = frozenset()
-    own_backends: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
+    parts: tuple[ModelPart, ...]  # helpers first, the entry last
+    size_bytes: int  # of the files on disk
+    declared_bytes: int | None  # of memory, as the package says; None if it does not
+    content_key: str  # equal for the same files: learned sizes are kept under it
+    backends: frozenset[str] = frozenset()  # Triton's, as far as they can be told
+    own_backends: frozenset[str] = frozenset()  # backends whose library the package brings
+    warnings: tuple[str, ...] = ()  # oddities that are no faults
+    # the CUDA numbers of the GPUs that its instance groups name; None if Triton is free to choose,
+    # empty if it runs on CPUs only
     gpus: frozenset[int] | None = None
-    content_types: ContentTypes | None = None
-    outputs: tuple[str, ...] = ()
+    content_types: ContentTypes | None = None  # as the entry has opted into
+    outputs: tuple[str, ...] = ()  # the names of the entry's; none if only Triton knows them
+    # among how many at most its memory on one GPU is divided: Triton's, and one for each instance
+    # of a python model. None if nobody can tell
     processes: int | None = None
-    leaves_gpu_open: bool = False
-    asks_for_cache: bool = (
-        False  # the entry's, or a step's, config turns Triton's response cache on
-    )
+    leaves_gpu_open: bool = False  # some models use GPUs, and none says which
+    asks_for_cache: bool = False  # the config of the entry or a step turns the response cache on
     neighbours: tuple[ModelPart, ...] = ()
 
 
@@ -262,6 +248,7 @@ class Placement:
 
     @property
     def names(self) -> tuple[TritonName, ...]:
+        """Return the names of all models of the package."""
         return self.load + self.along
 
 
@@ -275,20 +262,16 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class StagedModel:
-    """A package that an earlier run left in Triton's repository. `name` is the entry's.
+    """Describes a package that an earlier run left in Triton's repository."""
 
-    `is_loaded`: Triton served it when the note was last written. Only then the fields below are
-    known. `gpu`: as in ModelRecord. `source` lacks what the load request itself brought, its config
-    and files, and `can_load_again` is False where it brought any.
-    """
-
-    name: TritonName
+    name: TritonName  # of the entry
     model_id: ModelId
     placement: Placement
+    # Triton served it when the note was last written. Only then the fields below are known
     is_loaded: bool = False
-    gpu: int | None = None
-    source: ModelSource = ModelSource("")
-    can_load_again: bool = False
+    gpu: int | None = None  # as in ModelRecord
+    source: ModelSource = ModelSource("")  # without the config and files of the load request itself
+    can_load_again: bool = False  # the load request brought no config and no files
     content_key: str = ""
     held: Bytes = field(default_factory=lambda: NO_BYTES)
     content_types: ContentTypes | None = None

@@ -16,31 +16,29 @@ from adapter.core.oom_rules import STRONG_RULES, WEAK_RULES, Rule
 
 
 class Phase(Enum):
+    """Says what has failed with a text."""
+
     LOAD = "load"
     INFER = "infer"
 
 
 class Strength(Enum):
-    """STRONG stands on its own; WEAK needs a memory observation that agrees."""
+    """Says how far a text proves a lack of memory."""
 
-    STRONG = "strong"
-    WEAK = "weak"
+    STRONG = "strong"  # the text stands on its own
+    WEAK = "weak"  # a reading of the memory has to agree
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`matched` is the phrase as it stood in the text, for callers; `rule` is a metric's label.
-
-    `requested_bytes` is what the allocator was asked for, None when the text does not say.
-    `of_shm`: only that /dev/shm was full agrees with it.
-    """
+    """Says what a failure text tells of memory."""
 
     strength: Strength
-    matched: str | None
-    rule: str | None
-    requested_bytes: int | None
-    of_shm: bool = False
+    matched: str | None  # the phrase as it stood in the text, for callers
+    rule: str | None  # a metric's label
+    requested_bytes: int | None  # of the failed allocation; None if the text does not say
+    of_shm: bool = False  # of readings only that /dev/shm was full agrees with it
 
 
 _NOTHING = Verdict(Strength.NONE, None, None, None)
@@ -102,13 +100,22 @@ _UNITS = "bkmgt"
 
 
 class Classifier:
-    """Judges failure texts; `extra_patterns` are further regexes that mean out of memory."""
+    """Judges failure texts."""
 
-    def __init__(self, extra_patterns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        extra_patterns: Sequence[str] = (),  # further regexes that mean out of memory
+    ) -> None:
         self._extra = tuple(_compiled(pattern) for pattern in extra_patterns)
 
-    def judge(self, text: str, *, phase: Phase, http_status: int) -> Verdict:
-        """`http_status` is what Triton's HTTP port says, or would say, for the failure."""
+    def judge(
+        self,
+        text: str,
+        *,
+        phase: Phase,
+        http_status: int,  # the status that Triton's HTTP port has, or would have
+    ) -> Verdict:
+        """Return what a failure text tells of memory."""
         if http_status not in _STATUSES_OF_FAILED_ALLOCATIONS:
             return _NOTHING
         refusal = phase is Phase.INFER and http_status == _BAD_REQUEST
@@ -140,7 +147,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _without_names(text: str) -> str:
-    """Triton's own quotes are around names, which may hold quotes: first to last, all goes."""
+    """Return the text without what Triton quotes. These are names, which may hold quotes
+    themselves, so all goes from the first quote to the last.
+    """
     first, last = _QUOTE.search(text), _QUOTE.search(text[::-1])
     if first is None or last is None:
         return text
@@ -192,7 +201,9 @@ def _end_of_phrase(rule: Rule, low: str, start: int, end: int) -> int | None:
 
 
 def _merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
-    """Words that anybody may write count in an error about the input only beside a figure."""
+    """Return whether words that anybody may write are no failed allocation: in an error about the
+    input they count only beside a figure.
+    """
     raised = _RAISED.findall(low, max(0, start - _NEAR), start)
     if not always and not (raised and _ABOUT_THE_INPUT.fullmatch(raised[-1])):
         return False

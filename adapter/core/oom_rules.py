@@ -10,16 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A head is found fast, the tail matched where it ends. `plain`: words that people write.
-    `of_shm`: the observation that agrees is one of /dev/shm.
-    """
+    """Finds a phrase: a head is searched for, and the rest is matched around it."""
 
     name: str
     heads: tuple[str, ...]
-    tail: re.Pattern[str]
-    before: re.Pattern[str]
-    plain: bool
-    of_shm: bool
+    tail: re.Pattern[str]  # matched where the head ends
+    before: re.Pattern[str]  # searched for in front of the head
+    plain: bool  # words that people write, too
+    of_shm: bool  # the reading that has to agree is one of /dev/shm
 
 
 def _rule(

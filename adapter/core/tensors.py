@@ -35,28 +35,25 @@ _NUMBERS = frozenset(CODES) - {"BOOL"}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a model; `datatype` in V2's terms. A dimension is positive, or -1 for any length.
+    """Describes a tensor of a model.
+
     Whether the shape includes the batch dimension is up to the owner.
     """
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: str  # in V2's terms
+    shape: tuple[int, ...]  # each dimension is positive, or -1 for any length
 
 
 @dataclass(frozen=True, slots=True)
 class ContentTypes:
-    """The content types of a model (adapter/codecs). `types` are media types in lower case, some
-    with `*` for any subtype; `options` what followed one of them behind a semicolon. `is_batched`:
-    a dimension for the batch stands before those of each tensor, whose shapes are as the config has
-    them. `outputs`: none where only Triton knows them.
-    """
+    """Lists the content types of a model (adapter/codecs), with shapes as its config has them."""
 
-    types: tuple[str, ...]
-    options: frozenset[str]
-    is_batched: bool
+    types: tuple[str, ...]  # media types in lower case, some with `*` for any subtype
+    options: frozenset[str]  # words that follow one of the types behind a semicolon
+    is_batched: bool  # a dimension for the batch stands before those of each tensor
     input: Tensor
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]  # empty if only Triton knows them
 
     def __contains__(self, media_type: str) -> bool:
         kind = media_type.partition("/")[0]
@@ -95,7 +92,9 @@ def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
 
 
 def packed(datatype: str, values: Sequence[Any]) -> bytes:
-    """Raise ValueError for a type that there is not, and values that are none of it."""
+    """Return the bytes of values. Raise ValueError for an unknown type, and for values that are
+    none of it.
+    """
     parts = range(0, len(values), PIECE_VALUES)
     return b"".join(_packed(datatype, values[at : at + PIECE_VALUES]) for at in parts)
 
@@ -109,7 +108,7 @@ def _packed(datatype: str, values: Sequence[Any]) -> bytes:
         raise ValueError(f"the values are not {datatype}: {error}") from error
 
 
-def may_cast(source: str, target: str) -> bool:
+def can_cast(source: str, target: str) -> bool:
     """Return whether numbers of one type may become those of another: all but floating-point
     numbers as integers, and BOOL.
     """
@@ -126,7 +125,7 @@ def _code(datatype: str) -> str:
 
 
 def _strings(raw: bytes) -> Iterator[str]:
-    """Each is four bytes of its length, and itself."""
+    """Yield strings, in front of each of which stand four bytes of its length."""
     at = 0
     while at + 4 <= len(raw):
         (size,) = _LENGTH.unpack_from(raw, at)

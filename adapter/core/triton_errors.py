@@ -29,7 +29,7 @@ from adapter.errors import (
     StubDied,
 )
 
-# What grpcio itself says when there was no Triton to say anything.
+# grpcio's own words when there was no Triton to say anything
 _NOT_DELIVERED = re.compile(
     r"failed to connect|connection refused|name resolution|DNS", re.IGNORECASE
 )
@@ -151,12 +151,12 @@ class Faults:
         word = rf"(?<![\w.-]){re.escape(name)}(?=_\d|[^\w-]|$)"
         return re.sub(word, lambda _: str(model_id), text)
 
-    def of_control(
+    def explain_control(
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
     ) -> AdapterError:
-        """A load, unload or index call failed with this gRPC code (`UNAVAILABLE`, ...)."""
+        """Return the error for a load, unload or index call that failed with this gRPC code."""
         said = self._for_caller(text, name, model_id)
-        if error := _of_transport(code, text, said, model_id):
+        if error := _explain_transport(code, text, said, model_id):
             return error
         if code == "RESOURCE_EXHAUSTED":
             # grpcio's own limits on messages and metadata; Triton never uses this code
@@ -172,10 +172,10 @@ class Faults:
         said = _with_backends(_with_environments(said))
         return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
-    def of_inference(
+    def explain_inference(
         self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
     ) -> AdapterError:
-        """An inference over HTTP was answered with `status` >= 400.
+        """Return the error for an inference over HTTP that was answered with a status from 400 on.
 
         Triton's HTTP port says 500 to many faults of the caller. They were found while the
         request was parsed, and only those come as JSON by content type; failures of the execution
@@ -188,31 +188,31 @@ class Faults:
         if status == _SERVER_ERROR and content_type.startswith("application/json"):
             kind = NotJson if text.startswith(_NOT_JSON) else InvalidRequest
             return kind(self._for_caller(text, name, model_id), model_id=model_id)
-        return self._of_answer(status, text, name, model_id)
+        return self._explain_answer(status, text, name, model_id)
 
-    def of_server_call(self, code: str, text: str) -> AdapterError:
-        """A call about no model failed with this gRPC code."""
+    def explain_server_call(self, code: str, text: str) -> AdapterError:
+        """Return the error for a call about no model that failed with this gRPC code."""
         if (kind := _OF_REGISTRATION.get(code)) is not None:
             return kind(self._for_caller(text, None, None))
-        return self.of_grpc_inference(code, text, name=TritonName(""), model_id=ModelId(""))
+        return self.explain_grpc_inference(code, text, name=TritonName(""), model_id=ModelId(""))
 
-    def of_grpc_inference(
+    def explain_grpc_inference(
         self,
         code: str,
         text: str,
         *,
         name: TritonName,
         model_id: ModelId,
-        is_tritons: bool = False,
+        is_tritons: bool = False,  # Triton has sent it, so no text can mean that Triton is away
     ) -> AdapterError:
-        """An inference, or another call about one model, failed with this gRPC code. `is_tritons`:
-        Triton sent it, and so no text can mean that it is away.
+        """Return the error for an inference, or another call about one model, that failed with this
+        gRPC code.
 
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
         never uses it, so it is no lack of memory.
         """
         said = self._for_caller(text, name, model_id)
-        if error := _of_transport(code, text, said, model_id, is_tritons=is_tritons):
+        if error := _explain_transport(code, text, said, model_id, is_tritons=is_tritons):
             return error
         if code == "RESOURCE_EXHAUSTED":
             if _METADATA_TOO_LARGE.match(text):
@@ -221,15 +221,18 @@ class Faults:
             if _REQUEST_TOO_LARGE.search(text):
                 return PayloadTooLarge(said, model_id=model_id)
             return InferenceFailed(said, model_id=model_id)
-        error = self._of_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
+        error = self._explain_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
         if type(error) is _OWN_CODES.get(code) and not _TURNED_AWAY.search(text):
             error.own_code = code
         return error
 
-    def _of_answer(
+    def _explain_answer(
         self, status: int, text: str, name: TritonName, model_id: ModelId
     ) -> AdapterError:
-        """Triton's own answer to an inference; `status` is what its HTTP port says to it."""
+        """Return the error for Triton's own answer to an inference.
+
+        `status` is what its HTTP port says, or would say.
+        """
         said = self._for_caller(text, name, model_id)
         if status == _NOT_IMPLEMENTED and _DECOUPLED.search(text):
             return InvalidRequest(f"{said}{_STREAMS}", model_id=model_id)
@@ -245,7 +248,7 @@ class Faults:
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
-        return _of_execution(status, text, said, verdict, model_id)
+        return _explain_execution(status, text, said, verdict, model_id)
 
 
 def is_not_explicit(text: str) -> bool:
@@ -253,7 +256,7 @@ def is_not_explicit(text: str) -> bool:
     return text.startswith(_NOT_EXPLICIT)
 
 
-def _of_execution(
+def _explain_execution(
     status: int, text: str, said: str, verdict: Verdict, model_id: ModelId
 ) -> AdapterError:
     suspected, of_shm = verdict.matched, verdict.of_shm
@@ -286,7 +289,7 @@ def _with_environments(said: str) -> str:
     )
 
 
-def _of_transport(
+def _explain_transport(
     code: str, text: str, said: str, model_id: ModelId | None, *, is_tritons: bool = False
 ) -> AdapterError | None:
     """Return what grpcio says in Triton's place; None when Triton itself answered."""

@@ -61,12 +61,14 @@ class Unclassified:
 
 
 def region_refusal() -> InvalidRequest:
+    """Return the refusal of a request that names a region of shared memory."""
     return InvalidRequest(
         f"{REGION} is not taken here; see docs/v2.md#calls-about-the-whole-server"
     )
 
 
 def classification_refusal(what: str) -> InvalidRequest:
+    """Return the refusal of a `classification` that may end Triton."""
     return InvalidRequest(
         f"{CLASSIFICATION} of {what} is not possible: it has strings, or may have no elements, as"
         " an input of the request; see docs/v2.md#classification"

@@ -14,7 +14,7 @@ DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 
 
 class Known(Enum):
-    """How we know of a change."""
+    """Says how we know of a change."""
 
     SEEN = "seen"  # on a newer Triton
     READ = "read"  # in the sources
@@ -22,13 +22,11 @@ class Known(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`since`: the first version of the server with it. `here`: what the adapter makes of it, for
-    people who run it.
-    """
+    """Describes a change in Triton, for people who run the adapter."""
 
-    since: Version
+    since: Version  # the first version of the server with the change
     what: str
-    here: str
+    here: str  # how the adapter deals with it
     known: Known = Known.SEEN
 
 
@@ -116,7 +114,7 @@ def version_of(text: str) -> Version | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def takes_cancels(reported: str) -> bool:
+def survives_cancels(reported: str) -> bool:
     """Return whether a Triton that reports this version survives cancels: not if it is unknown."""
     return version_of(reported) is not None and has(CANCELS, reported)
 

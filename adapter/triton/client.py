@@ -433,8 +433,8 @@ class TritonControl:
     ) -> AdapterError:
         name, model_id = about or (None, None)
         if method == "infer_once" and about is not None:
-            return self._faults.of_grpc_inference(code, text, name=about[0], model_id=about[1])
-        return self._faults.of_control(code, text, name=name, model_id=model_id)
+            return self._faults.explain_grpc_inference(code, text, name=about[0], model_id=about[1])
+        return self._faults.explain_control(code, text, name=name, model_id=model_id)
 
 
 def why_not(config: pb.ModelConfigResponse) -> str | None:

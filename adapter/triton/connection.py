@@ -249,7 +249,7 @@ class Connection:
             text = str(json.loads(text)["error"])
         kind = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
         record = self._record
-        return self._faults.of_inference(
+        return self._faults.explain_inference(
             self.status,
             kind.decode("utf-8", "replace"),
             text,

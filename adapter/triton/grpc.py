@@ -243,8 +243,8 @@ class GrpcDataPlane:
             return BackendUnavailable(why, model_id=model_id, delivered=True)
         code = error.code().name
         if record is None:
-            return self._faults.of_server_call(code, text)
-        return self._faults.of_grpc_inference(
+            return self._faults.explain_server_call(code, text)
+        return self._faults.explain_grpc_inference(
             code, text, name=record.name, model_id=record.asked_for
         )
 

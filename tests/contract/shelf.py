@@ -73,7 +73,7 @@ class Shelf:
         assert reply.status >= 400
         kind = reply.headers["Content-Type"]
         text = json.loads(reply.body)["error"]
-        return FAULTS.of_inference(
+        return FAULTS.explain_inference(
             reply.status, kind, text, name=TritonName(name), model_id=ModelId(name)
         )
 

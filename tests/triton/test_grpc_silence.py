@@ -114,7 +114,7 @@ async def test_a_load_ends(upstream):
     with pytest.raises(InferenceServerException) as raised:
         await asyncio.wait_for(load, PATIENCE_SECONDS)
     code = raised.value.status().removeprefix("StatusCode.")
-    error = FAULTS.of_control(code, raised.value.message(), model_id=None)
+    error = FAULTS.explain_control(code, raised.value.message(), model_id=None)
     assert isinstance(error, BackendUnavailable)
     assert error.delivered
     await client.close()

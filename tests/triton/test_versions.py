@@ -113,7 +113,7 @@ async def dataplane_to(triton: VersionedTriton):
         timeout_seconds=10,
         max_message_bytes=2**20,
         unread=unread(),
-        takes_cancels=lambda: versions.takes_cancels(triton.version),
+        takes_cancels=lambda: versions.survives_cancels(triton.version),
     )
     async with serving(triton) as address:
         dataplane.connect(address)
@@ -137,7 +137,7 @@ async def test_a_call_whose_caller_left_is_cancelled_in_a_triton_that_survives_i
 
 def test_only_a_triton_of_a_known_version_survives_cancels():
     said = ("2.51.0", "2.58.1", "2.59.0", "3.0", "", "x")
-    assert [versions.takes_cancels(each) for each in said] == [
+    assert [versions.survives_cancels(each) for each in said] == [
         *(False,) * 2,
         *(True,) * 2,
         *(False,) * 2,

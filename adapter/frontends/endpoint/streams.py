@@ -154,7 +154,7 @@ class Streams:
     def _read_fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
         """Return the adapter's error for an error that Triton sent in a stream."""
         code = "INTERNAL" if said.was_accepted else "NOT_FOUND"
-        error = self._faults.of_grpc_inference(
+        error = self._faults.explain_grpc_inference(
             code, said.text, name=record.name, model_id=record.id
         )
         if not said.was_accepted and type(error) is InferenceFailed:

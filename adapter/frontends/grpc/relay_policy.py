@@ -344,7 +344,7 @@ class _DirectCall(CountedRequest):
         """Return the error that Triton's status means."""
         code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
         record = self._lease.record
-        return self._policy.faults.of_grpc_inference(
+        return self._policy.faults.explain_grpc_inference(
             code.name, text, name=record.name, model_id=record.asked_for, is_tritons=True
         )
 

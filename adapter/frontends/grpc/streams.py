@@ -278,7 +278,7 @@ class _ClientStream:
     async def _read_failure(self, text: bytes, name: bytes | None, stream: _ModelStream) -> str:
         """Return the client's text for Triton's error; responses of a stream have no code."""
         record = stream.record
-        failure: AdapterError = self._service.faults.of_grpc_inference(
+        failure: AdapterError = self._service.faults.explain_grpc_inference(
             "NOT_FOUND" if name is None else "INTERNAL",
             text.decode("utf-8", "replace"),
             name=record.name,

@@ -168,7 +168,7 @@ def _offered(types: ContentTypes, *, is_choosing: bool) -> list[str]:
     return found + [
         codec.media_type
         for codec in CODECS
-        if codec.is_answer and codec.may_answer(outputs[0], is_batched=types.is_batched)
+        if codec.is_answer and codec.can_answer(outputs[0], is_batched=types.is_batched)
     ]
 
 

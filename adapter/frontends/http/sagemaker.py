@@ -112,7 +112,7 @@ def _hint(body: dict[str, Any], field: str) -> str | None:
 
 def _describe_model(record: ModelRecord) -> dict[str, str]:
     """Return the name and the URL of a model, as LoadModel was given them."""
-    return {"modelName": record.asked_for, "modelUrl": record.source.told_url}
+    return {"modelName": record.asked_for, "modelUrl": record.source.shown_url}
 
 
 def _query(request: Request) -> dict[str, str]:

@@ -32,11 +32,11 @@ USE = "Use --http-max-input-size to increase the limit."
 
 
 def control(code: str, text: str, name: str = "m", model_id: str = "m"):
-    return FAULTS.of_control(code, text, name=TritonName(name), model_id=ModelId(model_id))
+    return FAULTS.explain_control(code, text, name=TritonName(name), model_id=ModelId(model_id))
 
 
 def inference(status: int, kind: str, text: str, name: str = "m", model_id: str = "m"):
-    found = FAULTS.of_inference(
+    found = FAULTS.explain_inference(
         status, kind, text, name=TritonName(name), model_id=ModelId(model_id)
     )
     assert found.model_id == model_id
@@ -44,7 +44,9 @@ def inference(status: int, kind: str, text: str, name: str = "m", model_id: str 
 
 
 def grpc(code: str, text: str, name: str = "m", model_id: str = "m"):
-    found = FAULTS.of_grpc_inference(code, text, name=TritonName(name), model_id=ModelId(model_id))
+    found = FAULTS.explain_grpc_inference(
+        code, text, name=TritonName(name), model_id=ModelId(model_id)
+    )
     assert found.model_id == model_id
     return found
 
@@ -116,7 +118,7 @@ def test_a_module_that_is_missing_is_answered_with_the_place_that_says_what_to_d
     text = failed(f"Internal: {said}")
 
     load = control("INVALID_ARGUMENT", text)
-    request = FAULTS.of_inference(
+    request = FAULTS.explain_inference(
         500, "text/plain", said, name=TritonName("m"), model_id=ModelId("m")
     )
 
@@ -188,7 +190,7 @@ def test_a_load_failure_is_told_in_tritons_words_without_its_trailing_mark():
 
 
 def test_call_about_no_model_fails_like_any_other():
-    error = FAULTS.of_control("DEADLINE_EXCEEDED", "Deadline Exceeded", model_id=None)
+    error = FAULTS.explain_control("DEADLINE_EXCEEDED", "Deadline Exceeded", model_id=None)
     assert type(error) is BackendTimeout
     assert error.model_id is None
 
@@ -441,12 +443,16 @@ def test_part_of_a_package_has_its_own_name():
 def test_name_is_replaced_as_a_whole_word():
     """A made name of the model "m" may be a part of Triton's words, such as "model"."""
     text = "load failed for model 'm#1': in 'm#1.step' m#1_0_0 m#10"
-    error = FAULTS.of_control("INTERNAL", text, name=TritonName("m#1"), model_id=ModelId("cat"))
+    error = FAULTS.explain_control(
+        "INTERNAL", text, name=TritonName("m#1"), model_id=ModelId("cat")
+    )
     assert "model 'cat': in 'cat.step' cat_0_0 m#10" in str(error)
 
 
 def test_a_short_name_leaves_other_words_alone():
-    error = FAULTS.of_control("INTERNAL", "model m", name=TritonName("m"), model_id=ModelId("x"))
+    error = FAULTS.explain_control(
+        "INTERNAL", "model m", name=TritonName("m"), model_id=ModelId("x")
+    )
     assert "model x" in str(error)
 
 
@@ -493,7 +499,7 @@ STUB = "Stub process 'm_0_0' is not healthy."
 )
 def test_death_is_seen_whatever_request_was_called(request_id):
     text = f"[request id: {request_id}] {STUB}"
-    found = FAULTS.of_inference(
+    found = FAULTS.explain_inference(
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
     )
     assert type(found) is StubDied
@@ -501,7 +507,7 @@ def test_death_is_seen_whatever_request_was_called(request_id):
 
 def test_death_in_request_id_alone_is_none():
     text = f"[request id: x] {STUB}] bad shape"
-    found = FAULTS.of_inference(
+    found = FAULTS.explain_inference(
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
     )
     assert type(found) is InferenceFailed
@@ -518,31 +524,33 @@ def test_a_region_of_shared_memory_that_is_not_there_is_the_callers_fault():
 
 def test_a_log_setting_that_triton_does_not_take_is_the_callers_fault():
     text = "invalid argument for --log_format, got: AAA"
-    assert type(FAULTS.of_server_call("UNAVAILABLE", text)) is InvalidRequest
-    over_http = FAULTS.of_inference(503, JSON, text, name=TritonName(""), model_id=ModelId(""))
+    assert type(FAULTS.explain_server_call("UNAVAILABLE", text)) is InvalidRequest
+    over_http = FAULTS.explain_inference(503, JSON, text, name=TritonName(""), model_id=ModelId(""))
     assert type(over_http) is InvalidRequest
     assert type(inference(503, JSON, text)) is Overloaded  # a model may say anything
 
 
 def test_codes_about_regions_are_kept_where_no_model_is_meant():
     missing, there = "Unable to find system shared memory region: 'r'", "already in manager"
-    assert type(FAULTS.of_server_call("NOT_FOUND", missing)) is NotRegistered
-    assert type(FAULTS.of_server_call("ALREADY_EXISTS", there)) is AlreadyRegistered
-    over_http = FAULTS.of_inference(404, JSON, missing, name=TritonName(""), model_id=ModelId(""))
+    assert type(FAULTS.explain_server_call("NOT_FOUND", missing)) is NotRegistered
+    assert type(FAULTS.explain_server_call("ALREADY_EXISTS", there)) is AlreadyRegistered
+    over_http = FAULTS.explain_inference(
+        404, JSON, missing, name=TritonName(""), model_id=ModelId("")
+    )
     assert type(over_http) is NotRegistered
     no_memory = "Unable to open shared memory region: '/none'"
-    assert type(FAULTS.of_server_call("INTERNAL", no_memory)) is InvalidRequest
+    assert type(FAULTS.explain_server_call("INTERNAL", no_memory)) is InvalidRequest
 
 
 @pytest.mark.parametrize("path", ["/opt/models/m/1/a.txt", "/my-models/m", "/models.old/m"])
 def test_path_outside_the_repository_stays_whole(path):
     faults = Faults(Classifier(), "/models")
-    error = faults.of_control("INTERNAL", f"No such file: '{path}'", model_id=ModelId("x"))
+    error = faults.explain_control("INTERNAL", f"No such file: '{path}'", model_id=ModelId("x"))
     assert path in str(error)
 
 
 def test_no_text_tells_where_tritons_repository_is():
     faults = Faults(Classifier(), "/tmp/private/repository")
     text = "failed\n\nAt:\n  /tmp/private/repository/m/1/model.py(7): execute\n"
-    found = faults.of_grpc_inference("INTERNAL", text, name=TritonName("m"), model_id=M)
+    found = faults.explain_grpc_inference("INTERNAL", text, name=TritonName("m"), model_id=M)
     assert str(found) == "failed\n\nAt:\n  m/1/model.py(7): execute"

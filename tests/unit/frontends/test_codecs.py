@@ -30,7 +30,7 @@ class BigEndian(Codec):
             raise ValueError(f"{len(body)} bytes are no vector")
         return Values(Source(swapped(body)), 0, len(body), shape=(len(body) // 4,))
 
-    def may_answer(self, output, *, is_batched):
+    def can_answer(self, output, *, is_batched):
         return output.datatype == "FP32"
 
     async def encode(self, datatype, shape, values):
