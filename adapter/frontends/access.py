@@ -120,7 +120,7 @@ class SitePolicy:
 
     def knows_host(self, host: str) -> bool:
         """Return whether a Host header may be meant for this listener."""
-        return not self._is_on_loopback or not host or self._is_allowed(host) or _is_loopback(host)
+        return not self._is_on_loopback or self._is_allowed(host) or _is_loopback(host)
 
     def _knows_origin(self, origin: str) -> bool:
         """Return whether a page of this origin may call; `null` is that of a page without one."""

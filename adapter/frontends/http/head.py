@@ -78,21 +78,27 @@ class RawHead:
     @cached_property
     def wants_close(self) -> bool:
         """Whether the client wants the connection closed behind the answer."""
-        tokens = {
-            token.strip().lower()
-            for name, value in self.fields
-            if name.lower() == b"connection"
-            for token in value.split(b",")
-        }
+        tokens = self._list_tokens(b"connection")
         if b"close" in tokens:
             return True
         return self.is_http_1_0 and b"keep-alive" not in tokens
 
     @cached_property
     def expects_continue(self) -> bool:
-        """Whether the client waits for 100 Continue before it sends the body."""
-        is_asked = self.by_name.get(b"expect", b"").lower() == b"100-continue"
+        """Whether the client waits for 100 Continue before it sends the body. Other expectations
+        are ignored, as nginx does.
+        """
+        is_asked = b"100-continue" in self._list_tokens(b"expect")
         return is_asked and not self.is_http_1_0 and self.length != 0
+
+    def _list_tokens(self, wanted: bytes) -> set[bytes]:
+        """Return the tokens in lower case of all fields of a name, whose values are lists."""
+        return {
+            token.strip().lower()
+            for name, value in self.fields
+            if name.lower() == wanted
+            for token in value.split(b",")
+        }
 
     @cached_property
     def headers(self) -> CIMultiDict[str]:

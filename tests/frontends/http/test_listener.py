@@ -287,14 +287,32 @@ async def test_empty_lines_before_a_request_mean_nothing(path):
 
 
 @both
-async def test_who_expects_100_continue_is_told_before_the_body_is_read(path):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("Expect: 100-continue",),
+        ("Expect: another, 100-Continue",),
+        ("Expect: 100-continue", "Expect: another"),
+    ],
+)
+async def test_who_expects_100_continue_is_told_before_the_body_is_read(path, fields):
     async with opened() as listener:
         caller = await listener.connect()
         for _ in range(2):
-            await caller.send(head(path, "Content-Length: 2", "Expect: 100-continue"))
+            await caller.send(head(path, "Content-Length: 2", *fields))
             assert (await caller.head()).status == 100
             found = await caller.ask(b"{}")
             assert (found.status, found.json()) == (200, {})
+
+
+@both
+async def test_unknown_expectation_is_ignored(path):
+    """Serve the request, as nginx does; RFC 9110 allows 417."""
+    async with opened() as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(path, b"{}", "Expect: another"))).status == 200
+        for request_of_triton in listener.upstream.requests:
+            assert b"another" not in request_of_triton.head
 
 
 @both

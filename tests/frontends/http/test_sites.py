@@ -84,7 +84,7 @@ async def test_valid_token_lets_a_foreign_page_call(path):
 
 OWN = (
     *("localhost", "LOCALHOST:8080", "localhost.", "a.localhost:1", "127.0.0.1", "127.9.9.9:80"),
-    *("[::1]:8080", "[::1]", "models.example", "models.example:8080", "other.example", ""),
+    *("[::1]:8080", "[::1]", "models.example", "models.example:8080", "other.example"),
 )
 
 
@@ -94,7 +94,10 @@ async def test_on_loopback_its_own_names_are_known(path):
     assert dict(zip(OWN, found, strict=True)) == dict.fromkeys(OWN, 200)
 
 
-OTHERS = ("evil.example", "evil.example:8080", "xlocalhost", "localhost.evil.example", "10.0.0.1")
+OTHERS = (
+    *("evil.example", "evil.example:8080", "xlocalhost", "localhost.evil.example", "10.0.0.1"),
+    *("", ":8080"),
+)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
@@ -104,6 +107,13 @@ async def test_on_loopback_another_host_is_forbidden_at_any_method(method):
             raw = sent(HANDLED, host=host, method=method)
             assert await statuses(LOOPBACK, raw, sent(PLANNED, host=host)) == [403, 403]
     assert await statuses(ANYWHERE, sent(HANDLED, host=OTHERS[0], method=method)) == [200]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_http_1_0_without_host_is_served_on_loopback(path):
+    """Serve what simple health checks send, and no browser."""
+    raw = request(path, b"{}", version="1.0").replace(b"Host: localhost\r\n", b"")
+    assert await statuses(LOOPBACK, raw) == [200]
 
 
 async def test_a_page_with_a_name_that_points_here_is_no_page_of_ours():
