@@ -199,7 +199,18 @@ class TooManyWaiting(AdapterError):
 
 
 class TooManyStreams(TooManyWaiting):
-    """Refuses a stream because too many are open."""
+    """Refuses a stream, or ends an open one, of which Triton may have requests: `has_begun`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        retry_after_ms: int = 1000,
+        has_begun: bool = False,
+    ) -> None:
+        super().__init__(message, model_id=model_id, retry_after_ms=retry_after_ms)
+        self.has_begun = has_begun
 
 
 class NoRoom(AdapterError):
@@ -406,6 +417,8 @@ def was_not_started(error: AdapterError) -> bool:
     """
     if isinstance(error, BackendUnavailable):
         return not error.delivered
+    if isinstance(error, TooManyStreams):
+        return not error.has_begun
     return isinstance(error, _NOT_STARTED)
 
 

@@ -190,7 +190,8 @@ ANSWERS: Mapping[type[BaseException], Answer] = {
         503,
         "TooManyWaiting",
         _Rpc.UNAVAILABLE,
-        "open streams take all the memory that streams may take; the text has the figures",
+        "open streams take all that streams may take: a new one is refused, or the connection"
+        " with the most loses its latest one; the text has the figures",
         "end streams that are idle; below 1 GiB raise `max_inflight_body_bytes`",
         _LATER,
     ),

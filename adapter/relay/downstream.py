@@ -193,6 +193,22 @@ class Downstream(Endpoint[Exchange]):
             self.context.on_shed("streams")
         raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
+    def count_stream(self, exchange: Exchange) -> Exception | None:
+        """Count a stream, which may stay open for long, until it is forgotten; return why there is
+        no room for it. A call with one message is no stream.
+        """
+        if exchange.call.max_bytes is not None:
+            return None
+        error = self.shared.streams.begin(self)
+        exchange.is_counted = error is None
+        return error
+
+    def end_latest_stream(self, error: Exception) -> None:
+        """End the stream that the client opened last, since another connection has fewer."""
+        latest = next(one for one in reversed(self.streams.values()) if one.is_counted)
+        self.refuse(latest, error)
+        self.flush_all()
+
     def count_small_frame(self, glitches: int = 1) -> None:
         """Count a frame that costs much for its few bytes, and so many `glitches`. Raise
         ConnectionFault for a flood of such frames.
@@ -251,6 +267,13 @@ class Downstream(Endpoint[Exchange]):
             self.reset(exchange, code)
             self.handle_cancel(exchange)
         self.count_glitch(_GLITCHES_OF_A_FAULT)
+
+    def forget(self, stream: Exchange) -> None:
+        """Remove a stream, with its queue and what counts for it."""
+        super().forget(stream)
+        if stream.is_counted:
+            stream.is_counted = False
+            self.shared.streams.end(self)
 
     # -- frames to the client ---------------------------------------------------------------
 

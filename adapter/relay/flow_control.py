@@ -47,7 +47,6 @@ class Stream:
     held_back: int = 0
     is_held_back: bool = False
     is_ended: bool = False  # the peer has sent END_STREAM
-    is_counted: bool = False
 
 
 AnyStream = TypeVar("AnyStream", bound=Stream)
@@ -278,9 +277,6 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
             self.drop_queue(stream)
         if stream.is_held_back:
             self.release_credit(stream)
-        if stream.is_counted:
-            stream.is_counted = False
-            self.shared.end_stream()
         self.streams.pop(stream.id, None)
 
     def widen_connection(self, increment: int) -> None:

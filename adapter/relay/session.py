@@ -185,7 +185,7 @@ class RelaySession(Downstream):
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)
         elif call.http_status is not None:
             self.discard(exchange, b"", end=end)
-        elif (error := call.refusal or exchange.count_stream(self.context.budget)) is not None:
+        elif (error := call.refusal or self.count_stream(exchange)) is not None:
             self.refuse(exchange, error)
         elif call.max_bytes is None:
             self._to_fallback(exchange, b"", end=end)

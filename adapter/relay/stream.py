@@ -10,7 +10,6 @@ from adapter.relay.flow_control import Stream
 from adapter.relay.policy import Call, CallerLimits, DirectCall
 from adapter.relay.protobuf import COMPRESSED, PREFIX_BYTES, NameScanner
 from adapter.relay.transport import Piece
-from adapter.runtime.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,6 +64,7 @@ class Exchange(Stream):
     call: Call = field(kw_only=True)
     deadline: float = field(kw_only=True)  # by the event loop's clock
     stage: Stage = _ARRIVING
+    is_counted: bool = False  # among the open streams
     is_answered: bool = False
     outbound: Outbound | None = None  # of `upstream`
     upstream: Endpoint[Outbound] | None = None
@@ -93,16 +93,6 @@ class Exchange(Stream):
     def is_arriving(self) -> bool:
         """Whether this is a unary inference whose client has not sent END_STREAM."""
         return self.stage.receives and not self.is_ended and self.call.direct is not None
-
-    def count_stream(self, budget: ByteBudget) -> Exception | None:
-        """Count a stream, which may stay open for long, until its caller's end is forgotten; return
-        why there is no room for it.
-        """
-        if self.call.max_bytes is not None:
-            return None
-        error = budget.begin_stream()
-        self.is_counted = error is None
-        return error
 
     def has_odd_flag(self, piece: Piece) -> bool:
         """Return whether the request begins with `piece`, whose compressed flag gRPC does not know.

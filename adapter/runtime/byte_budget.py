@@ -17,24 +17,19 @@ is a part of the limit, and the same rules hold in it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Protocol
 
-from adapter.errors import AdapterError, SlowBody, TooManyStreams, TooManyWaiting
+from adapter.errors import AdapterError, SlowBody, TooManyWaiting
 from adapter.runtime import clock
+from adapter.runtime.open_streams import OpenStreams
 
 # A paused body is resumed for one read of its connection.
 _READ_BYTES = 2**18
 # Frames, answers, and requests behind another one, all of which are buffered until somebody takes
 # them, may be this much of the sum.
 _BUFFERED_BYTES = 2**26
-# An open stream takes so much besides its bytes: 62 KB over gRPC, 27 KB with generate_stream. All
-# streams together may take one share, and so much at most: Python keeps half of what more of them
-# had taken.
-_STREAM_BYTES = 2**16
-_MAX_STREAMS_BYTES = 2**27
 # A body of unknown length is judged as if this much of it were still to come.
 _UNKNOWN_BYTES = 2**26
 # Until its sender is known, a body counts towards shares of this part of the limit.
@@ -228,12 +223,11 @@ class ByteBudget:
         self.clock = clock
         self.all = _Pool(limit)
         self.buffered = 0
+        self.streams = OpenStreams(self.share, self.count)
         self._later = later
         self._on_cut = on_cut
         self._no_shares = (self.all,)
         self._shares: dict[str, _Pool] = {}
-        self._streams_held = 0
-        self._streams_limit = min(self.share, _MAX_STREAMS_BYTES)
         self._paused: dict[Holding, None] = {}
         self._is_ticking = False
         self._is_round_due = False
@@ -288,39 +282,6 @@ class ByteBudget:
     def is_buffer_full(self) -> bool:
         """Return whether more is buffered than all receivers together may have."""
         return self.buffered > min(_BUFFERED_BYTES, self.limit)
-
-    # -- open streams -----------------------------------------------------------------------
-
-    def begin_stream(self) -> TooManyStreams | None:
-        """Count a stream until `end_stream`, however little it sends; return why there is no room
-        for it.
-        """
-        held, limit = self._streams_held, self._streams_limit
-        if held + _STREAM_BYTES > limit:
-            return TooManyStreams(
-                f"{held // _STREAM_BYTES} open streams hold {held} of {limit} bytes"
-                f" ({_SHARE_TEXT}, and at most {_MAX_STREAMS_BYTES}); try again later"
-            )
-        self._count_stream(_STREAM_BYTES)
-        return None
-
-    def end_stream(self) -> None:
-        """Stop counting a stream."""
-        self._count_stream(-_STREAM_BYTES)
-
-    def _count_stream(self, size: int) -> None:
-        self._streams_held += size
-        self.count(size)
-
-    @contextmanager
-    def open_stream(self) -> Iterator[None]:
-        """Count a stream while the context lasts; TooManyStreams if there is no room for it."""
-        if (error := self.begin_stream()) is not None:
-            raise error
-        try:
-            yield
-        finally:
-            self.end_stream()
 
     # -- for holdings -----------------------------------------------------------------------
 

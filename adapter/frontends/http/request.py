@@ -174,7 +174,7 @@ class Request:
 
     def count_stream(self) -> AbstractContextManager[None]:
         """Count an open stream; raises TooManyStreams if there is no room for it."""
-        return self.connection.parts.budget.open_stream()
+        return self.connection.parts.budget.streams.open_one()
 
     def note_waited(self) -> None:
         """Take over how long its task has waited for Triton and its caller."""

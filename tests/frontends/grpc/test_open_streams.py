@@ -65,6 +65,34 @@ async def test_a_stream_too_many_is_refused_with_the_figures_and_the_others_go_o
         again.cancel()
 
 
+async def test_connection_with_most_streams_makes_room_for_another():
+    async with (
+        proxy_before(each, max_inflight_bytes=TWO) as proxy,
+        wire_to(proxy.address) as wire,
+        channel_to(proxy.address) as other,
+        channel_to(proxy.address) as third,
+    ):
+        wire.greet()
+        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3)))
+        wire.send(frame(frames.DATA, 0, 3, prefixed(request_of("m"))))
+        await wire.until(frames.DATA, 3)
+        call = other.stream_stream(STREAM)()
+        await call.write(request_of("m"))
+        assert await call.read()
+        _, _, trailers = await wire.until(frames.HEADERS, 3)
+        assert b"most of them, 2, on this connection" in trailers
+        assert b"x-triton-adapter-not-started" not in trailers
+        refused = third.stream_stream(STREAM)()
+        with pytest.raises(grpc.aio.AioRpcError, match="TooManyWaiting") as error:
+            await refused.read()
+        assert FIGURES in error.value.details()
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of("m"))))
+        assert (await wire.answer(1))[0]
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        await until(lambda: budget_of(proxy).held == 0)
+
+
 async def test_calls_are_served_beside_as_many_streams_as_may_be_open():
     async with (
         proxy_before(echo, max_inflight_bytes=TWO) as proxy,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapter.errors import AdapterError, SlowBody, TooManyStreams, TooManyWaiting
+from adapter.errors import AdapterError, SlowBody, TooManyWaiting
 from adapter.runtime.byte_budget import ByteBudget, Holding, Reason
 
 KIB, MIB = 2**10, 2**20
@@ -452,29 +452,3 @@ def test_many_refusals_have_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert len(site.cuts) > 150
     assert sum(line.bodies for line in lines) == len(site.cuts)
     assert len(lines) <= 10
-
-
-def test_open_streams_take_128_mib_at_most():
-    budget = ByteBudget(2**40)
-    errors = [budget.begin_stream() for _ in range(2049)]
-    assert [each is None for each in errors] == [True] * 2048 + [False]
-    for _ in range(2048):
-        budget.end_stream()
-    assert budget.held == 0
-
-
-def test_open_streams_take_an_eighth_at_most_and_leave_bodies_the_rest():
-    site = Site(MIB)
-    with site.budget.open_stream():
-        assert site.budget.begin_stream() is None
-        assert site.budget.held == MIB // 8
-        text = "2 open streams hold 131072 of 131072 bytes"
-        with pytest.raises(TooManyStreams, match=text), site.budget.open_stream():
-            pass
-        body = site.body(MIB * 7 // 8)
-        assert body.send(MIB * 7 // 8)
-        body.holding.end()
-        site.budget.end_stream()
-        with site.budget.open_stream():
-            pass
-    assert site.budget.held == 0
