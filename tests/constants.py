@@ -13,12 +13,12 @@ VARIABLE = "CONSTANTS_OF_TESTS"
 # An unload without progress has lost its process; the one that is tried then has as long. Triton
 # takes 1.2 s for each process of a model that is well, so 1 s is too short for both.
 HANG = "adapter.core.times.HANG_SECONDS"
-UNLOAD = "adapter.app.control.UNLOAD_SECONDS"
+UNLOAD = "adapter.app.parts.UNLOAD_SECONDS"
 LOAD_WAIT = "adapter.app.listeners.LOAD_WAIT_SECONDS"
 STAY = "adapter.core.times.TURN_SECONDS"
 # an embedded Triton that answers nothing for so long is restarted
 TRITON_HANG = "adapter.triton.liveness.HANG_SECONDS"
-STORE = "adapter.app.backend.STORE_SECONDS"
+STORE = "adapter.app.parts.STORE_SECONDS"
 MOST_CONNECTIONS = "adapter.frontends.http.server.MOST_CONNECTIONS"
 FEWEST_CONNECTIONS = "adapter.frontends.http.server.FEWEST_CONNECTIONS"
 NEVER = 3600.0

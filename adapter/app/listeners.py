@@ -7,7 +7,6 @@ from typing import Literal
 
 from grpc import GenericRpcHandler
 
-from adapter.app import control
 from adapter.control.door import ControlState, MeshBooks, Models, StoreModels, WaitForLease
 from adapter.core import versions
 from adapter.core.calls import V2DataPlane
@@ -78,9 +77,11 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
+    unload_seconds: float  # that an unload may take
 
     @property
     def traced_rpc(self) -> GrpcDataPlane | TracedRpc:
+        """Return `rpc`, with a span for each call if requests are traced."""
         return TracedRpc(self.rpc, self.tracing) if self.tracing else self.rpc
 
     @property
@@ -191,7 +192,7 @@ class Rpc:
         )
         options = modelmesh.Options(
             load_seconds=settings.load_timeout_seconds,
-            unload_seconds=control.UNLOAD_SECONDS,
+            unload_seconds=shared.unload_seconds,
             load_concurrency=settings.load_concurrency or _MESH_LOADS,
             model_concurrency=settings.modelmesh_model_concurrency,
         )
@@ -205,12 +206,12 @@ class Rpc:
             is_ready=shared.is_ready,
         )
 
-    def proxy(self, name: str, triton: Callable[[], str | None], server: str) -> RelayListener:
-        """Build the proxy of a listener.
-
-        `triton` returns Triton's address, or None while it is down; `server` is the address of the
-        gRPC server that takes all other calls.
-        """
+    def proxy(
+        self,
+        name: str,
+        server: str,  # the address of the gRPC server that takes what Triton does not
+    ) -> RelayListener:
+        """Build the proxy of a listener, which sends inferences to Triton."""
         shared, metrics = self._shared, self._shared.metrics
         policy = RelayPolicy(
             shared.models,
@@ -226,7 +227,7 @@ class Rpc:
         )
         context = RelayContext(
             policy,
-            connect_to(triton),
+            connect_to(lambda: self._triton.address),
             connect_to(lambda: server),
             timeout_seconds=shared.settings.infer_timeout_seconds,
             max_message_bytes=self._limits.direct,

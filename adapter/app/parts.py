@@ -1,10 +1,18 @@
-"""Builds control of its parts, in the order of need."""
+"""Builds every part of an adapter once, in the order of need. Nothing below reads Settings."""
 
 import asyncio
+import os
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
+from grpc import GenericRpcHandler
+
+from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
+from adapter.app.readiness import Readiness, StoreHealth
 from adapter.control.desired import Desired
 from adapter.control.eviction import Eviction
 from adapter.control.leases import AtWork, Leases
@@ -13,7 +21,15 @@ from adapter.control.memory import Memory
 from adapter.control.models import Models
 from adapter.control.on_demand import OnDemand
 from adapter.control.operations import Journal, Operations
-from adapter.control.ports import Settings, SizeStore, World
+from adapter.control.ports import (
+    MemorySettings,
+    NoProcesses,
+    SizeStore,
+    StoreSettings,
+    TimeLimits,
+    World,
+)
+from adapter.control.ports import Settings as ControlSettings
 from adapter.control.readings import Readings
 from adapter.control.state import State, StoreState
 from adapter.control.triton import (
@@ -24,21 +40,98 @@ from adapter.control.triton import (
 )
 from adapter.control.unloader import Unloader
 from adapter.control.updates import Updates
-from adapter.core import times
+from adapter.core import times, versions
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame
 from adapter.core.forgotten import ForgottenModels
 from adapter.core.ledger import Ledger
 from adapter.core.mesh_books import MeshBooks
-from adapter.core.record import Step
+from adapter.core.model import ModelId
+from adapter.core.oom import Classifier
+from adapter.core.record import OnExit, Step
 from adapter.core.registry import Registry
 from adapter.core.sizes import Sizes
+from adapter.core.triton_errors import Faults
+from adapter.core.triton_input import HTTP_KEY_HEADER
 from adapter.core.victims import Cost
 from adapter.core.wanted import Wanted
 from adapter.errors import AdapterError, InvalidRequest
+from adapter.frontends.access import Access
+from adapter.frontends.admin.models import Resident
+from adapter.frontends.admin.pages import Admin, Probes
+from adapter.frontends.admin.state import DebugState
+from adapter.frontends.admin.store_models import ModelListing
+from adapter.frontends.drain import Drain
+from adapter.frontends.grpc.calls import MessageLimits
+from adapter.frontends.http.server import bearable_connections
+from adapter.frontends.listeners import Listeners
+from adapter.frontends.repository import Repository
+from adapter.frontends.unready import UnreadyConnections
+from adapter.packages.sizes_file import FILE_NAME, LearnedFile
+from adapter.packages.staging import Packages
+from adapter.packages.unpack import Limits
+from adapter.packages.uploads import payload
 from adapter.runtime import background, clock
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.clock import Changes
-from adapter.telemetry.metrics import Metrics
+from adapter.runtime.turns import Turns
+from adapter.runtime.unread import Unread
+from adapter.settings import Loaded, Settings, for_programs, secret_variables
+from adapter.store.cache import ArtifactCache
+from adapter.store.cache_folder import CacheFolder
+from adapter.store.stores import open_store
+from adapter.telemetry.gauges import ModelCollector
+from adapter.telemetry.gauges import State as Figures
+from adapter.telemetry.log import LogStream
+from adapter.telemetry.metrics import Metrics, about
+from adapter.telemetry.tracing import Tracing
+from adapter.triton.client import TritonControl
+from adapter.triton.grpc import GrpcDataPlane
+from adapter.triton.http import HttpDataPlane
+from adapter.triton.memory.nvml import MPS_VARIABLE, mps_limits
+from adapter.triton.memory.sources import (
+    ChosenMemory,
+    NvmlMemory,
+    build_memory,
+    host_limit_bytes,
+)
+from adapter.triton.server.launch import RunFolder
+from adapter.triton.server.server import EmbeddedTriton
+
+# How long an embedded Triton may take to stop after a drain that took all its time; up to twice as
+# long after a shorter one. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
+TRITON_STOP_SECONDS = 4.0
+# For the 503 answers to requests that are still in flight at the end of a drain.
+_ANSWER_SECONDS = 1.0
+# An unload waits for requests in flight for half of this. SageMaker gives up after 360 s; a load
+# may take 10 s more by default, so that an unload that a load waits for is over before it.
+UNLOAD_SECONDS = 340.0
+# Triton's own default of --model-load-thread-count
+_LOAD_THREADS = 4
+# Triton's own default of --http-max-input-size
+_INPUT_BYTES = 2**26
+# So long a fetch waits for room on disk, or half of the time that its callers wait.
+_MOST_ROOM_SECONDS = 10.0
+# How long a store may be silent, and how long requests to it are tried again. A call waits 55 s for
+# its model by default, and most of that should remain for fetch and load.
+STORE_SECONDS = 20.0
+# Models that are fetched from one store at a time. One alone takes a large object by several
+# connections, so more share the same network, and each call waits longer.
+_FETCHES = 4
+_LOADS = 2  # of calls at once, unless load_concurrency says otherwise
+# Answers of a stream that Triton keeps for its caller; without a bound it keeps all of them.
+_RESPONSES = 64
+_SHARE_IN_FLIGHT = 4
+# Answers of streams that wait for their callers: twice the largest one, by default.
+_UNREAD_BYTES = 2**27
+# What a page in a browser could otherwise send to an embedded Triton's HTTP port.
+_RESTRICTED_API = "--http-restricted-api"
+_RESTRICTED = "model-repository,shared-memory,trace,logging"
+_ON_EXIT = {"auto": None, "forget": OnExit.FORGET, "reload": OnExit.RELOAD}
+_ASKS_NO_STORE = (
+    "; set on_demand to load models of a store by name; see docs/v2.md#models-of-a-store"
+)
+_STORE_LACKS_IT = ", and the store has no such key"
 
 
 @dataclass(slots=True, eq=False)
@@ -118,10 +211,6 @@ class Control:
             raise InvalidRequest(f"there is no store for {name!r}")
         return self.on_demand.key_of(name)
 
-    async def note_triton_back(self) -> None:
-        """Note that Triton answers again, so that nobody waits for the next poll."""
-        self.changes.notify()
-
     async def drain(self, limit_seconds: float) -> None:
         """Start nothing any more; wait for what is in progress, then end the loads among it."""
         self.close()
@@ -150,7 +239,463 @@ class Control:
         await self.end_work()
 
 
-def build_control(world: World, metrics: Metrics, settings: Settings, sizes: Sizes) -> Control:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Holds what an adapter starts, asks for its state, and stops."""
+
+    settings: Settings
+    metrics: Metrics
+    tracing: Tracing | None
+    cache: ArtifactCache | None  # of the stores; None without one
+    embedded: EmbeddedTriton | None  # None if Triton runs in another container
+    upload_folder: RunFolder | None  # with the repository of uploads; None if Triton shares a disk
+    repository: Path
+    triton: TritonControl
+    triton_http: HttpDataPlane
+    triton_grpc: GrpcDataPlane
+    http_key: str  # of the restricted calls at an embedded Triton's HTTP port
+    memory: ChosenMemory
+    control: Control
+    drain: Drain
+    readiness: Readiness
+    unready: UnreadyConnections
+    single_model: ModelId | None  # served at /invocations
+    listeners: Listeners
+    probes: Probes
+    admin: Admin
+    rest: Sequence[Rest]
+    rpc: Rpc
+    services: Mapping[str, Sequence[GenericRpcHandler]]  # of each gRPC listener
+
+
+def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
+    """Build all parts of an adapter by its settings. Nothing is started or opened.
+
+    Raises InvalidSettings for a store that cannot be one here.
+    """
+    settings = loaded.settings
+    metrics = Metrics(tracing.trace_id if tracing else None)
+    metrics.load_timeout.set(settings.load_timeout_seconds)
+
+    # where files and models are
+    cache = _build_cache(settings, metrics)
+    http_key = secrets.token_hex(16)
+    embedded = _build_embedded(settings, metrics, http_key)
+    upload_folder = _build_upload_folder(settings)
+    repository = _choose_repository(settings, embedded, upload_folder)
+    sizes_file = LearnedFile(settings.repository / FILE_NAME) if settings.repository else None
+
+    # Triton, and what is read of it
+    faults = Faults(Classifier(settings.oom_patterns), str(repository))
+    roots = [*settings.all_roots, *([cache.root] if cache else [])]
+    triton = _build_triton(settings, faults, repository, metrics, roots=roots, tracing=tracing)
+    memory = build_memory(
+        settings.memory_source,
+        embedded,
+        settings.memory_limit,
+        str(settings.triton_metrics),
+    )
+
+    # control
+    world = World(
+        triton=triton,
+        packages=_build_packages(settings, embedded, repository, cache),
+        memory=memory,
+        server=embedded,
+        processes=embedded.processes if embedded else NoProcesses(),
+        sizes=sizes_file,
+        artifacts=cache,
+    )
+    control_settings = _read_control_settings(
+        settings,
+        store_names=cache.stores if cache else (),
+        load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
+        process_limits=mps_limits(os.environ.get(MPS_VARIABLE, "")),
+    )
+    sizes = _restore_sizes(settings, sizes_file)
+    control = build_control(world, metrics, control_settings, sizes)
+    models = control.models
+    state = control.state
+    registry = models.registry
+
+    # readiness and shutdown
+    drain = Drain(models, state, metrics.traffic, settings.drain_min_seconds)
+    readiness = Readiness(
+        triton=triton,
+        state=state,
+        drain=drain,
+        stores=StoreHealth(cache, registry) if cache else None,
+    )
+    unready = UnreadyConnections(readiness.is_ready)
+
+    # limits that all callers share
+    limits = MessageLimits.within(settings.max_body_bytes)
+    budget = _build_budget(settings, metrics)
+    turns = Turns()
+    unread = Unread(budget, min(budget.share, _UNREAD_BYTES), metrics.streams_cut.inc)
+    max_connections = bearable_connections(
+        http_listeners=1 + settings.has_http_data,
+        grpc_listeners=sum(one.kind != "off" for one in (settings.grpc, settings.grpc_data)),
+    )
+
+    # inferences in Triton
+    triton_http = HttpDataPlane(
+        faults,
+        timeout_seconds=settings.infer_timeout_seconds,
+        # as many as there may be callers over HTTP
+        max_connections=max_connections * (1 + settings.has_http_data),
+        unread=unread,
+        turns=turns,
+        max_unpacked_bytes=settings.gathered_bytes,
+        answered_nothing=control.leases.note_missing_outputs,
+        headers=headers_to_triton(settings, "http"),
+    )
+    triton_grpc = GrpcDataPlane(
+        faults,
+        timeout_seconds=settings.infer_timeout_seconds,
+        max_message_bytes=limits.stream,
+        unread=unread,
+        takes_cancels=lambda: versions.survives_cancels(triton.version),
+        metadata=headers_to_triton(settings, "grpc"),
+    )
+
+    # listeners
+    single = settings.single_model
+    single_model = ModelId(single.folder.name) if single else None
+    shared = Shared(
+        settings=settings,
+        metrics=metrics,
+        tracing=tracing,
+        models=models,
+        state=state,
+        stores=control.on_demand,
+        mesh_books=control.mesh,
+        drain=drain,
+        unready=unready,
+        budget=budget,
+        turns=turns,
+        rpc=triton_grpc,
+        faults=faults,
+        is_ready=readiness.is_ready,
+        max_connections=max_connections,
+        single_model=single_model,
+        unload_seconds=UNLOAD_SECONDS,
+    )
+    v2_repository = _build_v2_repository(settings, triton, control)
+    rpc = Rpc(shared, triton, limits)
+    probes = Probes(
+        state,
+        metrics,
+        why_not_live=background.find_ended_task,
+        why_not_started=readiness.explain_not_started,
+        why_not_ready=readiness.explain_not_ready,
+        notes=readiness.notes,
+    )
+    listing = ModelListing(
+        registry,
+        state,
+        metrics.history,
+        cache.packages if cache else None,
+        is_by_name=settings.on_demand,
+    )
+    debug_state = DebugState(
+        models,
+        state,
+        metrics.history,
+        about=about(settings.triton),
+        health=readiness.describe,
+    )
+    admin = Admin(
+        debug_state,
+        Resident(registry, state),
+        listing,
+        models,
+        access=Access("admin", token=settings.token_at(settings.admin)),
+        drain=drain,
+        drain_seconds=settings.drain_timeout_seconds,
+        config=for_programs(loaded),
+    )
+    metrics.bind(
+        _build_figures(settings, control, memory, triton, readiness),
+        ModelCollector(registry, state.held),
+    )
+    return Parts(
+        settings=settings,
+        metrics=metrics,
+        tracing=tracing,
+        cache=cache,
+        embedded=embedded,
+        upload_folder=upload_folder,
+        repository=repository,
+        triton=triton,
+        triton_http=triton_http,
+        triton_grpc=triton_grpc,
+        http_key=http_key if embedded else "",
+        memory=memory,
+        control=control,
+        drain=drain,
+        readiness=readiness,
+        unready=unready,
+        single_model=single_model,
+        listeners=Listeners(_compute_grace_seconds(settings), limits.stream),
+        probes=probes,
+        admin=admin,
+        rest=build_rest(shared, triton_http, v2_repository),
+        rpc=rpc,
+        services=rpc.services(v2_repository),
+    )
+
+
+# -- stores -------------------------------------------------------------------------------------
+
+
+def _build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
+    """Build the disk cache of the stores; return None without a store.
+
+    model_store has the name "". Raises InvalidSettings for a store that cannot be one here.
+    """
+    stores = {}
+    if settings.model_store is not None:
+        stores[""] = open_store("model_store", settings.model_store, STORE_SECONDS)
+    for endpoint in settings.endpoints:
+        name = f"endpoints, {endpoint.name}"
+        stores[endpoint.name] = open_store(name, endpoint.models, STORE_SECONDS)
+    if not stores:
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = ArtifactCache(
+        stores,
+        CacheFolder(settings.cache_dir or Path(base, "triton-adapter")),
+        limit_bytes=settings.cache_limit,
+        concurrency=_FETCHES,
+        limits=Limits(),
+        room_seconds=min(_MOST_ROOM_SECONDS, settings.model_wait_seconds / 2),
+        on_evicted=lambda reason: metrics.endpoint_evictions.labels("disk", reason).inc(),
+        on_room=metrics.history.disk_has_room,
+    )
+    metrics.endpoint_cache_bytes.set_function(lambda: cache.used_bytes)
+    metrics.endpoint_cache_limit_bytes.set_function(lambda: cache.limit_bytes)
+    return cache
+
+
+# -- Triton -------------------------------------------------------------------------------------
+
+
+def _build_embedded(settings: Settings, metrics: Metrics, http_key: str) -> EmbeddedTriton | None:
+    """Build the Triton of this adapter; return None if Triton runs in another container."""
+    if settings.triton != "embedded":
+        return None
+    return EmbeddedTriton(
+        tritonserver=settings.tritonserver,
+        repository=settings.repository,
+        http=settings.triton_http.host_port,
+        grpc=settings.triton_grpc.host_port,
+        metrics=settings.triton_metrics.host_port,
+        extra_args=settings.triton_args,
+        start_timeout_seconds=settings.start_timeout_seconds,
+        on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
+        withheld=secret_variables(settings.endpoint_keys),
+        newer_args=_list_newer_args(settings, http_key),
+        has_gpus=_has_gpus,
+    )
+
+
+async def _has_gpus() -> bool:
+    """Return whether the driver shows a GPU."""
+    nvml = NvmlMemory(tuple)
+    await nvml.read()
+    return bool(nvml.has_gpus)
+
+
+def _list_newer_args(settings: Settings, http_key: str) -> dict[str, str]:
+    """Return options that only newer Tritons know: those that lift limits of theirs
+    (docs/triton.md, Versions), and the one that takes loads and the like from the adapter alone.
+    """
+    input_bytes = min(max(settings.max_body_bytes, _INPUT_BYTES), 2**31 - 1)
+    options = {
+        "--http-max-input-size": str(input_bytes),
+        "--grpc-max-response-pool-size": str(_RESPONSES),
+    }
+    if "shared_memory" in settings.passthrough:
+        options["--allow-client-shm"] = "true"
+    # two options that name the same API end Triton: the operator's own is used alone
+    if not any(argument.startswith(_RESTRICTED_API) for argument in settings.triton_args):
+        options[_RESTRICTED_API] = f"{_RESTRICTED}:{HTTP_KEY_HEADER}={http_key}"
+    return options
+
+
+def _build_upload_folder(settings: Settings) -> RunFolder | None:
+    """Make the folder of packages to be uploaded; return None if `repository` names one."""
+    is_needed = settings.staging == "upload" and settings.repository is None
+    return RunFolder() if is_needed else None
+
+
+def _choose_repository(
+    settings: Settings, embedded: EmbeddedTriton | None, upload_folder: RunFolder | None
+) -> Path:
+    """Return the folder in which packages are placed for Triton."""
+    if embedded is not None:
+        return embedded.repository
+    if upload_folder is not None:
+        return upload_folder.path / "repository"
+    assert settings.repository is not None  # noqa: S101 - settings resolve it
+    return settings.repository
+
+
+def _build_triton(
+    settings: Settings,
+    faults: Faults,
+    repository: Path,
+    metrics: Metrics,
+    *,
+    roots: Sequence[Path],
+    tracing: Tracing | None,
+) -> TritonControl:
+    """Build what makes control calls to Triton. `roots` may hold the files of an upload."""
+    real_roots = [os.path.realpath(root) for root in roots]
+    is_upload = settings.staging == "upload"
+
+    def note_live(is_live: bool) -> None:
+        if is_live:
+            metrics.history.triton_back()
+        else:
+            metrics.history.triton_silent()
+
+    return TritonControl(
+        faults,
+        load_timeout_seconds=settings.load_timeout_seconds,
+        on_retry=lambda call: metrics.retries.labels(call).inc(),
+        on_live=note_live,
+        payload=(lambda name: payload(repository / name, real_roots)) if is_upload else None,
+        tracing=tracing,
+    )
+
+
+def _build_packages(
+    settings: Settings,
+    embedded: EmbeddedTriton | None,
+    repository: Path,
+    cache: ArtifactCache | None,
+) -> Packages:
+    """Build what inspects packages and places them in the repository."""
+    return Packages(
+        repository,
+        settings.all_roots,
+        staging="symlink" if settings.staging == "upload" else settings.staging,
+        limits=Limits(),
+        backends=embedded.backends if embedded else lambda: None,
+        cache=cache.root if cache else None,
+    )
+
+
+# -- control ------------------------------------------------------------------------------------
+
+
+def _restore_sizes(settings: Settings, file: LearnedFile | None) -> Sizes:
+    """Return the sizes that an earlier run has learned; none without a lasting repository."""
+    sizes = Sizes(settings.size_factor)
+    if file is not None:
+        sizes.restore(file.load())
+    return sizes
+
+
+def _read_control_settings(
+    settings: Settings,
+    *,
+    store_names: Collection[str],
+    load_threads: int,  # loads that Triton runs at a time
+    process_limits: Mapping[int, int],  # of MPS, by CUDA's number of the GPU
+) -> ControlSettings:
+    """Return the settings of control, in its own words."""
+    return ControlSettings(
+        limits=TimeLimits(
+            load=settings.load_timeout_seconds,
+            unload=UNLOAD_SECONDS,
+            stall=times.HANG_SECONDS,
+            warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
+            model_wait=settings.model_wait_seconds,
+        ),
+        memory=MemorySettings(
+            limit_bytes=settings.memory_limit,
+            headroom_of=settings.memory_reserve.of,
+            process_limits=process_limits,
+            places_gpus=settings.gpu_placement == "most_free",
+            mesh_default_bytes=settings.modelmesh_default_size,
+        ),
+        stores=StoreSettings(
+            names=frozenset(store_names),
+            pin=settings.pin,
+            idle_unload_seconds=settings.idle_unload_seconds,
+            revalidate_seconds=settings.revalidate_seconds,
+            load_concurrency=settings.load_concurrency or _LOADS,
+        ),
+        on_exit=_ON_EXIT[settings.on_triton_restart],
+        load_threads=load_threads,
+    )
+
+
+# -- callers and operators ----------------------------------------------------------------------
+
+
+def _build_budget(settings: Settings, metrics: Metrics) -> ByteBudget:
+    """Build the budget of callers' bytes, by default a quarter of the memory of this process."""
+    budget = ByteBudget(
+        settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT,
+        on_cut=lambda reason: metrics.bodies_cut.labels(reason.value).inc(),
+    )
+    metrics.body_bytes.set_function(lambda: budget.held)
+    return budget
+
+
+def _build_v2_repository(settings: Settings, triton: TritonControl, control: Control) -> Repository:
+    """Build V2's model repository. Its errors say whether a store was asked for the model."""
+    hint = ""
+    if control.on_demand is not None:
+        hint = _STORE_LACKS_IT if settings.on_demand else _ASKS_NO_STORE
+    return Repository(
+        control.models,
+        triton.versions,
+        settings.all_roots,
+        takes_files=settings.inline_files == "on",
+        stores=control.on_demand if settings.on_demand else None,
+        hint=hint,
+    )
+
+
+def _build_figures(
+    settings: Settings,
+    control: Control,
+    memory: ChosenMemory,
+    triton: TritonControl,
+    readiness: Readiness,
+) -> Figures:
+    """Return what metrics read at a scrape."""
+    registry = control.models.registry
+    state = control.state
+    return Figures(
+        models=registry.counts,
+        devices=lambda: state.devices(memory.last),
+        gpu_unread=lambda: memory.is_gpu_unread,
+        triton_live=lambda: triton.live,
+        ready=readiness.is_ready,
+        abandoned=lambda: state.requests.abandoned,
+        lost_lines=lambda: LogStream.lost,
+        wanted=state.count_wanted,
+        idle_seconds=lambda: registry.longest_idle_seconds(clock.monotonic()),
+        about=about(settings.triton),
+    )
+
+
+def _compute_grace_seconds(settings: Settings) -> float:
+    """Return how long requests in flight may take when the listeners close."""
+    drain_seconds = settings.drain_timeout_seconds - settings.drain_min_seconds
+    triton_seconds = TRITON_STOP_SECONDS if settings.triton == "embedded" else 0.0
+    return drain_seconds + triton_seconds + _ANSWER_SECONDS
+
+
+def build_control(
+    world: World, metrics: Metrics, settings: ControlSettings, sizes: Sizes
+) -> Control:
     """Build all parts of control around the ports."""
     # state
     registry = Registry(clock.now)

@@ -145,7 +145,6 @@ EVENTS: Mapping[str, str] = {
     "given",
     "triton.restart_failed": "the embedded tritonserver could not be restarted; the adapter keeps "
     "trying",
-    "triton.restart_hook_failed": "a bug: comparing models with a restarted Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
     "triton.strangers_unloaded": (
         "models that somebody loaded into Triton past the adapter are unloaded for a ModelMesh "

@@ -6,7 +6,7 @@ it takes, and each gRPC load gets a thread of its own (docs/design/triton.md, Lo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from math import prod
 from typing import Any, NoReturn
@@ -99,13 +99,13 @@ class TritonControl:
         self._tracing = tracing
         self._client: ControlClient | None = None
         self._listing = SharedIndex(self._ask_index)
-        self._address = ""
+        self.address: str | None = None  # None before `connect`
         self._why_not_live = ""
         self._silent_since = 0.0
 
     def connect(self, address: str) -> None:
         """Set the address, `host:port` or `unix:/path`. grpc connects at the first call."""
-        self._address = address
+        self.address = address
         self._client = ControlClient(address)
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ class TritonControl:
         loop = asyncio.get_running_loop()
         begun = next_line = loop.time()
         while not await self._probe():
-            where, waited = f"gRPC {self._address}", loop.time() - begun
+            where, waited = f"gRPC {self.address}", loop.time() - begun
             if waited > seconds:
                 raise BackendUnavailable(
                     f"Triton was not live within {seconds:g} s, {where}: {self._why_not_live}",
@@ -315,25 +315,16 @@ class TritonControl:
                 log.info("triton.awaited", extra={**fields, "reason": self._why_not_live})
             await asyncio.sleep(0.1)
 
-    async def monitor(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
-        """Probe for ever, and update `live`. Each time that Triton came back, call `on_back` until
-        it succeeds.
+    async def monitor(self) -> NoReturn:
+        """Probe for ever, and update `live` and `lives`.
 
         The connection is watched too: a Triton that restarts quickly answers every probe, though it
         has lost its models.
         """
-        handled = self.lives
-
-        async def tick() -> None:
-            nonlocal handled
-            if await self._probe() and handled != (lives := self.lives):
-                await on_back()
-                handled = lives
-
         watch = background.forever(self._watch_connection, seconds=_PROBE_SECONDS)
         watching = background.begin("triton-connection-watch", watch)
         try:
-            await background.forever(tick, seconds=_PROBE_SECONDS)
+            await background.forever(self._probe, seconds=_PROBE_SECONDS)
         finally:
             background.end(watching)
 

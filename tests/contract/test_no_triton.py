@@ -107,14 +107,8 @@ async def test_waiting_for_a_triton_that_does_not_come_ends(nobody):
 async def test_a_triton_that_is_there_is_live_at_once_and_watched(triton):
     control = made(triton.grpc_address)
     assert control.live is False
-    back = asyncio.Event()
-
-    async def on_back() -> None:
-        back.set()
-
-    watch = asyncio.create_task(control.monitor(on_back))
-    await asyncio.wait_for(back.wait(), PATIENCE)
-    assert control.live is True
+    watch = asyncio.create_task(control.monitor())
+    await until(lambda: control.live)
     watch.cancel()
     await asyncio.wait({watch})
     await control.wait_live(PATIENCE)
@@ -167,19 +161,14 @@ async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(
     relay = Relay(triton.grpc_address, port)
     await relay.open()
     control = made(f"127.0.0.1:{relay.port}")
-    backs: list[bool] = []
-
-    async def on_back() -> None:
-        backs.append(control.live)
-
-    watch = asyncio.create_task(control.monitor(on_back))
-    await until(lambda: len(backs) == 1)
+    watch = asyncio.create_task(control.monitor())
+    await until(lambda: control.lives == 1)
     await relay.close()
     await until(lambda: not control.live)
     await until(lambda: "triton.unreachable" in [r.message for r in caplog.records])
     await relay.open()
-    await until(lambda: len(backs) == 2)
-    assert backs == [True, True]
+    await until(lambda: control.lives == 2)
+    assert control.live is True
     watch.cancel()
     await asyncio.wait({watch})
     await control.close()
@@ -194,20 +183,15 @@ async def test_a_triton_that_is_back_before_the_next_probe_is_noticed_too(triton
     relay = Relay(triton.grpc_address, port)
     await relay.open()
     control = made(f"127.0.0.1:{relay.port}")
-    lives: list[int] = []
-
-    async def on_back() -> None:
-        lives.append(control.lives)
-
-    watch = asyncio.create_task(control.monitor(on_back))
-    await until(lambda: len(lives) == 1)
+    watch = asyncio.create_task(control.monitor())
+    await until(lambda: control.lives == 1)
     probes = control.answers
     await until(lambda: control.answers > probes)  # the next is half a second away
     await relay.close()
     await relay.open()
     await until(lambda: not control.live)
-    await until(lambda: len(lives) == 2)
-    assert lives[1] > lives[0]
+    await until(lambda: control.lives == 2)
+    assert control.live is True
     watch.cancel()
     await asyncio.wait({watch})
     await control.close()

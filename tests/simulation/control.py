@@ -87,9 +87,6 @@ class Control(Protocol):
     def end(self) -> None:
         """End the housekeeping: the adapter is gone."""
 
-    async def triton_restarted(self) -> None:
-        """Note that Triton has exited, and is there again."""
-
     async def stop(self) -> None:
         """End all operations, as at the exit of the adapter."""
 
@@ -146,10 +143,6 @@ class PlayedControl:
         """End the housekeeping: the adapter is gone."""
         for task in self._control._tasks:
             background.end(task)
-
-    async def triton_restarted(self) -> None:
-        """Note that Triton has exited, and is there again."""
-        await self._control.note_triton_back()
 
     async def stop(self) -> None:
         """End all operations, as at the exit of the adapter."""

@@ -14,7 +14,7 @@ from tests.simulation.models import Violated
 from tests.simulation.plan import Plan
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_BUGS = frozenset({"operation.failed", "task.failed", "task.ended", "triton.restart_hook_failed"})
+_BUGS = frozenset({"operation.failed", "task.failed", "task.ended"})
 
 
 class Story(logging.Handler):

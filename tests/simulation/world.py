@@ -5,7 +5,6 @@ import gc
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine
-from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -195,20 +194,10 @@ class World(Outages):
             await asyncio.sleep(random.uniform(*_START_SECONDS))
             if self.triton.life is life:
                 self.triton.answers()
-                self._report_restart()
             await life.over.wait()
             self.oracle.happened("end")
             self.story.note("triton ended")
             await asyncio.sleep(random.choice((0.3, 1.0, 5.0)))
-
-    def _report_restart(self) -> None:
-        if self.control is not None:
-            self.begin_of_adapter(self._reconcile(self.control))
-
-    async def _reconcile(self, control: Control) -> None:
-        if control.state.triton.is_open:
-            with suppress(AdapterError):
-                await control.triton_restarted()
 
     # -- tasks ------------------------------------------------------------------------------
 

@@ -79,35 +79,40 @@ TRITON = "127.0.0.1:4567"
 # What no call shows.
 SEEN = {
     "triton_http": Look(
-        TRITON, lambda a: a._embedded._wanted["http"], ("127.0.0.1", 4567), embedded=True
+        TRITON, lambda a: a.parts.embedded._wanted["http"], ("127.0.0.1", 4567), embedded=True
     ),
     "triton_grpc": Look(
-        TRITON, lambda a: a._embedded._wanted["grpc"], ("127.0.0.1", 4567), embedded=True
+        TRITON, lambda a: a.parts.embedded._wanted["grpc"], ("127.0.0.1", 4567), embedded=True
     ),
     "triton_metrics": Look(
-        TRITON, lambda a: a._embedded._wanted["metrics"], ("127.0.0.1", 4567), embedded=True
+        TRITON, lambda a: a.parts.embedded._wanted["metrics"], ("127.0.0.1", 4567), embedded=True
     ),
     "tritonserver": Look(
-        "/bin/other", lambda a: a._embedded._binary, Path("/bin/other"), embedded=True
+        "/bin/other", lambda a: a.parts.embedded._binary, Path("/bin/other"), embedded=True
     ),
     "gpu_placement": Look(
-        "most_free", lambda a: str(a._control.memory.settings.places_gpus), "True"
+        "most_free", lambda a: str(a.parts.control.memory.settings.places_gpus), "True"
     ),
-    "memory_source": Look("nvml", lambda a: a._reader._wanted, "nvml"),
+    "memory_source": Look("nvml", lambda a: a.parts.memory._wanted, "nvml"),
     "memory_reserve": Look(
-        "123MiB", lambda a: a._control.memory.settings.headroom_of(0), 123 * 2**20
+        "123MiB", lambda a: a.parts.control.memory.settings.headroom_of(0), 123 * 2**20
     ),
     "oom_patterns": Look(
-        ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
+        ["tank is dry"],
+        lambda a: a.parts.triton._faults._classifier._extra[0].pattern,
+        "tank is dry",
     ),
     "size_factor": Look(
         "1.875",
-        lambda a: (a._control.memory.ledger.sizes.size_factor, part(a, MeshSizes)._factor),
+        lambda a: (a.parts.control.memory.ledger.sizes.size_factor, part(a, MeshSizes)._factor),
         (1.875, 1.875),
     ),
     "modelmesh_default_size": Look(
         "567891",
-        lambda a: (a._control.memory.settings.mesh_default_bytes, part(a, MeshSizes).default_bytes),
+        lambda a: (
+            a.parts.control.memory.settings.mesh_default_bytes,
+            part(a, MeshSizes).default_bytes,
+        ),
         (567891, 567891),
     ),
     "modelmesh_capacity": Look(
@@ -227,7 +232,7 @@ def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
 def test_limit_of_mps_in_environment_reaches_memory(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G")
     adapter = Adapter(load_settings({"memory_limit": "8GiB"}, {}, None))
-    assert adapter._control.memory.settings.process_limits == {0: 4 * 2**30}
+    assert adapter.parts.control.memory.settings.process_limits == {0: 4 * 2**30}
 
 
 def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):
@@ -245,16 +250,16 @@ async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
     try:
         assert look.see(adapter) == look.expected
     finally:
-        if adapter._embedded is not None:
-            await adapter._embedded.stop()
+        if adapter.parts.embedded is not None:
+            await adapter.parts.embedded.stop()
 
 
 async def test_every_http_listener_plans_inferences_once_triton_is_known(tmp_path):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
     adapter = Adapter(settings)
-    adapter._connect("127.0.0.1:4567", "127.0.0.1:4568")
-    assert {rest.name: rest.heads.host for rest in adapter._rest} == {
+    adapter.connect("127.0.0.1:4567", "127.0.0.1:4568")
+    assert {rest.name: rest.heads.host for rest in adapter.parts.rest} == {
         "http": "127.0.0.1:4567",
         "http_data": "127.0.0.1:4567",
     }
@@ -264,9 +269,9 @@ def test_every_http_listener_renews_its_connections_while_unready(tmp_path):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
     adapter = Adapter(settings)
-    renewed = [rest.listener.renew_connections for rest in adapter._rest]
+    renewed = [rest.listener.renew_connections for rest in adapter.parts.rest]
     assert len(renewed) == 2
-    assert adapter._unready._end_connections == renewed
+    assert adapter.parts.unready._end_connections == renewed
 
 
 @pytest.mark.parametrize(("kind", "contract"), [(SageMaker, "sagemaker"), (V2, "v2")])

@@ -55,7 +55,6 @@ class EmbeddedTriton:
         metrics: tuple[str, int],
         extra_args: Sequence[str],
         start_timeout_seconds: float,
-        on_restart: Callable[[], Awaitable[None]] | None,
         on_exit: Callable[[str], None] = lambda _: None,  # why a server has ended
         withheld: Collection[str] = (),  # variables that neither Triton nor its models may read
         newer_args: Mapping[str, str] | None = None,  # options that only newer servers know
@@ -65,7 +64,6 @@ class EmbeddedTriton:
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
         self._extra_args = tuple(extra_args)
         self._start_timeout_seconds = start_timeout_seconds
-        self._on_restart = on_restart
         self._on_exit = on_exit
         self._withheld = withheld
         self._newer_args = newer_args or {}
@@ -264,9 +262,4 @@ class EmbeddedTriton:
         self._delay = min(self._delay * 2, _BACKOFF_SECONDS[1])  # if it does not last
         self.restarts += 1
         _log.warning("triton.restarted", extra={"restarts": self.restarts})
-        if self._on_restart is not None:
-            try:
-                await self._on_restart()
-            except Exception:  # noqa: BLE001 - whatever it raises, supervision goes on
-                _log.exception("triton.restart_hook_failed")
         return True
