@@ -18,16 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # absent_names, envoy_gateway, first_contact, gallery, learned_sizes, load, mutants,
 # modelmesh_full, unknown_models and updates_under_load.
 SHARES = {
-    "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
     "demo": ("tests/journeys/demo", 1.0),
     "memory": ("tests/journeys/memory", 8.0),
     "packages": ("tests/packages", 3.0),
-    "attack_http": ("tests/nightly/test_attack_http.py", 7.0),
     "attack_grpc": ("tests/nightly/test_attack_grpc.py", 10.0),
     "triton_input": ("tests/nightly/test_triton_input.py", 5.0),
     "attack_cost": ("tests/nightly/test_attack_cost.py", 6.0),
-    "neighbours": ("tests/nightly/test_neighbours.py", 4.0),
     "cancelled_callers": ("tests/nightly/test_cancelled_callers.py", 3.0),
     "memory_world": ("tests/nightly/test_memory_world.py", 3.0),
     "learned_sizes": ("tests/nightly/test_learned_sizes.py", 1.0),
