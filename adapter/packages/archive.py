@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from adapter.errors import AdapterError, BackendError
-from adapter.packages.archive_kinds import HEAD_BYTES, kind_by_bytes, kind_by_head, kind_of
+from adapter.packages.archive_kinds import HEAD_BYTES, kind_by_head, kind_of
 from adapter.packages.messages import shown
 from adapter.packages.unpack import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
@@ -48,7 +48,6 @@ _MAX_TAR_HEADER_BYTES = 2**14
 _MAX_ZIP_READ_BYTES = 2**25
 _TAR_END = bytes(tarfile.BLOCKSIZE)
 _ZIP_LOCAL_HEADER_BYTES = 30
-_GZIP_LENGTH_BYTES = 4
 _ZIP_DIRECTORY_ENTRY = b"PK\1\2"
 _INFLATING_ERROR = cast("type[Exception]", inflating.error)  # zlib has one of its own
 # errors that the two libraries let through when an archive is broken
@@ -206,45 +205,6 @@ def _new_folder(target: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(target)
         raise
-
-
-def least_bytes(archive: Path, beyond: int) -> int:
-    """Return how many bytes come out of a gzipped tar at least, if these are more than `beyond`;
-    else 0, as for all other files. Nothing is written.
-
-    The last four bytes of a gzip say how long its content is modulo 2**32, or that of its last
-    member. Where that is more than `beyond`, the file is unpacked until as much has come out. Half
-    of it is left to the headers of a tar, which become nothing on disk.
-    """
-    if kind_by_bytes(archive) != "tar.gz":
-        return 0
-    length = stated_bytes(archive)
-    with archive.open("rb", buffering=0) as file:
-        stream = Gunzip(file)
-        seen = 0
-        try:
-            while seen // 2 <= beyond < length // 2:
-                chunk = stream.read(CHUNK)
-                if not chunk:
-                    break
-                seen += len(chunk)
-        except (zlib.error, _INFLATING_ERROR, EOFError):
-            return 0  # damage is reported when the archive is unpacked
-    return seen // 2 if seen // 2 > beyond else 0
-
-
-def stated_bytes(archive: Path) -> int:
-    """Return how many bytes come out of an archive by its own word, which may be wrong: the size of
-    a tar, and what the last four bytes of a gzip say. 0 for a zip and for other files.
-    """
-    kind = kind_by_bytes(archive)
-    with archive.open("rb", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        if kind != "tar.gz" or size < _GZIP_LENGTH_BYTES:
-            return size if kind == "tar" else 0
-        file.seek(-_GZIP_LENGTH_BYTES, os.SEEK_END)
-        (length,) = struct.unpack("<I", file.read(_GZIP_LENGTH_BYTES))
-        return int(length)
 
 
 def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
@@ -443,10 +403,9 @@ def main() -> None:
     """Unpack one archive in a process of its own.
 
     Arguments: the adapter's pid, with which this process ends, and a job as JSON: `archive`,
-    `target` and `content` of `unpack`, `limits`, and the `most_bytes` for which there may ever be
-    room, null where no room is reserved. stdout is a socket: an error is written to it as a line of
-    JSON. So is what the archive needs by its own word, and each time the bytes and inodes to
-    reserve; a byte answers these. Without `content` so many `packed_bytes` come from stdin.
+    `target` and `content` of `unpack`, `limits`, and whether room `is_reserved` for it. stdout is a
+    socket: an error is written to it as a line of JSON, and so are each time the bytes and inodes
+    to reserve, which a byte answers. Without `content` so many `packed_bytes` come from stdin.
     """
     parent = int(sys.argv[1])
     job = json.loads(sys.argv[2])
@@ -457,37 +416,20 @@ def main() -> None:
     archive = Path(job["archive"])
     target = Path(job["target"])
     limits = Limits(**job["limits"])
-    most_bytes = job["most_bytes"]
-    room = None if most_bytes is None else _reserve
+    room = _reserve if job["is_reserved"] else None
     try:
         if job["content"] is None:
             with open(_STDIN, "rb", buffering=0) as stream:
                 unpack_stream(archive, stream, job["packed_bytes"], target, limits, room=room)
             return
-        content = Path(job["content"])
-        if most_bytes is not None:
-            _foresee(content, most_bytes)
-        unpack(archive, target, limits, content=content, room=room)
+        unpack(archive, target, limits, content=Path(job["content"]), room=room)
     except AdapterError as error:
         _send({"error": type(error).__name__, "text": str(error)})
 
 
-def _foresee(content: Path, most_bytes: int) -> None:
-    """Tell the adapter what the archive needs, before anything leaves the disk for it. A file that
-    cannot be read is left to `unpack`, which reports it.
-    """
-    with suppress(OSError):
-        _ask({"stated": stated_bytes(content), "least": least_bytes(content, most_bytes)})
-
-
 def _reserve(count: int, inodes: int) -> None:
-    """Wait until the adapter has reserved so much room on disk."""
-    _ask({"room": count, "inodes": inodes})
-
-
-def _ask(message: dict[str, object]) -> None:
-    """Send a message, and wait for the adapter's answer. It ends this process if it refuses."""
-    _send(message)
+    """Wait until the adapter has reserved so much room on disk. End this process if it refuses."""
+    _send({"room": count, "inodes": inodes})
     if not os.read(_STDOUT, 1):
         sys.exit(1)
 

@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 import adapter
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
@@ -37,26 +37,11 @@ def _list_import_folders() -> str:
     return ":".join(dict.fromkeys(folders))
 
 
+# Reserves bytes on disk before they are written, and checks that so many files can be made. Raises
+# an error where there is no room.
+Reserve = Callable[[int, int], None]
 _COMMAND = (sys.executable, "-I", "-S", "-c", _START, _list_import_folders())
 _ERRORS = {error.__name__: error for error in (InvalidModel, BackendError)}
-
-
-class Room(Protocol):
-    """Grants room on a disk."""
-
-    @property
-    def most_bytes(self) -> int:
-        """Return how many more bytes may ever be reserved."""
-
-    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
-        """Note how many bytes an archive unpacks to by its own word. Raises an error if it unpacks
-        to `least_bytes` at least, which are more than may ever be reserved; 0 means no such excess.
-        """
-
-    def take(self, count: int, inodes: int = 0) -> None:
-        """Reserve bytes before they are written, and check that so many files can be made. Raises
-        an error if there is no room.
-        """
 
 
 @dataclass(slots=True)
@@ -89,10 +74,10 @@ class UnpackingProcess:
         target: Path,
         limits: Limits,
         content: Opened | Pipe,
-        room: Room | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """Unpack as `archives.unpack` does, with its errors; `content` is the opened archive, or
-        where it comes from. `room` is called in this thread.
+        where it comes from. `reserve` is called in this thread.
 
         Raises BackendUnavailable if no process can be started, BackendError also if it was killed.
         """
@@ -103,7 +88,7 @@ class UnpackingProcess:
             "content": None if isinstance(content, Pipe) else _CONTENT,
             "packed_bytes": content.packed_bytes if isinstance(content, Pipe) else None,
             "limits": asdict(limits),
-            "most_bytes": room and room.most_bytes,
+            "is_reserved": reserve is not None,
         }
         text = json.dumps(job)
         ours, theirs = socket.socketpair()
@@ -118,7 +103,7 @@ class UnpackingProcess:
                     f"{failed}: no process can be started: {error.strerror}", delivered=False
                 ) from error
             try:
-                said = _conversation(ours, room)
+                said = _conversation(ours, reserve)
             except BaseException:
                 process.kill()
                 process.communicate()
@@ -161,19 +146,16 @@ class UnpackingProcess:
             return self._process
 
 
-def _conversation(process: socket.socket, room: Room | None) -> bytes:
-    """Grant room as the process requests it. Return the error that it sent, as JSON; empty if
+def _conversation(process: socket.socket, reserve: Reserve | None) -> bytes:
+    """Reserve room as the process requests it. Return the error that it sent, as JSON; empty if
     there was none.
     """
     with process.makefile("rb") as lines:
         for line in lines:
             asked = json.loads(line)
-            if "error" in asked or room is None:
+            if "error" in asked or reserve is None:
                 return line
-            if "room" in asked:
-                room.take(asked["room"], asked["inodes"])
-            else:
-                room.foresee(asked["stated"], asked["least"])
+            reserve(asked["room"], asked["inodes"])
             with suppress(BrokenPipeError):  # the process was killed
                 process.sendall(b"+")
     return b""

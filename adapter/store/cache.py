@@ -23,6 +23,7 @@ from adapter.errors import (
     BackendError,
     InvalidArtifact,
     InvalidRequest,
+    NoRoom,
     StoreUnavailable,
 )
 from adapter.packages.unpack import Limits
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 _MAX_CHANGES = 5
 # How long a store that could not be used is asked for a version where another one is on disk.
 _BRIEFLY_SECONDS = 1.0
+# How long it is known at most what a version needs on disk: downloads say it, which may be garbled.
+_NEED_SECONDS = 60.0
 
 
 class ArtifactCache:
@@ -77,8 +80,7 @@ class ArtifactCache:
         # one caller of a key at a time: the next one finds on disk what that one has fetched
         self._locks: WeakValueDictionary[ArtifactKey, asyncio.Lock] = WeakValueDictionary()
         self._unfit = Refusals(OF_VERSIONS)
-        # a fetch that ran short says what the next one of the version has to reserve first
-        self._need_of = lru_cache(MAX_REMEMBERED)(_make_need)
+        self._needs = lru_cache(MAX_REMEMBERED)(_make_need)
         self._connections = Connections()
         self._unpackings = asyncio.Semaphore(MAX_UNPACKED_AT_ONCE)
         self.packages = StorePackages(self._versions, self._disk)
@@ -401,12 +403,43 @@ class ArtifactCache:
     async def _fetch_whole(
         self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
     ) -> Cached:
-        """Fetch until all is on disk, and of one version. What cannot be used is fetched once more:
-        it may have been garbled on its way.
-        """
+        """Fetch until all that is on disk is of one version."""
         store = self._get_versions(key).store
-        changes = 0
-        is_repeated = False
+        for _ in range(_MAX_CHANGES):
+            try:
+                return await self._fetch_version(key, version, reservation, progress)
+            except Changed:
+                former = version
+                version = await self._ask_current(key)
+        raise _make_unstable(store, former, version)
+
+    async def _fetch_version(
+        self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
+    ) -> Cached:
+        """Fetch one version. What cannot be used, or never has room, is fetched once more: it may
+        have been garbled on its way.
+        """
+        question = _question(self._get_versions(key).store, version)
+        reservation.need = self._get_need(question)
+        try:
+            return await self._fetch_with_room(key, version, reservation, progress)
+        except (InvalidArtifact, Unfinished):
+            pass
+        except NoRoom:
+            if not (progress.done_bytes and reservation.is_too_large):
+                raise
+        reservation.need.clear()
+        try:
+            return await self._fetch_with_room(key, version, reservation, progress)
+        except (InvalidArtifact, Unfinished) as error:
+            reservation.need.clear()
+            self._unfit.remember(question, error)
+            raise
+
+    async def _fetch_with_room(
+        self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
+    ) -> Cached:
+        """Fetch one version; begin again where others had to end first."""
         while True:
             try:
                 return await self._fetch_once(key, version, reservation, progress)
@@ -414,23 +447,20 @@ class ArtifactCache:
                 await self._disk.wait_for_earlier(reservation, again.shortage)
             except OSError as error:
                 self._unfit.remember(
-                    _question(store, version),
+                    _question(self._get_versions(key).store, version),
                     make_disk_error(error, reservation.what, version.disk_bytes),
                 )
                 # made anew: a frame that names the error which it raises is a cycle of garbage
                 raise make_disk_error(error, reservation.what, version.disk_bytes) from error
-            except (InvalidArtifact, Unfinished) as error:
-                if is_repeated:
-                    self._unfit.remember(_question(store, version), error)
-                    raise
-                is_repeated = True
-            except Changed:
-                changes += 1
-                is_repeated = False
-                known = version
-                version = await self._ask_current(key)
-                if changes == _MAX_CHANGES:
-                    raise _make_unstable(store, known, version) from None
+
+    def _get_need(self, question: Question) -> Need:
+        """Return what fetches of the version have needed in the last minute."""
+        need = self._needs(question)
+        now = clock.monotonic()
+        if now > need.known_until:
+            need.clear()
+            need.known_until = now + _NEED_SECONDS
+        return need
 
     async def _fetch_once(
         self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
@@ -441,7 +471,6 @@ class ArtifactCache:
         versions = self._get_versions(key)
         note = Note(*self._place(key), version.etag, version.name, 0, {})
         work = self._folder.new_work()
-        reservation.need = self._need_of(_question(versions.store, version))
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(

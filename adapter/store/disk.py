@@ -46,11 +46,18 @@ class BeginsAgain(Exception):
 
 @dataclass(slots=True)
 class Need:
-    """The room on disk that a version needs, as far as its fetches have seen."""
+    """The most room on disk that fetches of a version have requested. The next one reserves it at
+    once.
+    """
 
-    size_bytes: int = 0  # the most that was ever requested in all
+    size_bytes: int = 0
     inodes: int = 0
-    stated_bytes: int = 0  # in all by the archive's own word, for messages alone
+    known_until: float = 0.0  # on the monotonic clock
+
+    def clear(self) -> None:
+        """Forget what was requested: the download may have been garbled, or of another version."""
+        self.size_bytes = 0
+        self.inodes = 0
 
 
 class Reservation:
@@ -76,26 +83,14 @@ class Reservation:
         """Return what is reserved and not on disk yet."""
         return max(0, self.size_bytes - self.written_bytes)
 
-    @property
-    def needed_bytes(self) -> int:
-        """Return what it needs in all, as far as that is known."""
-        return max(self.need.size_bytes, self.need.stated_bytes)
-
-    @property
-    def most_bytes(self) -> int:
-        """Return how many bytes more the fetch may ever write, once all else has left the cache
-        that ever may.
-        """
-        by_limit = self._disk.limit_bytes - self.written_bytes
-        by_disk = self._disk.measure_most_growth(self) + self.unwritten_bytes
-        return max(0, min(by_limit, by_disk))
-
     async def reserve(self, size_bytes: int, inodes: int = 0) -> None:
-        """Grow to so many bytes in all, and wait until so many more files can be made.
+        """Grow to so many bytes in all, or to what was needed before, and wait until so many more
+        files can be made.
 
         Raises NoRoom and BeginsAgain.
         """
-        await self._disk.grow(self, size_bytes, inodes)
+        size_bytes = max(size_bytes, self.need.size_bytes)
+        await self._disk.grow(self, size_bytes, max(inodes, self.need.inodes))
 
     async def write(self, count: int, inodes: int = 0) -> None:
         """Reserve what is about to be written beside what was reserved before; as `reserve`."""
@@ -109,7 +104,6 @@ class Reservation:
         await self._disk.grow(self, size_bytes)
         self._disk.shrink(self, size_bytes)
         self.written_bytes = size_bytes
-        self.need.size_bytes = size_bytes
 
     def release(self) -> None:
         """Release everything, as nothing of the fetch is on disk any more."""
@@ -117,16 +111,10 @@ class Reservation:
         self.written_bytes = 0
         self.inodes = 0
 
-    async def foresee(self, stated_bytes: int, least_bytes: int) -> None:
-        """Note how many bytes an archive unpacks to by its own word. Raise NoRoom, before anything
-        leaves the disk for it, if it unpacks to `least_bytes` at least, which are more than
-        `most_bytes`; 0 means no such excess.
-        """
-        self.need.stated_bytes = self.written_bytes + stated_bytes
-        if least_bytes:
-            size_bytes = self.written_bytes + least_bytes
-            self.need.size_bytes = max(self.need.size_bytes, size_bytes)
-            raise self._disk.make_shortage(self, size_bytes)
+    @property
+    def is_too_large(self) -> bool:
+        """Whether more is needed than there will be once all has left that ever may."""
+        return self.need.size_bytes > self.size_bytes + self._disk.measure_most_growth(self)
 
 
 class Disk:
@@ -461,10 +449,10 @@ class Disk:
         """Return the error of a reservation that cannot have so many bytes in all, or so many more
         files: the limit that binds, what it is used for, and what may leave.
         """
-        needed = f"it needs {format_size(reservation.needed_bytes)} or more"
+        needed = f"it needs {format_size(reservation.need.size_bytes)} or more"
         still = ""
         if reservation.written_bytes:
-            remaining_bytes = reservation.needed_bytes - reservation.written_bytes
+            remaining_bytes = reservation.need.size_bytes - reservation.written_bytes
             still = f", {format_size(remaining_bytes)} of that still"
         staying_bytes = reservation.staying_bytes
         use = self._describe_use(reservation)

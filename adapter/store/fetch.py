@@ -5,7 +5,7 @@ that reads it from a pipe; a zip, whose directory is at its end, is downloaded f
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from hashlib import md5
 from pathlib import Path
@@ -40,15 +40,11 @@ class RoomOfProcess:
         self._loop = asyncio.get_running_loop()
         self._asking: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.most_bytes = reservation.most_bytes
 
-    def foresee(self, stated_bytes: int, least_bytes: int) -> None:
-        """Note what an archive unpacks to, as Reservation.foresee says."""
-        self._run(self._reservation.foresee(stated_bytes, least_bytes))
-
-    def take(self, count: int, inodes: int = 0) -> None:
+    def reserve(self, count: int, inodes: int) -> None:
         """Reserve what is about to be written, as Reservation.write says."""
-        self._run(self._reservation.write(count, inodes))
+        work = self._reserve_unless_closed(count, inodes)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         """Grant nothing more. To be called in the event loop."""
@@ -56,15 +52,11 @@ class RoomOfProcess:
         if self._asking is not None:
             self._asking.cancel()
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(self._run_unless_closed(work), self._loop).result()
-
-    async def _run_unless_closed(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _reserve_unless_closed(self, count: int, inodes: int) -> None:
         self._asking = asyncio.current_task()
         if self._is_closed:
-            work.close()
             raise asyncio.CancelledError
-        await work
+        await self._reservation.write(count, inodes)
 
 
 class Fetch:
@@ -108,10 +100,7 @@ class Fetch:
         self._progress.total_bytes = version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        need = self._reservation.need
-        files = len(version.files)
-        size_bytes = max(version.disk_bytes, need.size_bytes)
-        await self._reservation.reserve(size_bytes, max(files, need.inodes))
+        await self._reservation.reserve(version.disk_bytes, len(version.files))
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
@@ -136,9 +125,6 @@ class Fetch:
                 if len(head) >= HEAD_BYTES:
                     break
             if can_stream(self._name, head):
-                if len(head) == file.size_bytes:
-                    await self._check_whole(chunks)
-                    await self._refuse_excess(head)
                 async with self._unpackings:
                     await self._unpack_chunks(file, head, chunks)
             elif is_packed(self._name):
@@ -149,25 +135,6 @@ class Fetch:
                     await self._unpack_file()
             else:
                 await self._write_chunks(file, self._files / self._name, head, chunks)
-
-    async def _check_whole(self, chunks: AsyncGenerator[bytes, None]) -> None:
-        """Compare an object that has come to its end, before anything is learned from it: a garbled
-        size would be kept for good.
-        """
-        async for _ in chunks:
-            pass  # there is no other chunk: the generator compares the sum before it ends
-        self._check_sums()
-
-    async def _refuse_excess(self, packed: bytes) -> None:
-        """Raise NoRoom, before anything leaves the disk, for a small gzip that never fits.
-
-        Its last four bytes say what comes out of it; half of that may be headers of a tar.
-        """
-        if packed.startswith(b"\x1f\x8b"):
-            stated_bytes = int.from_bytes(packed[-4:], "little")
-            least_bytes = stated_bytes // 2
-            is_excess = least_bytes > self._reservation.most_bytes
-            await self._reservation.foresee(stated_bytes, least_bytes if is_excess else 0)
 
     async def _download(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """Yield the content of an object; at its end compare its MD5 sum, where that is known."""
@@ -327,7 +294,7 @@ class Fetch:
     ) -> None:
         target = self._files / self._name
         try:
-            unpacking.run(archive, target, self._limits, content, room)
+            unpacking.run(archive, target, self._limits, content, room.reserve)
         except (InvalidArtifact, NoRoom):  # the reservation has said what, and where
             raise
         except AdapterError as error:  # callers see no path of this machine

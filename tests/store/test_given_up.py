@@ -56,7 +56,7 @@ async def test_process_gets_no_room_once_its_fetch_ended(disk: Disk) -> None:
         room = RoomOfProcess(reservation)
         room.close()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.to_thread(room.take, 1)
+            await asyncio.to_thread(room.reserve, 1, 0)
         assert (reservation.size_bytes, disk.used_bytes) == (0, 0)
 
 
@@ -64,7 +64,7 @@ async def test_process_waits_for_room_no_longer_than_its_fetch(disk: Disk) -> No
     with disk.reservation("the first") as first, disk.reservation("the second") as second:
         await first.reserve(_LIMIT)
         room = RoomOfProcess(second)
-        taking = asyncio.create_task(asyncio.to_thread(room.take, 1))
+        taking = asyncio.create_task(asyncio.to_thread(room.reserve, 1, 0))
         async with asyncio.timeout(60):
             while not second.waited_seconds:  # noqa: ASYNC110 - nobody reports it
                 await asyncio.sleep(0.01)
