@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from adapter.errors import AdapterError, SlowBody, TooManyWaiting
 from adapter.runtime import clock
@@ -34,16 +35,14 @@ _BUFFERED_BYTES = 2**26
 _UNKNOWN_BYTES = 2**26
 # Until its sender is known, a body counts towards shares of this part of the limit.
 _SHARES = 8
-_SHARE_TEXT = f"one {_SHARES}th of max_inflight_body_bytes"
 
-_TICK_SECONDS, _WAIT_SECONDS = 0.5, 10.0
+# How often paused bodies are resumed and refused: each time all of them are examined.
+_TICK_SECONDS = 0.05
+_WAIT_SECONDS = 10.0
 # The least rate of a body, in bytes a second, on average of so many seconds.
 _LEAST_RATE, _RATE_SECONDS = 2**16, 2.0
-# With more paused bodies than this, room is given out at most once in so many seconds: each time
-# all of them are examined.
-_FEW_PAUSED, _ROUND_SECONDS = 64, 0.05
 # Refusing one body takes 0.2 ms, so only so many are refused in one turn of the event loop.
-_MAX_CUTS = 64
+_MAX_CUTS = 32
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +70,22 @@ class Holder(Protocol):
 class _Pool:
     """Bodies that share one limit."""
 
-    __slots__ = ("arriving", "beyond", "held", "limit", "sender", "users")
+    __slots__ = ("__weakref__", "arriving", "beyond", "held", "limit", "promised")
 
-    def __init__(self, limit: int, sender: str = "") -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.sender = sender
         self.held = 0
-        self.users = 0
+        self.promised = 0  # to bodies that were resumed, and have not been read since
         self.arriving: dict[Holding, None] = {}  # oldest first
         self.beyond: Holding | None = None  # may exceed the limit until it ends
 
+    def has_room(self, more: int) -> bool:
+        """Return whether `more` bytes are within the limit."""
+        return self.held + self.promised + more <= self.limit
+
     def admits(self, holding: "Holding", more: int = 0) -> bool:
         """Return whether `more` bytes of that body may come."""
-        if self.held + more <= self.limit:
+        if self.has_room(more):
             return True
         if self.beyond is None and next(iter(self.arriving), None) is holding:
             self.beyond = holding
@@ -93,15 +95,7 @@ class _Pool:
 class Holding:
     """The bytes of one body. Call `end` once all are released; after that no call does anything."""
 
-    __slots__ = (
-        "_budget",
-        "_mark",
-        "announced",
-        "holder",
-        "pools",
-        "since",
-        "size",
-    )
+    __slots__ = ("_budget", "_mark", "announced", "holder", "pools", "promised", "since", "size")
 
     def __init__(
         self, budget: "ByteBudget", holder: Holder, announced: int | None, pools: tuple[_Pool, ...]
@@ -111,13 +105,21 @@ class Holding:
         self.announced = announced  # its length; None if unknown
         self.pools = pools
         self.size = 0
+        self.promised = 0
         self.since: float | None = None  # paused since then
         self._mark: tuple[float, int] | None = None  # a time, and `size` then
+        for pool in pools:
+            pool.arriving[self] = None
 
     @property
     def left(self) -> int:
         """Return how many bytes are still to come."""
         return _UNKNOWN_BYTES if self.announced is None else self.announced - self.size
+
+    @property
+    def next_bytes(self) -> int:
+        """Return how many bytes come next, if the body goes on."""
+        return min(self.left, _READ_BYTES)
 
     def take(self, size: int) -> bool:
         """Count `size` bytes that have arrived; return False to pause reading until `resume`."""
@@ -125,56 +127,49 @@ class Holding:
         if not pools:
             return True
         self.size += size
+        if self.promised:
+            self.promise(0)
         for pool in pools:
             pool.held += size
         if self.announced is not None and self.size >= self.announced:
             self.arrived()
             return True
-        if self.since is None:
-            for pool in pools:
-                if not pool.admits(self):
-                    self._budget.pause(self)
-                    return False
+        if self.since is None and not all(pool.admits(self) for pool in pools):
+            self._budget.pause(self)
         return self.since is None
+
+    def promise(self, size: int) -> None:
+        """Keep room for `size` bytes, until the next ones arrive."""
+        for pool in self.pools:
+            pool.promised += size - self.promised
+        self.promised = size
 
     def arrived(self) -> None:
         """Mark the body as complete."""
-        budget = self._budget
-        if self not in budget.all.arriving:
-            return
         for pool in self.pools:
-            del pool.arriving[self]
-        if self.since is not None:
-            budget.resume(self)
-        budget.resume_some()
+            pool.arriving.pop(self, None)
+        self._budget.resume(self)
 
     def verify(self) -> None:
         """Take the body out of the shares of senders that nobody knows."""
+        self.promise(0)
         self._leave(self.pools[1:])
         self.pools = self.pools[:1]
-        self._budget.resume_some()
 
     def end(self) -> None:
         """Release all bytes of the body."""
-        pools, self.pools = self.pools, ()
         self._budget.forget(self)
-        self._leave(pools)
-        self._budget.resume_some()
+        self.promise(0)
+        self._leave(self.pools)
+        self.pools = ()
 
     def _leave(self, pools: Iterable[_Pool]) -> None:
+        """Release the bytes in these pools."""
         for pool in pools:
             pool.held -= self.size
-            pool.users -= 1
             pool.arriving.pop(self, None)
             if pool.beyond is self:
                 pool.beyond = None
-            if not pool.users:
-                self._budget.drop_share(pool.sender)
-
-    @property
-    def next_bytes(self) -> int:
-        """Return how many bytes come next, if the body goes on."""
-        return min(self.left, _READ_BYTES)
 
     def paused_seconds(self, now: float) -> float:
         """Return for how long the body has been paused; 0 if it is not."""
@@ -204,6 +199,7 @@ class Holding:
 
 
 def _call_later(seconds: float, act: Callable[[], None]) -> None:
+    """Call `act` after so many seconds."""
     asyncio.get_running_loop().call_later(seconds, act)
 
 
@@ -226,11 +222,9 @@ class ByteBudget:
         self.streams = OpenStreams(self.share, self.count)
         self._later = later
         self._on_cut = on_cut
-        self._no_shares = (self.all,)
-        self._shares: dict[str, _Pool] = {}
+        self._shares: WeakValueDictionary[str, _Pool] = WeakValueDictionary()  # by sender
         self._paused: dict[Holding, None] = {}
         self._is_ticking = False
-        self._is_round_due = False
 
     @property
     def held(self) -> int:
@@ -244,19 +238,8 @@ class ByteBudget:
 
     def hold(self, holder: Holder, announced: int | None, senders: Iterable[str] = ()) -> Holding:
         """Begin with a body. `senders`: who it seems to be from, each with a share of its own."""
-        pools: tuple[_Pool, ...] = self._no_shares
-        if senders:
-            pools = (self.all, *map(self._share_of, senders))
-        holding = Holding(self, holder, announced, pools)
-        for pool in holding.pools:
-            pool.users += 1
-            pool.arriving[holding] = None
-        return holding
-
-    def _share_of(self, sender: str) -> _Pool:
-        if (pool := self._shares.get(sender)) is None:
-            pool = self._shares[sender] = _Pool(self.share, sender)
-        return pool
+        shares = [self._shares.setdefault(sender, _Pool(self.share)) for sender in senders]
+        return Holding(self, holder, announced, (self.all, *shares))
 
     # -- what is buffered for its receiver ---------------------------------------------------
 
@@ -268,10 +251,8 @@ class ByteBudget:
         self.count(size)
 
     def count(self, size: int) -> None:
-        """Count `size` bytes that somebody else bounds."""
+        """Count `size` bytes that somebody else bounds; negative when they are released."""
         self.all.held += size
-        if size < 0:
-            self.resume_some()
 
     def has_buffer_for(self, size: int) -> bool:
         """Return whether `size` more bytes may be buffered for their receiver."""
@@ -285,16 +266,6 @@ class ByteBudget:
 
     # -- for holdings -----------------------------------------------------------------------
 
-    def drop_share(self, sender: str) -> None:
-        """Forget the share of a sender that has no bodies any more."""
-        self._shares.pop(sender, None)
-
-    def forget(self, holding: Holding) -> None:
-        """Stop counting a body as paused."""
-        if holding.since is not None:
-            del self._paused[holding]
-            holding.since = None
-
     def pause(self, holding: Holding) -> None:
         """Count a body as paused until there is room for it."""
         holding.since = self.clock()
@@ -303,98 +274,77 @@ class ByteBudget:
             self._is_ticking = True
             self._later(_TICK_SECONDS, self._tick)
 
+    def forget(self, holding: Holding) -> None:
+        """Stop counting a body as paused."""
+        self._paused.pop(holding, None)
+        holding.since = None
+
     def resume(self, holding: Holding) -> None:
-        """Let a paused body go on."""
-        self.forget(holding)
-        holding.holder.resume()
-
-    def resume_some(self) -> None:
-        """Resume the bodies that have room for one read, soon if very many are paused."""
-        if len(self._paused) <= _FEW_PAUSED:
-            self._resume_fitting()
-        elif not self._is_round_due:
-            self._is_round_due = True
-            self._later(_ROUND_SECONDS, self._end_round)
-
-    def _end_round(self) -> None:
-        self._is_round_due = False
-        self._resume_fitting()
-
-    def _resume_fitting(self) -> None:
-        planned: dict[_Pool, int] = {}
-        fitting = []
-        for holding in sorted(self._paused, key=_left):
-            pools = holding.pools
-            total = {pool: planned.get(pool, 0) + holding.next_bytes for pool in pools}
-            if all(pool.admits(holding, total[pool]) for pool in pools):
-                planned |= total
-                fitting.append(holding)
-        for holding in fitting:
-            if holding.since is not None:
-                self.resume(holding)
+        """Let a body go on if it is paused."""
+        if holding.since is not None:
+            self.forget(holding)
+            holding.holder.resume()
 
     # -- while bodies are paused ------------------------------------------------------------
 
     def _tick(self) -> None:
-        seconds = _TICK_SECONDS
+        """Resume and refuse bodies, and come again while some are paused."""
         try:
-            if self._refuse_some(self.clock()) >= _MAX_CUTS:
-                seconds = _ROUND_SECONDS
+            self._resume_fitting()
+            now = self.clock()
+            late = self._refuse_late(now)
+            self._refuse_slow(now, _MAX_CUTS - late)
         finally:
             self._is_ticking = bool(self._paused)
             if self._paused:
-                self._later(seconds, self._tick)
+                self._later(_TICK_SECONDS, self._tick)
             else:
                 for holding in self.all.arriving:
                     holding.stop_measuring()
 
-    def _refuse_some(self, now: float) -> int:
-        """Refuse bodies that were paused for too long, and slow ones that others wait for; return
-        how many.
+    def _resume_fitting(self) -> None:
+        """Resume the bodies that have room for one read, those with the fewest bytes to come
+        first.
         """
-        late = self._refuse_late(now)
-        slow = self._refuse_slow(now, _MAX_CUTS - len(late))
-        self._log(Reason.WAITED, late)
-        self._log(Reason.SLOW, slow)
-        return len(late) + len(slow)
+        for holding in sorted(self._paused, key=_left):
+            if all(pool.admits(holding, holding.next_bytes) for pool in holding.pools):
+                holding.promise(holding.next_bytes)
+                self.resume(holding)
 
-    def _refuse_late(self, now: float) -> list[Holding]:
+    def _refuse_late(self, now: float) -> int:
+        """Refuse bodies that were paused for too long, the largest first, unless the end of one
+        has made room for the next; return how many.
+        """
         late = [holding for holding in self._paused if holding.paused_seconds(now) >= _WAIT_SECONDS]
         late.sort(key=_size, reverse=True)
         refused: list[Holding] = []
         for holding in late[:_MAX_CUTS]:
-            if holding.since is not None:  # the end of a larger one may have made room for it
+            if _full_pools([holding]):
                 text = f"there was no room for the body for {_WAIT_SECONDS:g} s"
                 error = TooManyWaiting(f"{text}: {self._figures(holding)}; try again later")
                 self._refuse(holding, Reason.WAITED, error)
                 refused.append(holding)
-        return refused
+        self._log(Reason.WAITED, refused)
+        return len(refused)
 
-    def _refuse_slow(self, now: float, limit: int) -> list[Holding]:
+    def _refuse_slow(self, now: float, limit: int) -> None:
         """Refuse at most `limit` slow bodies that hold room for which others wait."""
-        full = self._full_pools()
+        full = _full_pools(self._paused)
         refused: list[Holding] = []
         for holding in list(self.all.arriving):
             rate = holding.measure_rate(now)
             if rate is None or rate >= _LEAST_RATE or full.isdisjoint(holding.pools):
                 continue
-            if self._paused and len(refused) < limit:
+            if len(refused) < limit:
                 text = f"the body comes at {rate / 2**10:.1f} KiB/s, while others wait"
                 error = SlowBody(f"{text}: {self._figures(holding)}; send it faster")
                 self._refuse(holding, Reason.SLOW, error)
                 refused.append(holding)
-        return refused
-
-    def _full_pools(self) -> set[_Pool]:
-        """Return the pools that have no room for a paused body."""
-        return {
-            pool
-            for holding in self._paused
-            for pool in holding.pools
-            if pool.held + holding.next_bytes > pool.limit
-        }
+                full = _full_pools(self._paused)
+        self._log(Reason.SLOW, refused)
 
     def _refuse(self, holding: Holding, reason: Reason, error: AdapterError) -> None:
+        """Count a refusal, and end the body with the error."""
         self._on_cut(reason)
         holding.end()
         holding.holder.cut(error)
@@ -422,13 +372,25 @@ class ByteBudget:
             limit = "max_inflight_body_bytes"
         else:
             whose = "bodies of this caller's key, connection or address"
-            limit = _SHARE_TEXT
+            limit = f"one {_SHARES}th of max_inflight_body_bytes"
         return f"{whose} hold {pool.held} of {pool.limit} bytes ({limit})"
 
 
+def _full_pools(holdings: Iterable[Holding]) -> set[_Pool]:
+    """Return the pools that have no room for what comes next of one of these bodies."""
+    return {
+        pool
+        for holding in holdings
+        for pool in holding.pools
+        if not pool.has_room(holding.next_bytes)
+    }
+
+
 def _left(holding: Holding) -> int:
+    """Return how many bytes of a body are still to come."""
     return holding.left
 
 
 def _size(holding: Holding) -> int:
+    """Return how many bytes of a body have arrived."""
     return holding.size

@@ -38,6 +38,8 @@ def both_families(port: int) -> socket.socket:
 def keep_alive(transport: asyncio.BaseTransport) -> None:
     """Notice within a minute that the host of the other end is gone, also while nothing is sent."""
     own = transport.get_extra_info("socket")
+    if own is None:  # the connection was closed as it was made
+        return
     own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
     own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)

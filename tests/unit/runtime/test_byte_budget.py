@@ -92,6 +92,7 @@ def test_who_comes_when_all_is_taken_waits_until_something_is_given_back() -> No
     assert not late.send(1)
     assert site.budget.waiting == 1
     other.holding.end()
+    site.time.pass_(0.1)
     assert late.may_send
     assert site.budget.waiting == 0
 
@@ -105,6 +106,7 @@ def test_the_oldest_goes_on_beyond_the_limit_and_nobody_else_does() -> None:
     assert oldest.send(2)  # it is complete, and still held
     assert not other.may_send
     oldest.holding.end()
+    site.time.pass_(0.1)
     assert other.may_send
     assert other.send(22)
 
@@ -116,10 +118,12 @@ def test_those_of_which_least_is_to_come_go_on_first() -> None:
     assert not large.send(30)
     assert not small.send(5)
     first.holding.end()
+    site.time.pass_(0.1)
     assert (small.may_send, large.may_send) == (True, True)
     again = site.body(90)
     assert not again.send(70)
     small.holding.end()
+    site.time.pass_(0.1)
     assert not again.may_send
 
 
@@ -322,6 +326,7 @@ def test_senders_that_nobody_knows_share_an_eighth_each() -> None:
     assert site.body(9).send(9)
     bodies[0].send(3)
     bodies[0].holding.verify()
+    site.time.pass_(0.1)
     assert bodies[1].may_send
 
 
@@ -343,6 +348,7 @@ def test_what_is_kept_for_its_receiver_counts_and_makes_room_when_it_is_taken() 
     late = site.body(3)
     assert not late.send(1)
     site.budget.buffer(-8)
+    site.time.pass_(0.1)
     assert late.may_send
     assert site.budget.held == 3
 
@@ -421,7 +427,7 @@ def test_whatever_callers_do_the_sum_is_right_and_nobody_waits_for_ever(
         body.holding.end()
     play.check()
     budget = play.site.budget
-    assert (budget.held, budget.waiting, budget.all.users) == (0, 0, 0)
+    assert (budget.held, budget.waiting, list(budget.all.arriving)) == (0, 0, [])
     play.site.time.pass_(1)
 
 
