@@ -321,7 +321,7 @@ async def test_a_missing_binary_is_named(tmp_path):
     ],
 )
 def test_the_wheel_is_refused_where_its_python_backend_cannot_run(python, numpy, reason):
-    said = launch.unfit(python, numpy)
+    said = launch.explain_unfit(python, numpy)
     assert said is None if reason is None else reason in said
 
 

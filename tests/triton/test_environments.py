@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.triton.server.cleanup import environment_of, note_environment, remove_environments
+from adapter.triton.server.cleanup import find_environment, note_environment, remove_environments
 from tests.running import wait_until
 
 
@@ -38,17 +38,17 @@ def stub_with(path: object) -> Iterator[int]:
 
 def test_the_folder_is_the_one_that_a_stub_was_started_in(place):
     with stub_with(f"{place}/0/lib:/usr/lib") as pid:
-        assert environment_of(pid, 0) == place
-        assert environment_of(pid, time.time() + 60) is None, "it is older than this Triton"
+        assert find_environment(pid, 0) == place
+        assert find_environment(pid, time.time() + 60) is None, "it is older than this Triton"
         place.chmod(0o755)
-        assert environment_of(pid, 0) is None, "Triton makes none of that mode"
-    assert environment_of(pid, 0) is None
+        assert find_environment(pid, 0) is None, "Triton makes none of that mode"
+    assert find_environment(pid, 0) is None
 
 
 @pytest.mark.parametrize("form", ["{}/lib", "/usr/lib:{}/0/lib", "{}x/0/lib", "{}/0/lib2", "/tmp"])
 def test_any_other_place_is_not_triton_s(place, form):
     with stub_with(form.format(place)) as pid:
-        assert environment_of(pid, 0) is None
+        assert find_environment(pid, 0) is None
 
 
 def test_what_was_noted_is_removed_once(place, tmp_path):

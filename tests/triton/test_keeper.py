@@ -80,7 +80,7 @@ async def test_its_end_is_told_and_by_then_nothing_is_left(tmp_path, end, said):
     pids = descendants(server.keeper)
     assert server.pid == server.server == pids[0]
     (tmp_path / "end").touch()
-    assert await server.ended() == said
+    assert await server.wait() == said
     assert server.pid is None
     assert not [pid for pid in pids if is_there(pid)]
 
@@ -89,7 +89,7 @@ async def test_sigterm_reaches_it(tmp_path):
     server = await daemonising(tmp_path / "end")
     pids = descendants(server.keeper)
     await server.stop(60)
-    assert await server.ended() == "exited with 3"
+    assert await server.wait() == "exited with 3"
     assert not [pid for pid in pids if is_there(pid)]
 
 
@@ -98,7 +98,7 @@ async def test_it_is_killed_though_it_stands_still(tmp_path):
     pids = descendants(server.keeper)
     suspend(server.server)
     server.kill()
-    assert await server.ended() == "was killed by SIGKILL"
+    assert await server.wait() == "was killed by SIGKILL"
     assert not [pid for pid in pids if is_there(pid)]
 
 
@@ -110,7 +110,7 @@ async def test_it_does_not_outlive_a_keeper_that_somebody_kills(tmp_path, monkey
     found = [member.id for member in family(server.keeper, set())]
     os.kill(server.keeper, signal.SIGKILL)
     try:
-        assert await server.ended() == "lost its keeper, and was killed"
+        assert await server.wait() == "lost its keeper, and was killed"
         assert server.pid is None
         await until(lambda: not is_there(server.server))
     finally:
@@ -131,7 +131,7 @@ async def test_what_cannot_be_executed_is_named(tmp_path):
     program.write_text("#!/nothing/there\n")
     program.chmod(0o755)
     server = await spawn(str(program))
-    assert await server.ended() == "exited with 127"
+    assert await server.wait() == "exited with 127"
     assert server.complaint().startswith(f"{program} cannot be executed: No such file or directory")
 
 
@@ -151,5 +151,5 @@ async def test_no_descriptor_of_the_adapter_is_passed_on():
     """Else a model's process would keep open what it stands for."""
     seen = "[n for n in range(3, 999) if os.path.exists(f'/proc/self/fd/{n}')]"
     server = await spawn(sys.executable, "-c", f"import os; print({seen})")
-    await server.ended()
+    await server.wait()
     assert server.complaint().splitlines()[0] == "[]"

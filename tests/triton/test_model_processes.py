@@ -73,8 +73,8 @@ def test_what_was_seen_below_its_stub_stays_of_its_model_when_it_loses_its_paren
     machine.end(40)
     later = machine.start(60, 50)
     machine.end(20)
-    assert processes.of_unloaded(["a"]) == {daemon, later}
-    assert processes.of_unloaded(["b"]) == {ProcessId(30, 30)}
+    assert processes.claim(["a"]) == {daemon, later}
+    assert processes.claim(["b"]) == {ProcessId(30, 30)}
 
 
 def test_a_stub_that_has_lost_its_arguments_and_not_yet_ended_stays_of_its_model(
@@ -85,7 +85,7 @@ def test_a_stub_that_has_lost_its_arguments_and_not_yet_ended_stays_of_its_model
     machine.says[20] = ""
     assert processes.owners()[20] == "a"
     assert processes.stubs("a") == []
-    assert stub in processes.of_unloaded(["a"])
+    assert stub in processes.claim(["a"])
 
 
 def test_a_later_process_with_the_same_pid_is_another(machine, processes):
@@ -103,7 +103,7 @@ def test_what_nothing_tells_of_is_of_the_only_model_there_was(machine, processes
     machine.end(30)
     unknown = machine.start(50, KEEPER)
     assert processes.owners()[50] == "a"
-    assert unknown in processes.of_unloaded(["a"])
+    assert unknown in processes.claim(["a"])
 
 
 def test_what_may_be_of_two_models_is_abandoned_when_both_have_lost_their_stubs(machine, processes):
@@ -129,7 +129,7 @@ def test_what_began_before_all_models_is_of_the_server_and_left_alone(machine, p
     machine.end(20)
     machine.end(30)
     assert processes.abandoned() == frozenset()
-    assert processes.of_unloaded(["a", "b"]) == frozenset()
+    assert processes.claim(["a", "b"]) == frozenset()
 
 
 def test_what_is_below_a_program_that_starts_triton_is_seen_alike(machine, processes):

@@ -102,7 +102,7 @@ def test_the_same_words_for_another_reason_keep_their_levels(printer, caplog):
 
 def test_the_last_words_are_kept_though_they_were_too_many_to_log(printer, caplog, monkeypatch):
     # else a machine that reads this for seconds has those logged that come last
-    monkeypatch.setattr(printer.output, "_refilled", lambda: int(printer.output._tokens))
+    monkeypatch.setattr(printer.output, "_refill_tokens", lambda: int(printer.output._tokens))
     printer.print(b"x\n" * 50_000 + b"the reason\nwhy it gave up\n")
     printer.finish()
     assert "why it gave up" not in logged(caplog)

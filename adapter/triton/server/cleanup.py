@@ -19,25 +19,30 @@ _PLACE = Path("/tmp")  # noqa: S108 - where Triton makes it
 _STARTED_IN = re.compile(rb"LD_LIBRARY_PATH=/tmp/(python_env_\w{6})/\d+/lib(:|$)")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton puts them
 # Threads of Triton that served the process wait for ever on its message queues, seen below 36 KiB
-# of a region on 2.51. What they look at must stay as it is.
+# of a region on 2.51. The bytes that they read must stay as they are.
 _KEPT_BYTES = 64 * 1024
 
 
-def environment_of(pid: int, since: float) -> Path | None:
-    """Return the folder in which Triton has unpacked the environment of this stub; None if it has
-    none. What was there before `since` (time.time) is not this Triton's.
-    """
+def find_environment(
+    pid: int,
+    since: float,  # seconds since 1970; an older folder is not this Triton's
+) -> Path | None:
+    """Return the folder in which Triton has unpacked the environment of a stub; None if none."""
     with suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        found = next(filter(None, map(_STARTED_IN.match, variables)), None)
-        if found is not None:
-            place = _PLACE / found[1].decode()
-            return place if _is_own(status := place.lstat()) and status.st_mtime >= since else None
+        match = next(filter(None, map(_STARTED_IN.match, variables)), None)
+        if match is not None:
+            place = _PLACE / match[1].decode()
+            status = place.lstat()
+            return place if _is_own(status) and status.st_mtime >= since else None
     return None
 
 
 def note_environment(notes: Path, place: Path) -> None:
-    """Note the folder, to be removed by `remove_environments`. Raises OSError."""
+    """Note a folder of environments in the folder `notes`, to be removed by `remove_environments`.
+
+    Raises OSError.
+    """
     text = _identity(place.lstat())
     notes.mkdir(exist_ok=True)
     (notes / place.name).write_text(text)
@@ -46,23 +51,24 @@ def note_environment(notes: Path, place: Path) -> None:
 def remove_environments(notes: Path) -> None:
     """Remove the noted folders, and the notes of those that are gone."""
     with suppress(OSError):
-        for each in [*notes.iterdir()]:
-            if not _remains(_PLACE / each.name, each.read_text()):
-                each.unlink()
+        for note in [*notes.iterdir()]:
+            if _remove_environment(_PLACE / note.name, note.read_text()):
+                note.unlink()
         notes.rmdir()
 
 
-def _remains(place: Path, identity: str) -> bool:
-    """Remove the folder, if it still is the one; return whether some of it is left."""
+def _remove_environment(place: Path, identity: str) -> bool:
+    """Remove the folder unless another has its name now; return whether nothing of it remains."""
     with suppress(FileNotFoundError):
         status = place.lstat()
         if _is_own(status) and _identity(status) == identity:
             shutil.rmtree(place, ignore_errors=True)
-            return place.exists()
-    return False
+            return not place.exists()
+    return True
 
 
 def _is_own(status: os.stat_result) -> bool:
+    """Return whether a Triton of this user has made the folder."""
     is_private = stat.S_IMODE(status.st_mode) == stat.S_IRWXU  # as mkdtemp makes it
     return stat.S_ISDIR(status.st_mode) and is_private and status.st_uid == os.geteuid()
 
@@ -72,10 +78,11 @@ def _identity(status: os.stat_result) -> str:
 
 
 def free_region(region: Path) -> int:
-    """Remove a region that Triton has mapped but no longer uses; return the bytes given back.
+    """Remove a region that Triton has mapped but no longer uses; return the bytes that are freed.
 
-    Removing the file alone gives nothing back while the mapping lives, and to shorten it would
-    kill Triton at its next access. 0 if there is no such region. OSError if it cannot be freed.
+    Removing the file alone frees nothing while the mapping lives, and to shorten it would kill
+    Triton at its next access. The result is 0 without such a region. Raises OSError if it cannot be
+    freed.
     """
     try:
         descriptor = os.open(region, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -19,13 +19,15 @@ import signal
 import sys
 from contextlib import suppress
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _NOT_EXECUTED = 127
 _REGIONS = "/dev/shm"  # noqa: S108 - where Triton puts them
 _PARENT = 1  # of the fields behind the name in /proc/PID/stat
 
 
 def main() -> None:
+    """Start tritonserver, wait for its end, and kill all processes that it leaves behind."""
     report, prefix, *command = int(sys.argv[1]), *sys.argv[2:]
     os.closerange(3, report)  # inherited copies of descriptors that nothing uses
     os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
@@ -37,10 +39,10 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     server = _start(command)
     signal.signal(signal.SIGTERM, lambda *_: _kill(server, signal.SIGTERM))
-    _say(report, server)
+    _report_number(report, server)
     code = _wait(server, woken)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _say(report, code)
+    _report_number(report, code)
     _end_rest(server)
     for name in os.listdir(_REGIONS):
         if name.startswith(prefix):
@@ -49,6 +51,7 @@ def main() -> None:
 
 
 def _start(command: list[str]) -> int:
+    """Start the server in a session of its own; return its pid."""
     keeper = os.getpid()
     if (server := os.fork()) != 0:
         return server
@@ -70,24 +73,26 @@ def _wait(server: int, woken: int) -> int:
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
     while True:
-        for found, _ in poll.poll():
-            if found == woken:
+        for descriptor, _ in poll.poll():
+            if descriptor == woken:
                 os.read(woken, 512)
-            else:  # nothing is ever written to stdin: it was closed
+            else:  # nothing is ever written to stdin, so it was closed
                 poll.unregister(0)
                 _kill(server, signal.SIGKILL)
-        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
-            if ended[0] == server:
-                return os.waitstatus_to_exitcode(ended[1])
+        pid = -1
+        while pid != 0:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == server:
+                return os.waitstatus_to_exitcode(status)
 
 
 def _end_rest(group: int) -> None:
-    """Kill until no child is left: orphans become children of this process meanwhile."""
+    """Kill until no child remains: orphans become children of this process meanwhile."""
     try:
         while True:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)  # most of them, at one moment
-            for child in _children():
+                os.killpg(group, signal.SIGKILL)  # most processes, at one moment
+            for child in _list_children():
                 _kill(child, signal.SIGKILL)
             os.waitpid(-1, 0)
             while os.waitpid(-1, os.WNOHANG)[0] != 0:
@@ -96,19 +101,21 @@ def _end_rest(group: int) -> None:
         return
 
 
-def _children() -> list[int]:
-    me, found = str(os.getpid()).encode(), []
+def _list_children() -> list[int]:
+    """Return the pids of all children."""
+    keeper = str(os.getpid()).encode()
+    children = []
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
-        if fields[_PARENT] == me:
-            found.append(int(name))
-    return found
+        if fields[_PARENT] == keeper:
+            children.append(int(name))
+    return children
 
 
 def _kill(pid: int, number: int) -> None:
@@ -117,12 +124,14 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _say(report: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # the adapter has gone
+def _report_number(report: int, number: int) -> None:
+    """Write a pid or an exit code to the adapter."""
+    with suppress(BrokenPipeError):  # the adapter was killed
         os.write(report, f"{number}\n".encode())
 
 
 def _prctl(option: int, value: int) -> None:
+    """Call prctl(2). Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 

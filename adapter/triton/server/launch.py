@@ -52,24 +52,28 @@ class Launch:
 
 
 def prepare(setting: Path | None, folder: Path) -> Launch:
-    """Find the binary and put what it needs into `folder`. BackendUnavailable when it cannot be."""
+    """Find the binary, and put what it needs into `folder`.
+
+    Raises BackendUnavailable if there is no binary, or if it cannot run models here.
+    """
     wheel = wheel_folder()
     binary = _find(setting, wheel)
     if wheel is None or wheel not in binary.resolve().parents:
         return Launch(binary, (), {})
-    if (reason := unfit(sys.version_info[:2], _numpy_version())) is not None:
+    if (reason := explain_unfit(sys.version_info[:2], _numpy_version())) is not None:
         raise BackendUnavailable(reason, delivered=False)
     return _from_wheel(wheel, binary, folder)
 
 
-def accepted(
+def select_known(
     binary: Path, environment: Mapping[str, str], options: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the arguments for those of the options that the server's --help lists: it does not
-    start with one that it does not know.
+    """Return arguments for the options that the server's --help lists; none without an answer.
+
+    The server does not start with an option that it does not know.
     """
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             [binary, "--help"],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -79,7 +83,7 @@ def accepted(
         )
     except (OSError, subprocess.SubprocessError):
         return ()
-    known = re.findall(rb"--[\w-]+", done.stdout + done.stderr)
+    known = re.findall(rb"--[\w-]+", answer.stdout + answer.stderr)
     return tuple(f"{name}={value}" for name, value in options.items() if name.encode() in known)
 
 
@@ -95,8 +99,9 @@ def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def unfit(python: tuple[int, int], numpy: str | None) -> str | None:
-    """Why Python models cannot run on the wheel's server in such an environment.
+def explain_unfit(python: tuple[int, int], numpy: str | None) -> str | None:
+    """Return why Python models cannot run on the wheel's server with these versions; None if they
+    can.
 
     With numpy 2 every request fails in the python backend of Triton 2.51: "output tensor shape
     does not match size of output". numpy 1 does not exist for Python 3.13 and later.
@@ -120,24 +125,26 @@ def find_libpython() -> Path | None:
     """
     libdir = Path(sysconfig.get_config_var("LIBDIR") or "")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    # the last is where scripts/libpython.py puts the one that it fetched
     for folder in (libdir, libdir / multiarch, Path(sys.base_prefix, "lib"), libpython_folder()):
-        if (found := folder / LIBPYTHON).is_file():
-            return found
+        library = folder / LIBPYTHON
+        if library.is_file():
+            return library
     if ctypes.util.find_library(f"python{_VERSION}") == LIBPYTHON:
         return Path(LIBPYTHON)
     return None
 
 
 def libpython_folder() -> Path:
+    """Return the folder of this environment into which scripts/libpython.py puts the library."""
     return Path(sys.prefix, "lib")
 
 
 def take_port(ports: ExitStack, listener: str, host: str, port: int) -> int:
-    """Bind the port until `ports` is closed, without listening; 0 means any free one.
+    """Bind a port, 0 for any free one, until `ports` is closed; return its number.
 
-    So nobody else is given it, while the server, which sets SO_REUSEADDR as well, can listen on it,
-    after each restart too. BackendUnavailable when it cannot be had.
+    Nothing listens on the port here. So nobody else is given it, while the server, which sets
+    SO_REUSEADDR as well, can listen on it, after each restart too. Raises BackendUnavailable with
+    the setting of the `listener` if the port is taken.
     """
     taken = ports.enter_context(socket.socket())
     try:
@@ -156,7 +163,7 @@ def take_port(ports: ExitStack, listener: str, host: str, port: int) -> int:
 
 
 class RunFolder:
-    """A folder that lives as long as its process: removed at the end, or by the next to start.
+    """Holds the files of one run in a folder: removed at its end, or by the next adapter to start.
 
     The lock tells a live owner from one that was killed. The folder gets its final name only once
     it is locked, so that no sweep ever sees one without. Its name is also the prefix of Triton's
@@ -168,24 +175,19 @@ class RunFolder:
     ENVIRONMENTS = "environments"
 
     def __init__(self) -> None:
-        made = Path(tempfile.mkdtemp(prefix=f".{self._PREFIX}"))
-        self._lock: int | None = os.open(made / self.LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        """Make the folder, and lock it."""
+        hidden = Path(tempfile.mkdtemp(prefix=f".{self._PREFIX}"))
+        self._lock: int | None = os.open(hidden / self.LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = made.rename(made.with_name(made.name[1:]))
+        self.path = hidden.rename(hidden.with_name(hidden.name[1:]))
+        self.notes = self.path / self.ENVIRONMENTS  # of environments that Triton may leave behind
 
     def remove(self) -> None:
+        """Remove the folder and all that Triton left behind. A second call does nothing."""
         if self._lock is not None:
             _clear(self.path)
             os.close(self._lock)
             self._lock = None
-
-    def note_environment(self, place: Path) -> None:
-        """Have this folder of Triton's removed when Triton has ended. Raises OSError."""
-        cleanup.note_environment(self.path / self.ENVIRONMENTS, place)
-
-    def remove_environments(self) -> None:
-        """Remove what a Triton that has ended left of those that were noted."""
-        cleanup.remove_environments(self.path / self.ENVIRONMENTS)
 
     @classmethod
     def sweep(cls) -> None:
@@ -202,23 +204,27 @@ class RunFolder:
 
 
 def _clear(folder: Path) -> None:
+    """Remove a run folder with the environments and shared memory of its Triton."""
     for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - where Triton puts them
         region.unlink(missing_ok=True)
-    lock, notes = folder / RunFolder.LOCK, folder / RunFolder.ENVIRONMENTS
+    lock = folder / RunFolder.LOCK
+    notes = folder / RunFolder.ENVIRONMENTS
     cleanup.remove_environments(notes)
     for path in folder.iterdir():
-        if path == notes:  # what it names could not be removed
+        if path == notes:  # the notes that remain name folders that could not be removed
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path != lock:
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # the lock last: by it the next start finds what could not be removed
+    # the lock goes last: by it the next start finds what could not be removed
+    with suppress(OSError):
         if [*folder.iterdir()] == [lock]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _find(setting: Path | None, wheel: Path | None) -> Path:
+    """Return the binary of the setting, of PATH or of the wheel. Raises BackendUnavailable."""
     if setting is not None:
         if not setting.is_file():
             raise BackendUnavailable(f"no tritonserver at {setting}", delivered=False)
@@ -227,14 +233,16 @@ def _find(setting: Path | None, wheel: Path | None) -> Path:
         return Path(on_path).absolute()
     if wheel is not None:
         return wheel / "bin" / "tritonserver"
-    here = sys.version_info[:2]
-    advice = _INSTALL if here < (3, 13) else unfit(here, None)  # the extra is empty there
+    python = sys.version_info[:2]
+    # from Python 3.13 on the extra installs nothing
+    advice = _INSTALL if python < (3, 13) else explain_unfit(python, None)
     raise BackendUnavailable(f"no tritonserver found; {advice}", delivered=False)
 
 
 def wheel_folder() -> Path | None:
-    """Return the wheel's server folder, None if the wheel is not installed. The package is located,
-    not imported: nothing of it is needed.
+    """Return the wheel's server folder; None if the wheel is not installed.
+
+    The package is located, not imported: its code is not needed.
     """
     spec = importlib.util.find_spec("pytriton")
     for location in (spec and spec.submodule_search_locations) or ():
@@ -259,10 +267,14 @@ def _numpy_version() -> str | None:
 
 
 def _from_wheel(wheel: Path, binary: Path, folder: Path) -> Launch:
+    """Link the wheel's server with its python backend and libraries into the run folder.
+
+    Raises BackendUnavailable without a libpython.
+    """
     backend = folder / "backends" / "python"
     libraries = folder / "lib"
-    for made in (backend, libraries):
-        made.mkdir(parents=True)
+    backend.mkdir(parents=True)
+    libraries.mkdir()
     for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
         (backend / name).symlink_to(wheel / "backends" / "python" / name)
     stub = "triton_python_backend_stub"
@@ -282,16 +294,19 @@ def _from_wheel(wheel: Path, binary: Path, folder: Path) -> Launch:
 
 
 def _place_libpython(folder: Path) -> None:
-    """Link the library: its folder on the loader's path may hold unrelated ones."""
-    found = find_libpython()
-    if found is None:
+    """Link libpython into the folder: its own may hold libraries that Triton must not load.
+
+    Raises BackendUnavailable without a libpython.
+    """
+    library = find_libpython()
+    if library is None:
         raise BackendUnavailable(
             f"{LIBPYTHON} is missing, which Triton's python backend needs;"
             f" Debian and Ubuntu have it in the package libpython{_VERSION}",
             delivered=False,
         )
-    if found.is_absolute():
-        (folder / LIBPYTHON).symlink_to(found)
+    if library.is_absolute():
+        (folder / LIBPYTHON).symlink_to(library)
 
 
 def _place_executable(source: Path, target: Path) -> None:

@@ -22,24 +22,24 @@ _KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 class NotStarted(BackendUnavailable):
-    """There is no process: it costs nothing to try again."""
+    """Raised if there is no process: it costs nothing to try again."""
 
 
 class ServerProcess:
-    """One run of the process, below its keeper, and its output."""
+    """Runs tritonserver once, below a keeper, and logs its output."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        server: int,
-        lifeline: ExitStack,
+        keeper: asyncio.subprocess.Process,
+        server: int,  # the pid of tritonserver, kept once it has ended
+        lifeline: ExitStack,  # once it is closed the keeper ends everything
         report: "_Report",
         output: Output,
     ) -> None:
         self.started_at = clock.monotonic()
-        self._keeper = process
-        self.server = server  # its pid, also once it has ended
-        self._lifeline = lifeline  # once it is closed the keeper ends everything
+        self.server = server
+        self._keeper = keeper
+        self._lifeline = lifeline
         self._report = report
         self._output = output
 
@@ -50,10 +50,10 @@ class ServerProcess:
         environment: Mapping[str, str],
         memory_prefix: str,
     ) -> Self:
-        """Start it, or raise BackendUnavailable and leave nothing open.
+        """Start the server. Raises NotStarted, and leaves nothing open.
 
         `memory_prefix` begins the names of its shared memory regions. A session of its own keeps a
-        terminal's Ctrl-C away: we drain first.
+        terminal's Ctrl-C away: the adapter drains first.
         """
         with ExitStack() as undo, ExitStack() as lifeline:
             try:
@@ -64,8 +64,9 @@ class ServerProcess:
                 raise NotStarted(
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
-            if (server := await report.pid) is None:
-                await _heard_out(process, output)
+            server = await report.pid
+            if server is None:
+                await _wait_for_rest(process, output)
                 raise NotStarted(
                     f"tritonserver cannot be started: {output.complaint()}", delivered=False
                 )
@@ -79,17 +80,18 @@ class ServerProcess:
 
     @property
     def keeper(self) -> int:
-        """Return the pid of its parent, the ancestor of all that it and its models start."""
+        """Return the pid of the keeper, the ancestor of all that Triton and its models start."""
         return self._keeper.pid
 
-    async def ended(self) -> str:
-        """Wait for the end, let the keeper end the rest, and say how it ended."""
+    async def wait(self) -> str:
+        """Wait until the server and all that it started have ended; return how the server did."""
         code = await asyncio.shield(self._report.code)
         self._lifeline.close()
-        if code is None:  # somebody killed the keeper, so the kernel kills the server; not the rest
+        # if somebody killed the keeper, the kernel kills the server, and nobody the rest
+        if code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.server, signal.SIGKILL)
-        await _heard_out(self._keeper, self._output)
+        await _wait_for_rest(self._keeper, self._output)
         self._output.close()
         self._report.close()
         return self.exit_reason
@@ -105,31 +107,34 @@ class ServerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     async def stop(self, seconds: float) -> None:
-        """Send SIGTERM, and SIGKILL after so many seconds; SIGKILL alone without any. What survives
-        that is left: the kernel holds it.
+        """End the server: SIGTERM, and SIGKILL after so many seconds; SIGKILL at once for 0.
+
+        A process that survives SIGKILL is held by the kernel, and is left behind.
         """
         if seconds:
             with suppress(ProcessLookupError):
-                self._keeper.terminate()  # it passes it on
+                self._keeper.terminate()  # the keeper passes SIGTERM on
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended(), seconds)
+                await asyncio.wait_for(self.wait(), seconds)
                 return
         self.kill()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.ended(), _KILL_SECONDS)
+            await asyncio.wait_for(self.wait(), _KILL_SECONDS)
 
     def kill(self) -> None:
-        """Kill it at once, with all below it."""
+        """Kill the server at once, with all that it started."""
         self._lifeline.close()
 
     def complaint(self) -> str:
-        """Return its last words."""
+        """Return the last lines that it printed, the very last one first."""
         return self._output.complaint()
 
 
-async def _heard_out(keeper: asyncio.subprocess.Process, output: Output) -> None:
-    """Wait until both have ended. A process that survives SIGKILL keeps its keeper and the pipe of
-    its output: the wait is limited.
+async def _wait_for_rest(keeper: asyncio.subprocess.Process, output: Output) -> None:
+    """Wait until the keeper has ended and all output is read.
+
+    A process that survives SIGKILL keeps its keeper and the pipe of its output: the wait is
+    limited.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(_REST_SECONDS):
@@ -144,51 +149,58 @@ async def _start(
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> tuple[Output, "_Report", asyncio.subprocess.Process]:
-    """Start a keeper; return its output, its report, which `undo` closes, and its process."""
-    with ExitStack() as lent:
+    """Start a keeper; return its output, its report, which `undo` closes, and its process.
+
+    Raises OSError and RuntimeError without a descriptor, process or thread.
+    """
+    with ExitStack() as child_ends:  # the keeper has inherited these once it is started
         # not asyncio's own pipes: with those, wait() waits for the stubs too, which inherit them
-        said, theirs = os.pipe()
-        lent.callback(os.close, theirs)
-        output = Output(said)  # ends with the last who holds `theirs`
-        report_end, keeper_end = os.pipe()
-        lent.callback(os.close, keeper_end)
+        output_end, child_output = os.pipe()
+        child_ends.callback(os.close, child_output)
+        output = Output(output_end)  # ends with the last process that holds `child_output`
+        report_end, child_report = os.pipe()
+        child_ends.callback(os.close, child_report)
         report = _Report(report_end)
         undo.callback(report.close)
-        guarded, held = os.pipe()
-        lent.callback(os.close, guarded)
-        lifeline.callback(os.close, held)
+        child_lifeline, lifeline_end = os.pipe()
+        child_ends.callback(os.close, child_lifeline)
+        lifeline.callback(os.close, lifeline_end)
+        command = [*_KEEPER, str(child_report), *arguments]
         process = await asyncio.create_subprocess_exec(
-            *(*_KEEPER, str(keeper_end), *arguments),
+            *command,
             env=environment,
-            stdin=guarded,
-            stdout=theirs,
-            stderr=theirs,
-            pass_fds=[keeper_end],
+            stdin=child_lifeline,
+            stdout=child_output,
+            stderr=child_output,
+            pass_fds=[child_report],
             start_new_session=True,
         )
     return output, report, process
 
 
 class _Report:
-    """The keeper's report: tritonserver's pid, and its exit code once it has ended; each None if
-    the keeper ended without it.
+    """Reads the keeper's report: tritonserver's pid, and its exit code once it has ended.
+
+    Each is None if the keeper ended without it.
     """
 
     def __init__(self, pipe: int) -> None:
         """Take over the descriptor."""
         self._pipe = pipe
         self._loop = asyncio.get_running_loop()
-        self._heard = b""
+        self._partial_line = b""
         self.pid: asyncio.Future[int | None] = self._loop.create_future()
         self.code: asyncio.Future[int | None] = self._loop.create_future()
-        self._loop.add_reader(pipe, self._hear)
+        self._loop.add_reader(pipe, self._read)
 
-    def _hear(self) -> None:
-        said = os.read(self._pipe, 64)
-        *lines, self._heard = (self._heard + said).split(b"\n")
+    def _read(self) -> None:
+        """Read what the keeper has written; called by the event loop."""
+        chunk = os.read(self._pipe, 64)
+        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         for line in lines:
-            (self.code if self.pid.done() else self.pid).set_result(int(line))
-        if not said:
+            future = self.code if self.pid.done() else self.pid
+            future.set_result(int(line))
+        if not chunk:
             self.close()
 
     def close(self) -> None:

@@ -1,10 +1,12 @@
-"""Lists and kills processes with their descendants, and attributes those of Triton to models.
+"""Lists, kills and awaits processes with their descendants, and attributes Triton's to models.
 
 Triton runs each instance of a python model in a process of its own, a stub. The path of model.py is
 among its arguments, followed by its region of shared memory and, later, by the name of the instance
 (`m_0_1`); a stub that only completes the configuration has the model's name there.
 """
 
+import asyncio
+import logging
 import os
 import signal
 import threading
@@ -13,10 +15,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from adapter.core.model import ProcessId, TritonName
+from adapter.errors import BackendUnavailable
 from adapter.runtime import clock
-from adapter.triton.server.cleanup import environment_of
+from adapter.runtime.threads import PROCESSES
+from adapter.triton.server import cleanup
+
+_log = logging.getLogger("adapter.triton")
 
 # Errors of /proc for a process that has just ended or may not be read. Any other error, such as a
 # lack of descriptors, means that the state of the process is unknown.
@@ -24,6 +31,12 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PARENT, _STARTED = 1, 19  # of the fields behind the name in the stat of a process
 _OTHERS_SECONDS = 2.0
+# The library that a stub imports first when Triton asks it to initialize its model.
+_NUMPY = b"_multiarray_umath"
+_POLL_FIRST_SECONDS = 0.01
+_POLL_LAST_SECONDS = 0.25
+
+_Seen = TypeVar("_Seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +63,46 @@ class _Table:
     children: Mapping[int, Sequence[int]]
 
     def below(self, ancestors: Iterable[int]) -> list[Member]:
-        found = [self._member(pid, each) for each in ancestors for pid in self._of(each)]
-        for member in found:
-            found += [self._member(pid, member.id.pid) for pid in self._of(member.id.pid)]
-        return found
+        """Return the descendants of these processes, parents first."""
+        members = [self._member(pid, each) for each in ancestors for pid in self._children_of(each)]
+        for member in members:
+            pid = member.id.pid
+            members += [self._member(child, pid) for child in self._children_of(pid)]
+        return members
 
     def outside(self, ancestor: int, known: Collection[int]) -> list[int]:
-        """Return those that are not below `ancestor`, as far as all their ancestors are in the
-        table or `known` to be outside. One whose parent has just ended is neither.
+        """Return the pids that are not below `ancestor`, as far as all their ancestors are in the
+        table or `known` to be outside. A process whose parent has just ended is neither.
         """
-        found = [0, *known]
-        for each in found:
-            found += [pid for pid in self._of(each) if pid != ancestor]
-        return found[1 + len(known) :]
+        pids = [0, *known]
+        for parent in pids:
+            pids += [pid for pid in self._children_of(parent) if pid != ancestor]
+        return pids[1 + len(known) :]
 
-    def _of(self, parent: int) -> Sequence[int]:
+    def _children_of(self, parent: int) -> Sequence[int]:
         return self.children.get(parent, ())
 
     def _member(self, pid: int, parent: int) -> Member:
         return Member(ProcessId(pid, self.started[pid]), parent)
 
 
-def family(ancestor: int, others: set[int]) -> list[Member]:
-    """Return the living descendants, parents first, without zombies. OSError if they cannot be
-    listed. Processes with the pids of `others` are not read, as they were seen to be no
-    descendants; those that are seen now are added.
+def family(
+    ancestor: int,
+    others: set[int],  # pids of processes that were seen to be no descendants; more are added
+) -> list[Member]:
+    """Return the living descendants of a process, parents first, without zombies.
+
+    Processes in `others` are not read. Raises OSError if the processes cannot be listed.
     """
-    table = _table(others)
+    table = _list_all(others)
     others.update(table.outside(ancestor, others))
     return table.below([ancestor])
 
 
-def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
-    """Return those that live and their descendants; all of `known` if none can be listed."""
+def list_living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
+    """Return those processes that live, and their descendants; all of `known` if unknown."""
     try:
-        table = _table()
+        table = _list_all()
     except OSError:
         return frozenset(known)
     alive = {each for each in known if table.started.get(each.pid) == each.started}
@@ -93,16 +111,16 @@ def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
 
 
 def kill(known: Collection[ProcessId]) -> frozenset[ProcessId]:
-    """Kill those that live, and their descendants; return them."""
-    found = living(known)
-    for process in found:
+    """Kill those processes that live, and their descendants; return what was killed."""
+    victims = list_living(known)
+    for process in victims:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
-    return found
+    return victims
 
 
 def arguments_of(pid: int) -> list[bytes]:
-    """Return the arguments of a process, empty if it has ended. OSError if unknown."""
+    """Return the arguments of a process; none if it has ended. Raises OSError if unknown."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except _GONE:
@@ -132,19 +150,23 @@ def maps(pid: int, library: bytes) -> bool:
         return False
 
 
-def _table(skipped: Collection[int] = ()) -> _Table:
-    """List all processes but those with the pids of `skipped`. An adapter does this dozens of times
-    for each load, beside hundreds of processes of others: the stat of the first thread says the
-    same as that of the process, for a quarter of the CPU, as the kernel need not add up all threads
-    (7 us against 35 in Python 3.11, with pathlib).
+def _list_all(skipped: Collection[int] = ()) -> _Table:
+    """List all processes but those with the pids of `skipped`. Raises OSError.
+
+    An adapter does this dozens of times for each load, beside hundreds of processes of others: the
+    stat of the first thread says the same as that of the process, for a quarter of the CPU, as the
+    kernel need not add up all threads (7 us against 35 in Python 3.11, with pathlib).
     """
     started: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes as long as all the rest
-        if not name.isdecimal() or (pid := int(name)) in skipped:
+        if not name.isdecimal():
+            continue
+        pid = int(name)
+        if pid in skipped:
             continue
         with suppress(*_GONE):
-            # the name, in brackets, may hold any bytes
+            # the name of the program, in brackets before the fields, may hold any bytes
             fields = _read(f"/proc/{name}/task/{name}/stat").rpartition(b")")[2].split()
             if fields[0] not in b"ZX":
                 started[pid] = int(fields[_STARTED])
@@ -153,6 +175,7 @@ def _table(skipped: Collection[int] = ()) -> _Table:
 
 
 def _read(path: str) -> bytes:
+    """Return the beginning of a small file, at less cost than pathlib. Raises OSError."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 4096)
@@ -184,8 +207,7 @@ def stub_at(pid: int, repository: Path) -> Stub | None:
 
 
 class ModelProcesses:
-    """Lists the current processes of one run of tritonserver with their models. Thread-safe. Calls
-    `on_environment` with the folder in which Triton unpacks their environments, once it is seen.
+    """Lists the current processes of one run of tritonserver with their models. Thread-safe.
 
     A process started by a stub belongs to the stub's model. That is remembered, as an orphan, such
     as a daemon, is a child of the keeper and no longer shows its origin. An orphan that was never
@@ -198,9 +220,10 @@ class ModelProcesses:
 
     def __init__(
         self,
-        keeper: int,
-        server: int,
+        keeper: int,  # pid of the ancestor of all
+        server: int,  # pid of tritonserver
         repository: Path,
+        # called once, with the folder in which Triton unpacks environments of models
         on_environment: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self._keeper = keeper
@@ -211,13 +234,16 @@ class ModelProcesses:
         self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
         self._began = clock.wall()
         self._on_environment = on_environment
-        self._checked: set[ProcessId] | None = set()  # for an environment; None once it is known
-        self._since: dict[str, int] = {}  # the models then, and when their first process began
+        # stubs that were checked for an environment; None once its folder is known
+        self._checked: set[ProcessId] | None = set()
+        self._since: dict[str, int] = {}  # when the first process of each model began
         self._others: set[int] = set()  # pids of processes that are not below the keeper
         self._others_at = clock.monotonic()
 
     def owners(self) -> Mapping[int, str | None]:
-        """Return each process, the server included, with its model; None if not of a single one."""
+        """Return each process by its pid, the server included, with its model; None if it belongs
+        to no model, or may belong to several.
+        """
         return {
             process.pid: next(iter(each.models)) if len(each.models) == 1 else None
             for process, each in self._scan().items()
@@ -225,75 +251,86 @@ class ModelProcesses:
 
     def stubs(self, model: str) -> list[Stub]:
         """Return the stubs of one model that Triton started, without forked copies of them."""
-        found = [each.stub for each in self._scan().values() if each.is_stub]
-        return [stub for stub in found if stub is not None and stub.model == model]
+        stubs = [each.stub for each in self._scan().values() if each.is_stub]
+        return [stub for stub in stubs if stub is not None and stub.model == model]
 
     def take_regions(self, models: Collection[TritonName]) -> frozenset[str]:
-        """Return the regions of these models' stubs that no living process has, and forget them."""
+        """Return the shared regions of these models' dead stubs, and forget them."""
         with self._lock:
-            found = self._scan().values()
-            used = {each.stub.region for each in found if each.stub is not None}
+            current = self._scan().values()
+            used = {each.stub.region for each in current if each.stub is not None}
             mine = {region for region, model in self._regions.items() if model in models}
             self._regions = {r: m for r, m in self._regions.items() if r not in mine - used}
         return frozenset(mine - used)
 
-    def of_unloaded(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
+    def claim(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
         """Return the processes of models that are being unloaded. A process that may also belong to
         another model with stubs is attributed to that one from now on.
         """
         with self._lock:
-            found = self._scan()
-            others = _served(found) - {*models}
-            mine = {p: s for p, s in found.items() if not s.models.isdisjoint(models)}
-            left = {p: s for p, s in mine.items() if not s.models.isdisjoint(others)}
-            self._known |= {p: replace(s, models=s.models - {*models}) for p, s in left.items()}
-        return frozenset(mine.keys() - left.keys())
+            current = self._scan()
+            others = _find_served(current) - {*models}
+            claimed = set()
+            for process, each in current.items():
+                if each.models.isdisjoint(models):
+                    continue
+                if each.models.isdisjoint(others):
+                    claimed.add(process)
+                else:
+                    self._known[process] = replace(each, models=each.models - {*models})
+        return frozenset(claimed)
 
     def abandoned(self) -> frozenset[ProcessId]:
         """Return orphans whose model has no stub any more."""
-        found = self._scan()
-        served = _served(found)
+        current = self._scan()
+        served = _find_served(current)
         return frozenset(
             process
-            for process, each in found.items()
+            for process, each in current.items()
             if each.is_orphan and each.models and each.models.isdisjoint(served)
         )
 
     def _scan(self) -> Mapping[ProcessId, "_Process"]:
+        """List the processes, attribute each, and remember the result."""
         with self._lock:
-            inside, orphans = self._split(self._family())
-            found: dict[int, _Process] = {}
+            inside, orphans = self._split(self._list_family())
+            current: dict[int, _Process] = {}
             for member in inside:
-                found[member.id.pid] = self._attributed(member, found.get(member.parent))
-            since = _since(found.values(), self._since)
+                parent = current.get(member.parent)
+                current[member.id.pid] = self._attribute(member, parent)
+            since = _find_starts(current.values(), self._since)
+            starts = self._since | since
             for member in orphans:
-                begun = self._since | since
-                unknown = frozenset(m for m, ticks in begun.items() if ticks <= member.id.started)
-                found[member.id.pid] = self._attributed(member, found.get(member.parent), unknown)
+                parent = current.get(member.parent)
+                candidates = frozenset(m for m, at in starts.items() if at <= member.id.started)
+                current[member.id.pid] = self._attribute(member, parent, candidates)
             self._since = since
-            self._known = {each.id: each for each in found.values()}
-            stubs = [each.stub for each in found.values() if each.stub is not None]
-            self._look_for_environment()
+            self._known = {each.id: each for each in current.values()}
+            stubs = [each.stub for each in current.values() if each.stub is not None]
+            self._find_environment()
             self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
             return self._known
 
-    def _family(self) -> list[Member]:
+    def _list_family(self) -> list[Member]:
         """Return the descendants of the keeper. Processes of others, which may be hundreds, are
         read once in two seconds: they never become descendants, and their pids are not given out
         again so soon.
         """
-        if (now := clock.monotonic()) - self._others_at > _OTHERS_SECONDS:
-            self._others, self._others_at = set(), now
+        now = clock.monotonic()
+        if now - self._others_at > _OTHERS_SECONDS:
+            self._others = set()
+            self._others_at = now
         return family(self._keeper, self._others)
 
-    def _look_for_environment(self) -> None:
+    def _find_environment(self) -> None:
+        """Report the folder of the models' environments, once a stub was started in it."""
         if self._checked is None:
             return
         stubs = {id_ for id_, each in self._known.items() if each.is_stub}
         for process in stubs - self._checked:
             if not b"".join(arguments_of(process.pid)[:1]).endswith(b"_stub"):
-                continue  # it is `env`, which is about to execute the stub
-            if (place := environment_of(process.pid, self._began)) is not None:
+                continue  # `env` is about to execute the stub
+            if (place := cleanup.find_environment(process.pid, self._began)) is not None:
                 self._on_environment(place)
                 self._checked = None
                 return
@@ -313,22 +350,26 @@ class ModelProcesses:
                 orphans.append(member)
         return inside, orphans
 
-    def _attributed(
-        self, member: Member, parent: "_Process | None", unknown: frozenset[str] | None = None
+    def _attribute(
+        self,
+        member: Member,
+        parent: "_Process | None",
+        # the models that an orphan may belong to; None for a process below the server
+        candidates: frozenset[str] | None = None,
     ) -> "_Process":
-        """Attribute one process. `unknown`: the possible models of an unidentified orphan."""
+        """Return a process with the models that it may belong to."""
         stub = stub_at(member.id.pid, self._repository)
         known = self._known.get(member.id)
         if stub is not None:
             models = frozenset([stub.model])
         elif known is not None and (known.models or parent is None):
-            # so too a stub that is about to end: it has lost its arguments, perhaps no memory yet
+            # a stub that is about to end keeps its model: it may hold memory without arguments
             models = known.models
         elif parent is not None:
             models = parent.models
         else:
-            models = unknown or frozenset()
-        is_orphan = unknown is not None
+            models = candidates or frozenset()
+        is_orphan = candidates is not None
         is_stub = stub is not None and not is_orphan and (parent is None or parent.stub is None)
         return _Process(member.id, models, stub, is_stub=is_stub, is_orphan=is_orphan)
 
@@ -344,15 +385,184 @@ class _Process:
     is_orphan: bool
 
 
-def _served(found: Mapping[ProcessId, _Process]) -> set[str]:
+def _find_served(current: Mapping[ProcessId, _Process]) -> set[str]:
     """Return the models that have stubs."""
-    return {model for each in found.values() if each.is_stub for model in each.models}
+    return {model for each in current.values() if each.is_stub for model in each.models}
 
 
-def _since(found: Iterable[_Process], before: Mapping[str, int]) -> dict[str, int]:
-    since: dict[str, int] = {}
-    for each in found:
+def _find_starts(current: Iterable[_Process], before: Mapping[str, int]) -> dict[str, int]:
+    """Return when the first process of each model began, in ticks of the kernel.
+
+    A model keeps its start of `before` as long as it has any process.
+    """
+    starts: dict[str, int] = {}
+    for each in current:
         for model in each.models:
-            ticks = min(each.id.started, before.get(model, each.id.started))
-            since[model] = min(since.get(model, ticks), ticks)
-    return since
+            started = min(each.id.started, before.get(model, each.id.started))
+            starts[model] = min(starts.get(model, started), started)
+    return starts
+
+
+class TritonProcesses:
+    """Lists, kills and awaits the processes of models below an embedded Triton, for control.
+
+    It is the Processes of adapter/control/ports.py. The processes are read in a thread, as that
+    takes milliseconds on a busy machine.
+    """
+
+    are_seen = True
+
+    def __init__(
+        self,
+        find_current: Callable[[], ModelProcesses | None],  # None while the server is down
+        repository: Path,
+        *,
+        region_prefix: str,  # of the shared memory of this Triton's processes
+    ) -> None:
+        self._find_current = find_current
+        self._repository = repository
+        self._region_prefix = region_prefix
+
+    # -- list -------------------------------------------------------------------------------
+
+    async def models(self) -> frozenset[TritonName]:
+        """Return the models with a process, loaded or not; none while the server is down."""
+        owners: Mapping[int, str | None] = await self._read(ModelProcesses.owners, {})
+        return frozenset(TritonName(name) for name in owners.values() if name is not None)
+
+    async def instances(
+        self, names: Collection[TritonName]
+    ) -> Mapping[TritonName, Sequence[str | None]]:
+        """Return the instances of each model whose python processes live.
+
+        Triton does not start another process when one dies, and still calls the model ready.
+        Raises BackendUnavailable while the server is down.
+        """
+        instances = await self._read(lambda current: self._list_instances(current, names), None)
+        if instances is None:
+            raise BackendUnavailable("Triton is down, and its processes with it", delivered=False)
+        return instances
+
+    def _list_instances(
+        self, current: ModelProcesses, names: Collection[TritonName]
+    ) -> dict[TritonName, list[str | None]] | None:
+        """Return the instances of each model, and none of a python model without a process."""
+        living = {name: [stub.instance for stub in current.stubs(name)] for name in names}
+        return {
+            name: instances
+            for name, instances in living.items()
+            if instances or self._is_python(name)
+        }
+
+    def _is_python(self, name: TritonName) -> bool:
+        """Return whether a placed model has python code."""
+        with suppress(OSError):
+            return any((self._repository / name).glob("*/model.py"))
+        return False
+
+    async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        """Return the processes of models that are being unloaded, and all that those started."""
+        return await self._read(lambda current: current.claim(names), frozenset())
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        """Return processes started by models that have no python process any more."""
+        return await self._read(ModelProcesses.abandoned, frozenset())
+
+    async def _read(self, read: Callable[[ModelProcesses], _Seen], default: _Seen) -> _Seen:
+        """Return what `read` finds below the running server; the default while it is down.
+
+        Raises BackendUnavailable if the processes cannot be listed.
+        """
+        current = self._find_current()
+        if current is None:
+            return default
+        try:
+            return await PROCESSES.run(read, current)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"the processes of Triton cannot be seen: {error}", delivered=False
+            ) from error
+
+    # -- kill -------------------------------------------------------------------------------
+
+    async def kill(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
+        """Kill these processes and all that they started; return those that lived."""
+        return await PROCESSES.run(kill, known)
+
+    async def end_loads(self, names: Collection[TritonName]) -> bool:
+        """Kill the python processes in which these models are initialized; return whether any were.
+
+        While one completes the configuration of its model, or starts up, all of that model are left
+        alone: Triton would never answer that load (docs/design/triton.md).
+        """
+        return await self._read(lambda current: _end_loads(current, names), False)  # noqa: FBT003
+
+    async def free_regions(self, names: Collection[TritonName]) -> int:
+        """Free the shared memory of python processes that have died; return the bytes.
+
+        Triton keeps it until it ends (docs/design/triton.md).
+        """
+        regions: frozenset[str] = await self._read(
+            lambda current: current.take_regions(names), frozenset()
+        )
+        freed_bytes = 0
+        for region in filter(self._is_own_region, regions):
+            try:
+                freed_bytes += await PROCESSES.run(
+                    cleanup.free_region, cleanup.SHARED_MEMORY / region
+                )
+            except OSError as error:
+                _log.warning("triton.region_left", extra={"reason": str(error)})
+        return freed_bytes
+
+    def _is_own_region(self, name: str) -> bool:
+        return name.startswith(self._region_prefix) and "/" not in name
+
+    # -- wait -------------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        names: Collection[TritonName],
+        known: Collection[ProcessId],
+        limit_seconds: float,
+    ) -> frozenset[ProcessId]:
+        """Wait until these processes, and all others of these models, have ended.
+
+        Return those that still live after `limit_seconds`.
+        """
+        deadline = clock.monotonic() + limit_seconds
+        pause = _POLL_FIRST_SECONDS
+        living: frozenset[ProcessId] = frozenset(known)
+        while living := await self._list_living(names, living):
+            if clock.monotonic() + pause > deadline:
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _POLL_LAST_SECONDS)
+        return living
+
+    async def _list_living(
+        self, names: Collection[TritonName], known: frozenset[ProcessId]
+    ) -> frozenset[ProcessId]:
+        """Return the processes that live, and daemons that the models have started since."""
+        try:
+            others = await self.claim(names)
+        except BackendUnavailable:
+            return known
+        return others | (await PROCESSES.run(list_living, known) if known else known)
+
+
+def _end_loads(current: ModelProcesses, names: Collection[TritonName]) -> bool:
+    """Kill the processes of models whose every stub is initializing; return whether any were."""
+    has_killed = False
+    for name in names:
+        with suppress(OSError):
+            stubs = current.stubs(name)
+            if stubs and all(map(_is_initializing, stubs)):
+                kill(current.claim([name]))
+                has_killed = True
+    return has_killed
+
+
+def _is_initializing(stub: Stub) -> bool:
+    """Return whether a stub has begun to run the code of its model."""
+    return stub.instance is not None and maps(stub.pid, _NUMPY)
