@@ -88,13 +88,9 @@ from adapter.telemetry.tracing import Tracing
 from adapter.triton.client import TritonControl
 from adapter.triton.grpc import GrpcDataPlane
 from adapter.triton.http import HttpDataPlane
-from adapter.triton.memory.nvml import MPS_VARIABLE, mps_limits
-from adapter.triton.memory.sources import (
-    ChosenMemory,
-    NvmlMemory,
-    build_memory,
-    host_limit_bytes,
-)
+from adapter.triton.memory.host import host_limit_bytes
+from adapter.triton.memory.nvml import MPS_VARIABLE, NvmlMemory, mps_limits
+from adapter.triton.memory.sources import ChosenMemory, build_memory
 from adapter.triton.server.launch import RunFolder
 from adapter.triton.server.server import EmbeddedTriton
 

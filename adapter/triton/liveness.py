@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-# So long a Triton of its own may answer nothing: a GPU that starts, or a machine that swaps, holds
-# it up for seconds, and a restart costs all models.
+# How long an embedded Triton may answer nothing: a GPU that starts, or a machine that swaps, holds
+# Triton up for seconds, and a restart costs all models.
 HANG_SECONDS = 30.0
 _IN_A_ROW = 6
 # A probe does not count if the event loop was late by more than this share of its time.
@@ -21,6 +21,8 @@ _FRESH = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 
 class Server(Protocol):
+    """The embedded Triton, as far as its liveness is concerned."""
+
     http_address: str
     grpc_address: str
 
@@ -28,55 +30,60 @@ class Server(Protocol):
     def up(self) -> object | None:
         """Return the run of the server that was found live; None while there is none."""
 
-    async def restart(self, reason: str) -> None: ...
+    async def restart(self, reason: str) -> None:
+        """Kill the server, so that another is started."""
 
 
 class HangDetector:
     """Restarts a Triton whose process lives but answers nothing.
 
-    Triton hangs when consecutive probes, over `seconds` in all, had no answer over HTTP or gRPC,
-    each made on time, while `answers`, the count of Triton's answers to others, stood still.
+    Triton hangs when consecutive probes, each made on time, had no answer over HTTP or gRPC for the
+    whole limit, and Triton answered nobody else meanwhile.
     """
 
     def __init__(
         self,
         server: Server,
-        seconds: float,
-        answers: Callable[[], int],
-        lateness: Callable[[float], Coroutine[Any, Any, float]] | None = None,
+        seconds: float,  # the limit, over all probes in a row
+        count_answers: Callable[[], int],  # Triton's answers to others, so far
+        # waits for some seconds, and returns how late the event loop was
+        measure_lateness: Callable[[float], Coroutine[Any, Any, float]] | None = None,
     ) -> None:
-        """Watch `server`. `lateness` waits for some seconds and returns how late the loop was."""
         self._server = server
         self._seconds = seconds
-        self._answers = answers
-        self._silent = 0
-        self._lateness = lateness or _lateness
+        self._count_answers = count_answers
+        self._silent_probes = 0
+        self._measure_lateness = measure_lateness or _measure_lateness
 
     async def poll(self) -> None:
         """Make one probe, and pause for the rest of its time."""
         seconds = self._seconds / _IN_A_ROW
-        run, before = self._server.up, self._answers()
-        clock = asyncio.create_task(self._lateness(seconds))
+        run = self._server.up
+        count_before = self._count_answers()
+        measuring = asyncio.create_task(self._measure_lateness(seconds))
         try:
-            answered = run is None or await answers(self._server, seconds)
-            late = await clock
+            has_answered = run is None or await answers(self._server, seconds)
+            late_seconds = await measuring
         finally:
-            clock.cancel()
-        is_silent = not answered and self._answers() == before and self._server.up is run
-        self._silent = self._silent + 1 if is_silent and late <= seconds * _LATE_SHARE else 0
-        if self._silent == _IN_A_ROW:
-            self._silent = 0
+            measuring.cancel()
+        has_answered |= self._count_answers() != count_before
+        is_on_time = late_seconds <= seconds * _LATE_SHARE
+        is_silent = not has_answered and is_on_time and self._server.up is run
+        self._silent_probes = self._silent_probes + 1 if is_silent else 0
+        if self._silent_probes == _IN_A_ROW:
+            self._silent_probes = 0
             await self._server.restart(f"it has answered nothing for {self._seconds:g} s")
 
 
 async def answers(server: Server, seconds: float) -> bool:
     """Return whether Triton gives any answer over HTTP or gRPC; True if that is unknown."""
-    if await _result_of(is_live(server.http_address, any_answer=True), seconds / 2) is not False:
+    if await _limit(is_live(server.http_address, any_answer=True), seconds / 2) is not False:
         return True
-    return await _result_of(_answers_grpc(server.grpc_address), seconds / 2) is not False
+    return await _limit(_answers_grpc(server.grpc_address), seconds / 2) is not False
 
 
-async def _result_of(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool | None:
+async def _limit(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool | None:
+    """Return the result of a probe, and False if it takes longer than this."""
     try:
         async with asyncio.timeout(seconds):
             return await probe
@@ -84,19 +91,21 @@ async def _result_of(probe: Coroutine[Any, Any, bool | None], seconds: float) ->
         return False
 
 
-async def _lateness(seconds: float) -> float:
-    """Return by how much the event loop was late at worst within `seconds`."""
+async def _measure_lateness(seconds: float) -> float:
+    """Return by how many seconds the event loop was late at worst within `seconds`."""
     loop = asyncio.get_running_loop()
-    end, worst = loop.time() + seconds, 0.0
-    while (now := loop.time()) < end:
+    deadline = loop.time() + seconds
+    worst_seconds = 0.0
+    while (now := loop.time()) < deadline:
         await asyncio.sleep(_TICK_SECONDS)
-        worst = max(worst, loop.time() - now - _TICK_SECONDS)
-    return worst
+        worst_seconds = max(worst_seconds, loop.time() - now - _TICK_SECONDS)
+    return worst_seconds
 
 
 async def is_live(address: str, *, any_answer: bool = False) -> bool | None:
-    """Return whether Triton's HTTP port reports live, or with `any_answer` answers at all. None if
-    that is unknown for lack of descriptors.
+    """Return whether Triton's HTTP port reports live, or with `any_answer` answers at all.
+
+    The result is None if that is unknown, for lack of descriptors.
     """
     host, _, port = address.rpartition(":")
     request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
@@ -115,6 +124,7 @@ async def is_live(address: str, *, any_answer: bool = False) -> bool | None:
 
 
 async def _answers_grpc(address: str) -> bool:
+    """Return whether Triton gives any answer over gRPC, also an error."""
     client = InferenceServerClient(address, channel_args=_FRESH)
     try:
         await client.is_server_live()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core.memory import HOST
-from adapter.triton.memory.sources import HostMemory, host_limit_bytes
+from adapter.triton.memory.host import HostMemory, host_limit_bytes
 
 MIB = 2**20
 ALLOCATE = """
@@ -110,7 +110,7 @@ def test_a_process_knows_the_limit_of_its_own_cgroup_and_of_those_above(
     for group, mib in zip(groups, (outer_mib, inner_mib), strict=True):
         if mib is not None:
             (group / "memory.limit_in_bytes").write_text(str(mib * MIB))
-    ask = "from adapter.triton.memory.sources import host_limit_bytes; print(host_limit_bytes())"
+    ask = "from adapter.triton.memory.host import host_limit_bytes; print(host_limit_bytes())"
     script = f'echo $$ > {groups[1]}/cgroup.procs && exec "$0" -c "{ask}"'
 
     said = subprocess.check_output(["sh", "-c", script, sys.executable], timeout=60)

@@ -14,8 +14,7 @@ from adapter.errors import (
     LoadFailed,
     OutOfMemory,
 )
-from adapter.triton.client import TritonControl
-from adapter.triton.control_client import control_retries
+from adapter.triton.client import TritonControl, build_retries
 from adapter.triton.server.launch import take_port
 from tests.contract.shelf import FAULTS, PATIENCE, made, until
 
@@ -52,7 +51,7 @@ async def test_a_triton_that_comes_back_in_time_is_not_missed():
             raise BackendUnavailable("nobody there", delivered=False)
         return "loaded"
 
-    assert await control_retries(lambda: None, wait_seconds=0)(call) == "loaded"
+    assert await build_retries(lambda: None, wait_seconds=0)(call) == "loaded"
     assert len(attempts) == 3
 
 
@@ -68,7 +67,7 @@ async def test_a_call_that_arrived_is_not_sent_again(error):
         raise error
 
     with pytest.raises(type(error)):
-        await control_retries(lambda: None, wait_seconds=0)(call)
+        await build_retries(lambda: None, wait_seconds=0)(call)
     assert len(attempts) == 1
 
 

@@ -6,7 +6,10 @@ from typing import Literal
 import pynvml
 import pytest
 
-from adapter.triton.memory.sources import ChosenMemory, HostMemory, NvmlMemory, TritonMetrics
+from adapter.triton.memory.host import HostMemory
+from adapter.triton.memory.metrics_page import TritonMetrics
+from adapter.triton.memory.nvml import NvmlMemory
+from adapter.triton.memory.sources import ChosenMemory
 from tests.fakes.metrics_endpoint import MIB, MetricsEndpoint
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

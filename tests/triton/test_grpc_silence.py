@@ -14,7 +14,7 @@ from adapter.core.calls import RpcCall, keepalive
 from adapter.core.oom import Classifier
 from adapter.core.triton_errors import Faults
 from adapter.errors import BackendUnavailable
-from adapter.triton.control_client import ControlClient
+from adapter.triton.client import ControlClient
 from adapter.triton.grpc import GrpcDataPlane
 from tests.fakes.house import House
 from tests.fakes.unread import unread

@@ -6,8 +6,12 @@ import shutil
 import pytest
 
 from adapter.core.memory import HOST
-from adapter.triton.memory.host import available_bytes
-from adapter.triton.memory.sources import HostMemory, host_limit_bytes, models_limit_bytes
+from adapter.triton.memory.host import (
+    HostMemory,
+    available_bytes,
+    host_limit_bytes,
+    models_limit_bytes,
+)
 
 KIB = 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from adapter.triton.memory.sources import TritonMetrics
+from adapter.triton.memory.metrics_page import TritonMetrics
 from tests.fakes.metrics_endpoint import MIB, MetricsEndpoint
 
 

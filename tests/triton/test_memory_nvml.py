@@ -5,7 +5,7 @@ import threading
 import pynvml
 import pytest
 
-from adapter.triton.memory.sources import NvmlMemory
+from adapter.triton.memory.nvml import NvmlMemory
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 SEVERAL = "several GPUs are visible and Triton's metrics do not say which are its own"

@@ -46,15 +46,12 @@ class HostMemory:
 
     def __init__(
         self,
-        owners: Callable[[], Mapping[int, str | None]],
+        owners: Callable[[], Mapping[int, str | None]],  # the processes by their pids
         limit_bytes: int,
         *,
-        root: Path = Path("/"),
+        root: Path = Path("/"),  # the folder of proc, sys and dev
         clock: Callable[[], float] = clock.now,
     ) -> None:
-        """Measure the processes that `owners` returns, each with its model, None if not of a single
-        one. `root` is the folder of proc, sys and dev.
-        """
         self.last: MemoryReading | None = None
         self.why = "it was not asked yet"
         self._owners = owners
@@ -70,17 +67,20 @@ class HostMemory:
             self.last = await PROCESSES.run(self._poll)
             self.why = "" if self.last else "no process of Triton runs"
         except (OSError, BackendUnavailable) as error:  # a partial reading would be too low
-            self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
+            self.last = None
+            self.why = f"Triton's processes cannot be seen: {error}"
         return self.last
 
     def container_stats(self) -> ContainerStats:
+        """Read the figures of the container."""
         try:
             return ContainerStats(_free_bytes(self._root / "dev/shm"), self._oom_kills())
         except OSError:
             return ContainerStats(None, None)
 
     def _poll(self) -> MemoryReading | None:
-        self._walked = self._processes(self._owners())
+        """Measure the processes that run; return None without any. Raises OSError."""
+        self._walked = self._measure(self._owners())
         if not self._walked:
             return None
         used = sum(process.share_bytes for process in self._walked.values())
@@ -93,16 +93,20 @@ class HostMemory:
             available_bytes=available_bytes(self._root),
         )
 
-    def _processes(self, pids: Iterable[int]) -> Mapping[int, _Process]:
+    def _measure(self, pids: Iterable[int]) -> Mapping[int, _Process]:
+        """Return the share of each process, from the cache where its pages stand still."""
         counted = {pid: page_counts(self._folder(pid)) for pid in pids}
         counts = {pid: counts for pid, counts in counted.items() if counts is not None}
-        known, now = self._walked, self._clock()
-        is_as_shared = _shared(counts) == _shared({pid: p.counts for pid, p in known.items()})
-        if not is_as_shared or now - self._walked_at >= _STALE_SECONDS:
-            known, self._walked_at = {}, now
-        same = {pid: p for pid, p in known.items() if p.counts == counts[pid]}
+        known = self._walked
+        now = self._clock()
+        known_counts = {pid: process.counts for pid, process in known.items()}
+        has_changed = _select_shared(counts) != _select_shared(known_counts)
+        if has_changed or now - self._walked_at >= _STALE_SECONDS:
+            known = {}
+            self._walked_at = now
+        cached = {pid: process for pid, process in known.items() if process.counts == counts[pid]}
         return {
-            pid: same.get(pid) or _Process(pages, _share_bytes(self._folder(pid)))
+            pid: cached.get(pid) or _Process(pages, _read_share(self._folder(pid)))
             for pid, pages in counts.items()
         }
 
@@ -112,14 +116,14 @@ class HostMemory:
     def _oom_kills(self) -> int | None:
         """Read the count of this cgroup, which a container sees as the root of the mount."""
         groups = self._root / "sys/fs/cgroup"
-        own = _cgroups(self._folder("self") / "cgroup")
+        own = _parse_cgroups(self._folder("self") / "cgroup")
         for path in (
             groups / own.get("", "") / "memory.events",  # v2
             groups / "memory.events",
             groups / "memory" / own.get("memory", "") / "memory.oom_control",  # v1
             groups / "memory/memory.oom_control",
         ):
-            if (kills := _field(path, "oom_kill")) is not None:
+            if (kills := _read_field(path, "oom_kill")) is not None:
                 return kills
         return None
 
@@ -136,28 +140,29 @@ class _Cgroup:
     @property
     def limit_bytes(self) -> int | None:
         """Return its limit; None without one."""
-        return _limit(self.folder / self.limit_file)
+        return _read_number(self.folder / self.limit_file)
 
     @property
     def available_bytes(self) -> int | None:
         """Return what may still be taken; None without a limit."""
         limit = self.limit_bytes
-        used = _limit(self.folder / self.used_file)
+        used = _read_number(self.folder / self.used_file)
         if limit is None or used is None:
             return None
-        cached = _field(self.folder / "memory.stat", self.file_cache) or 0
+        cached = _read_field(self.folder / "memory.stat", self.file_cache) or 0
         return max(0, limit - used + cached)
 
 
 def _list_cgroups(root: Path) -> list[_Cgroup]:
-    """Return the memory cgroups that this process is in. A container sees its own cgroup as the
-    root of the mount.
+    """Return the memory cgroups that this process is in.
+
+    A container sees its own cgroup as the root of the mount.
     """
     groups = root / "sys/fs/cgroup"
-    own = _cgroups(root / "proc/self/cgroup")
+    own = _parse_cgroups(root / "proc/self/cgroup")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     v2 = ("memory.max", "memory.current", "inactive_file")
-    found = []
+    cgroups = []
     for mounted, path, names in (
         (groups, own.get(""), v2),
         (groups / "unified", own.get(""), v2),  # beside v1
@@ -165,46 +170,50 @@ def _list_cgroups(root: Path) -> list[_Cgroup]:
     ):
         folder = mounted / (path or "")
         for each in (folder, *folder.parents):
-            found.append(_Cgroup(each, *names))
+            cgroups.append(_Cgroup(each, *names))
             if each == mounted:
                 break
-    return found
+    return cgroups
 
 
 def host_limit_bytes(root: Path = Path("/")) -> int:
     """Return the memory limit of this process: the lowest of its cgroups' limits and the physical
     memory.
     """
-    kib = _field(root / "proc/meminfo", "MemTotal:")
+    kib = _read_field(root / "proc/meminfo", "MemTotal:")
     assert kib is not None  # noqa: S101 - every Linux has it
     limits = [group.limit_bytes for group in _list_cgroups(root)]
     return min([kib * 1024, *(limit for limit in limits if limit is not None)])
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return what this process and its children may still take before the kernel ends one: the
-    least that the machine and its cgroups have. None if nothing of it can be read.
+    """Return what this process and its children may still take before the kernel ends one.
+
+    That is the least that the machine and its cgroups have; None if none of it can be read.
     """
-    kib = _field(root / "proc/meminfo", "MemAvailable:")
+    kib = _read_field(root / "proc/meminfo", "MemAvailable:")
     figures = [group.available_bytes for group in _list_cgroups(root)]
     figures.append(None if kib is None else kib * 1024)
     return min((figure for figure in figures if figure is not None), default=None)
 
 
 def models_limit_bytes(root: Path = Path("/")) -> int:
-    """Return what Triton and its models may take where nobody has said: the limit of this process
-    less 128 MiB for the adapter itself, which lives under the same limit; half of a small one.
+    """Return the limit of Triton and its models by default.
+
+    That is the limit of this process less 128 MiB for the adapter itself, which lives under the
+    same limit; half of a small one.
     """
     limit = host_limit_bytes(root)
     return limit - min(_ADAPTER_BYTES, limit // 2)
 
 
 def unified_memory(root: Path = Path("/")) -> DeviceReading:
-    """Return the host memory that a GPU without memory of its own shares: what all programs take of
-    it, those of CUDA included. The limit is that of this process.
+    """Return the host memory that a GPU without memory of its own shares.
+
+    All programs count, those of CUDA included. The limit is that of this process.
     """
     total, available = (
-        _field(root / "proc/meminfo", name) for name in ("MemTotal:", "MemAvailable:")
+        _read_field(root / "proc/meminfo", name) for name in ("MemTotal:", "MemAvailable:")
     )
     if total is None or available is None:
         raise BackendUnavailable("/proc/meminfo does not say what is available", delivered=True)
@@ -212,27 +221,27 @@ def unified_memory(root: Path = Path("/")) -> DeviceReading:
     return DeviceReading(limit, min(limit, (total - available) * 1024))
 
 
-def _limit(path: Path) -> int | None:
-    """Return the limit in this file; None without one: `max`, or no such file."""
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file of a cgroup; None without one: `max`, or no such file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _shared(counts: Mapping[int, PageCounts]) -> Mapping[int, int]:
+def _select_shared(counts: Mapping[int, PageCounts]) -> Mapping[int, int]:
     return {pid: pages.shared for pid, pages in counts.items()}
 
 
-def _share_bytes(process: Path) -> int:
+def _read_share(process: Path) -> int:
     """Return the PSS; the RSS if that may not be read, as of another user's process."""
-    kib = _field(process / "smaps_rollup", "Pss:")
+    kib = _read_field(process / "smaps_rollup", "Pss:")
     if kib is not None:
         return kib * 1024
     return resident_bytes(process)
 
 
-def _cgroups(path: Path) -> dict[str, str]:
+def _parse_cgroups(path: Path) -> dict[str, str]:
     """Return this process's cgroup by controller, without the first slash; v2 has the name ''."""
     try:
         lines = path.read_text().splitlines()
@@ -243,6 +252,7 @@ def _cgroups(path: Path) -> dict[str, str]:
 
 
 def _free_bytes(folder: Path) -> int | None:
+    """Return the free bytes of a file system; None if they cannot be read."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -250,7 +260,7 @@ def _free_bytes(folder: Path) -> int | None:
     return disk.f_bavail * disk.f_frsize
 
 
-def _field(path: Path, name: str) -> int | None:
+def _read_field(path: Path, name: str) -> int | None:
     """Return the number after `name` in a file of lines of names and numbers."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]

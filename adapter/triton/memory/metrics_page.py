@@ -7,17 +7,19 @@ import aiohttp
 
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
-from adapter.triton.memory.checks import Totals, numbered
+from adapter.triton.memory.checks import Totals, number_devices
 
-# One literal to look for: the page may hold megabytes of lines about models (0.3 ms for 1 MB).
+# The pattern begins with a literal: the page may hold megabytes of lines about models, and a search
+# for it takes 0.3 ms for 1 MB.
 _SERIES = re.compile(rb'\nnv_gpu_memory_(used|total)_bytes\{.*?gpu_uuid="([^"\n]+)".*?\} (\S+)')
 _LAG_SECONDS = 3.0
 _OK = 200
 
 
 class TritonMetrics:
-    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/memory.md),
-    which counts in MiB.
+    """Reads the memory of GPUs from the metrics of a Triton anywhere.
+
+    The figures lag: Triton polls DCGM (docs/memory.md), which counts in MiB.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class TritonMetrics:
     async def read(self) -> MemoryReading | None:
         """Return a reading; None if the endpoint, or a GPU that it named before, has no figures."""
         try:
-            devices = self._devices(_series(await self._page()))
+            devices = self._devices(_find_series(await self._fetch()))
         except BackendUnavailable as error:
             self.why = str(error)
             return None
@@ -45,11 +47,14 @@ class TritonMetrics:
         return MemoryReading(devices, source="triton", lag_seconds=_LAG_SECONDS)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
+        """Close the connection."""
+        session = self._session
+        self._session = None
         if session is not None:
             await session.close()
 
-    async def _page(self) -> bytes:
+    async def _fetch(self) -> bytes:
+        """Return the page of metrics. Raises BackendUnavailable."""
         address = self._address if isinstance(self._address, str) else self._address()
         if not address:
             raise _unreachable("Triton is not up yet")
@@ -70,14 +75,16 @@ class TritonMetrics:
             raise _unreachable(str(error)) from error
 
     def _devices(self, series: Mapping[str, Mapping[bytes, int]]) -> Mapping[Device, DeviceReading]:
-        """Return the devices with figures. On an error of DCGM Triton publishes 0 for both: a GPU
-        that never had figures is ignored; one that had makes the whole reading invalid.
+        """Return the devices with figures.
+
+        On an error of DCGM Triton publishes 0 for both: a GPU that never had figures is ignored;
+        one that had makes the whole reading invalid. Raises BackendUnavailable.
         """
         if not series:
             raise BackendUnavailable("Triton reports no GPU", delivered=True)
         self.uuids = tuple(series)
         devices = {
-            Device(uuid): self._totals.checked(
+            Device(uuid): self._totals.check(
                 Device(uuid), DeviceReading(figures[b"total"], figures[b"used"])
             )
             for uuid, figures in series.items()
@@ -86,20 +93,21 @@ class TritonMetrics:
         if not devices or (self._known & series.keys()) - devices.keys():
             raise BackendUnavailable("total is 0 (a DCGM error)", delivered=True)
         self._known |= devices.keys()
-        return numbered(devices)
+        return number_devices(devices)
 
 
 def _unreachable(reason: str) -> BackendUnavailable:
+    """Return the error of a page that could not be fetched."""
     return BackendUnavailable(f"the metrics endpoint cannot be reached: {reason}", delivered=False)
 
 
-def _series(page: bytes) -> Mapping[str, Mapping[bytes, int]]:
-    """Return `used` and `total` in bytes by UUID, as far as they are there and are numbers."""
-    found: dict[str, dict[bytes, int]] = {}
+def _find_series(page: bytes) -> Mapping[str, Mapping[bytes, int]]:
+    """Return `used` and `total` in bytes by UUID, as far as the page has them as numbers."""
+    series: dict[str, dict[bytes, int]] = {}
     for name, uuid, value in _SERIES.findall(b"\n" + page):
-        figures = found.setdefault(uuid.decode(errors="replace"), {})
+        figures = series.setdefault(uuid.decode(errors="replace"), {})
         try:
             figures[name] = int(float(value))
         except (ValueError, OverflowError):  # NaN, Inf
             continue
-    return found
+    return series

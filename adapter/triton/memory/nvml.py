@@ -12,31 +12,32 @@ from typing import Any
 
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
-from adapter.triton.memory.checks import Totals, numbered
+from adapter.triton.memory.checks import Totals, number_devices
 from adapter.triton.memory.host import unified_memory
 
-# NVIDIA's MPS: what each CUDA client (a process) may take of a GPU
+# The variable of NVIDIA's MPS that bounds what each CUDA client, a process, may take of a GPU.
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MPS_ENTRY = re.compile(r"\s*(\d+)\s*=\s*(\d+)\s*([GM])B?\s*", re.IGNORECASE)
 _MPS_BYTES = {"G": 2**30, "M": 2**20}
 
 _Devices = Mapping[Device, DeviceReading]
-_Answer = tuple[_Devices, str]  # the second says why the first is empty
+_Answer = tuple[_Devices, str]  # with the reason for which there are no devices
 
 
 def mps_limits(text: str) -> Mapping[int, int]:
-    """Return the limits in bytes by CUDA's number of the GPU, from a value such as `0=1G,1=512MB`;
-    what is no such entry is left out.
+    """Parse the limits in bytes by CUDA's number of the GPU, from a value such as `0=1G,1=512MB`.
+
+    Entries of another form are left out.
     """
     entries = filter(None, map(_MPS_ENTRY.fullmatch, text.split(",")))
     return {int(each[1]): int(each[2]) * _MPS_BYTES[each[3].upper()] for each in entries}
 
 
 class NvmlMemory:
-    """Reads, without lag, the GPUs that are visible to this container.
+    """Reads the memory of GPUs from the driver, without lag.
 
-    Those may be more than Triton's. While Triton's metrics name none, a single visible GPU is taken
-    for Triton's; several are an error.
+    More GPUs may be visible to this container than Triton has. While Triton's metrics name none, a
+    single visible GPU is taken for Triton's; several are an error.
     """
 
     def __init__(
@@ -71,57 +72,64 @@ class NvmlMemory:
         return MemoryReading(devices, source="nvml") if devices else None
 
     def _start(self) -> Future[_Answer]:
-        work: Future[_Answer] = Future()
+        """Ask the driver in a thread; return the future answer."""
+        answer: Future[_Answer] = Future()
         uuids = tuple(self._uuids())
 
         def run() -> None:
             try:
-                work.set_result((self._poll(uuids), ""))
+                answer.set_result((self._poll(uuids), ""))
             except BackendUnavailable as error:
-                work.set_result(({}, str(error)))
-            except BaseException as error:  # noqa: BLE001 - a bug, for whoever reads
-                work.set_exception(error)
+                answer.set_result(({}, str(error)))
+            except BaseException as error:  # noqa: BLE001 - a bug; `read` raises it
+                answer.set_exception(error)
 
         # not a thread of a pool: Python waits for those at exit, and this one may hang for ever
         threading.Thread(target=run, name="nvml", daemon=True).start()
-        return work
+        return answer
 
     def _poll(self, uuids: Sequence[str]) -> _Devices:
-        if self._library is None:  # a slow import, so here in the thread
+        """Ask the driver, in a thread. Raises BackendUnavailable."""
+        if self._library is None:  # imported here, in the thread, as that is slow
             self._library = import_module("pynvml")
         nvml = self._library
         try:
             if not self._is_open:
                 nvml.nvmlInit()
                 self._is_open = True
-            return self._devices(uuids)
+            return self._read_devices(uuids)
         except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
-            self._count_visible(0)
-            raise self._failed(error) from error
+            self._note_visible(0)
+            raise self._close(error) from error
         except nvml.NVMLError as error:
-            raise self._failed(error) from error
+            raise self._close(error) from error
 
-    def _failed(self, error: Exception) -> BackendUnavailable:
-        """Close the session: after a reload of the driver the old one stays broken."""
+    def _close(self, error: Exception) -> BackendUnavailable:
+        """Close the session after an error; return the error to raise.
+
+        After a reload of the driver the old session stays broken.
+        """
         if self._is_open:
             self._is_open = False
             with suppress(self._library.NVMLError):
                 self._library.nvmlShutdown()
         return BackendUnavailable(f"NVML says: {error}", delivered=True)
 
-    def _devices(self, uuids: Sequence[str]) -> _Devices:
+    def _read_devices(self, uuids: Sequence[str]) -> _Devices:
+        """Read these GPUs, without any the only one that is visible."""
         nvml = self._library
         devices: dict[Device, DeviceReading] = {}
-        for uuid in uuids or [self._only_gpu()]:
+        for uuid in uuids or [self._find_only_gpu()]:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._count_visible(1)
-            devices |= self._figures(uuid, handle)
-        return numbered(devices)
+            self._note_visible(1)
+            devices |= self._read_gpu(uuid, handle)
+        return number_devices(devices)
 
-    def _only_gpu(self) -> str:
+    def _find_only_gpu(self) -> str:
+        """Return the UUID of the GPU that is visible. Raises BackendUnavailable for several."""
         nvml = self._library
         count = nvml.nvmlDeviceGetCount()
-        self._count_visible(count)
+        self._note_visible(count)
         if count == 0:
             raise BackendUnavailable("no GPU is visible", delivered=True)
         if count > 1:
@@ -131,43 +139,48 @@ class NvmlMemory:
             )
         return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)))
 
-    def _count_visible(self, count: int) -> None:
+    def _note_visible(self, count: int) -> None:
+        """Record whether any GPU was visible."""
         self.has_gpus = bool(self.has_gpus or count)
 
-    def _figures(self, uuid: str, handle: Any) -> _Devices:
-        """Read a GPU; in MIG mode, where that needs privileges, its visible instances. One that
-        supports neither has unified memory, as GB10 has: NVML has no figures of it.
+    def _read_gpu(self, uuid: str, handle: Any) -> _Devices:
+        """Read a GPU; in MIG mode, where that needs privileges, its visible instances.
+
+        A GPU that supports neither has unified memory, as GB10 has: NVML has no figures of it.
         """
         nvml = self._library
         try:
-            return self._memory(uuid, handle)
+            return self._read_memory(uuid, handle)
         except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotSupported) as error:
-            slots = self._slots(handle)
-            if instances := self._instances(handle, slots):
+            slots = self._count_slots(handle)
+            if instances := self._read_instances(handle, slots):
                 return instances
             if slots == 0 and isinstance(error, nvml.NVMLError_NotSupported):
                 return {Device(uuid): unified_memory(self._root)}
             raise
 
-    def _slots(self, handle: Any) -> int:
+    def _count_slots(self, handle: Any) -> int:
         """Return how many MIG instances the GPU can have."""
         with suppress(self._library.NVMLError_NotSupported):
             return int(self._library.nvmlDeviceGetMaxMigDeviceCount(handle))
         return 0
 
-    def _instances(self, handle: Any, slots: int) -> _Devices:
+    def _read_instances(self, handle: Any, slots: int) -> _Devices:
+        """Read the MIG instances of a GPU that are visible to this container."""
         nvml = self._library
         devices: dict[Device, DeviceReading] = {}
         for number in range(slots):
-            with suppress(
-                nvml.NVMLError_NotFound
-            ):  # an empty slot, or not visible to this container
+            # NotFound: the slot is empty, or its instance is not visible here
+            with suppress(nvml.NVMLError_NotFound):
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                devices |= self._memory(str(nvml.nvmlDeviceGetUUID(instance)), instance)
+                devices |= self._read_memory(str(nvml.nvmlDeviceGetUUID(instance)), instance)
         return devices
 
-    def _memory(self, uuid: str, handle: Any) -> _Devices:
-        """Derive `used` from `free`: whether NVML's `used` includes the driver's share varies."""
+    def _read_memory(self, uuid: str, handle: Any) -> _Devices:
+        """Read a GPU or an instance of one.
+
+        `used` is derived from `free`: whether NVML's `used` includes the driver's share varies.
+        """
         memory = self._library.nvmlDeviceGetMemoryInfo(handle)
-        read = DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
-        return {Device(uuid): self._totals.checked(Device(uuid), read)}
+        reading = DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
+        return {Device(uuid): self._totals.check(Device(uuid), reading)}

@@ -1,4 +1,4 @@
-"""Reads the memory of Triton's GPUs, or the host memory of its processes."""
+"""Chooses by which reader memory is read: of Triton's GPUs, or of its processes on the host."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Literal
 
 from adapter.core.memory import HOST, MemoryReading
 from adapter.runtime import clock
-from adapter.triton.memory.host import HostMemory, host_limit_bytes, models_limit_bytes
+from adapter.triton.memory.host import HostMemory, models_limit_bytes
 from adapter.triton.memory.metrics_page import TritonMetrics
 from adapter.triton.memory.nvml import NvmlMemory
 from adapter.triton.server.server import EmbeddedTriton
@@ -19,23 +19,14 @@ Wanted = Literal["auto", "nvml", "triton", "host", "off"]
 
 _NONE = "none"
 _RETRY_SECONDS = 5.0
-__all__ = [
-    "ChosenMemory",
-    "HostMemory",
-    "NvmlMemory",
-    "TritonMetrics",
-    "build_memory",
-    "host_limit_bytes",
-    "models_limit_bytes",
-]
 
 
 class ChosenMemory:
     """Chooses among the memory readers, and switches over when one fails or appears.
 
-    With auto, NVML and Triton's metrics are two views of
-    the same GPUs, and NVML, which never lags, takes precedence. Host memory is read only if there
-    is no GPU, and that is decided once: the ledger of one kind of device is wrong for the other.
+    With auto, NVML and Triton's metrics are two views of the same GPUs, and NVML, which never lags,
+    takes precedence. Host memory is read only if there is no GPU, and that is decided once: the
+    ledger of one kind of device is wrong for the other.
     """
 
     def __init__(
@@ -55,16 +46,20 @@ class ChosenMemory:
         self._nvml = nvml
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._now: asyncio.Task[MemoryReading | None] | None = None
+        self._current: asyncio.Task[MemoryReading | None] | None = None
         self._next: asyncio.Task[MemoryReading | None] | None = None
         self._logged: str | None = None
-        self._of_gpus: MemoryReading | None = None
-        self._is_host = self._has_warned = False
-        self._nvml_due = self._page_due = clock()
+        self._last_of_gpus: MemoryReading | None = None
+        self._is_host = False  # whether auto has decided for host memory
+        self._has_warned = False
+        self._nvml_due = clock()  # when NVML, which has failed, is asked again
+        self._page_due = self._nvml_due  # when the metrics are asked again for UUIDs
 
     async def read(self) -> MemoryReading | None:
-        """Return a reading that is begun after this call. Waiting callers share the next reading,
-        not the one in progress: that may be older than a caller's last change.
+        """Return a reading that begins after this call; None if nothing can be read.
+
+        Waiting callers share the next reading, not the one in progress: that may be older than a
+        caller's last change.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._take(), name="memory-reading")
@@ -77,11 +72,14 @@ class ChosenMemory:
         return is_seen and self._wanted != "off" and self.source == _NONE
 
     async def close(self) -> None:
+        """Close the connection to Triton's metrics."""
         await self._metrics.close()
 
     async def _take(self) -> MemoryReading | None:
+        """Take a reading for all that wait for it, once the earlier one is there."""
         async with self._lock:
-            self._now, self._next = self._next, None
+            self._current = self._next
+            self._next = None
             reading = await self._poll()
             if reading is not None and reading.source != HOST and self._host is not None:
                 container = self._host.container_stats()
@@ -95,9 +93,10 @@ class ChosenMemory:
             return reading
 
     async def _poll(self) -> MemoryReading | None:
+        """Read by the source of the setting."""
         match self._wanted:
             case "auto":
-                return await self._auto()
+                return await self._choose()
             case "nvml":
                 await self._learn_uuids()
                 return await self._nvml.read()
@@ -121,11 +120,12 @@ class ChosenMemory:
             self._nvml_due = self._clock() + _RETRY_SECONDS
             await self._nvml.read()
 
-    async def _auto(self) -> MemoryReading | None:
+    async def _choose(self) -> MemoryReading | None:
+        """Read GPUs if there are any, otherwise the host."""
         if self._host is not None and self._is_host:
             return await self._host.read()
-        if (reading := await self._gpus()) is not None:
-            self._of_gpus = reading
+        if (reading := await self._read_gpus()) is not None:
+            self._last_of_gpus = reading
             return reading
         if self._host is None or self._metrics.uuids or self._nvml.has_gpus is not False:
             return None
@@ -133,50 +133,56 @@ class ChosenMemory:
         self._is_host = reading is not None
         return reading
 
-    async def _gpus(self) -> MemoryReading | None:
+    async def _read_gpus(self) -> MemoryReading | None:
         """Read GPU memory. Triton's metrics go first, for the UUIDs, unless NVML is in use."""
         if self.source != "nvml":
             page = await self._metrics.read()
-            return await self._by_nvml() or self._fitting(page)
-        return await self._by_nvml() or self._fitting(await self._metrics.read())
+            return await self._read_nvml() or self._check_devices(page)
+        return await self._read_nvml() or self._check_devices(await self._metrics.read())
 
-    async def _by_nvml(self) -> MemoryReading | None:
+    async def _read_nvml(self) -> MemoryReading | None:
+        """Read GPU memory by NVML; after a failure not for some seconds."""
         if self._clock() < self._nvml_due:
             return None
-        reading = self._fitting(await self._nvml.read())
+        reading = self._check_devices(await self._nvml.read())
         if reading is None:
             self._nvml_due = self._clock() + _RETRY_SECONDS
         return reading
 
-    def _fitting(self, reading: MemoryReading | None) -> MemoryReading | None:
-        """Return None if a new source lacks a device of the ledger, as when one source shows a
-        whole GPU and the other an instance of it (MIG).
+    def _check_devices(self, reading: MemoryReading | None) -> MemoryReading | None:
+        """Return the reading, but None if a new source lacks a device of the ledger.
+
+        So it is when one source shows a whole GPU and the other an instance of it (MIG).
         """
-        before = self._of_gpus
+        before = self._last_of_gpus
         if reading is None or before is None or reading.source == before.source:
             return reading
         return reading if reading.devices.keys() >= before.devices.keys() else None
 
     def _log_source(self, source: str) -> None:
-        was, self.source = self.source, source
+        """Record the source, and log a change and a GPU that is not read."""
+        previous = self.source
+        self.source = source
         if source != self._logged and self._wanted != "off":
             self._logged = source
-            fields = {"source": source, "was": was, "reason": self._reason(source)}
+            fields = {"source": source, "was": previous, "reason": self._explain(source)}
             log.info("memory.source", extra=fields)
         if self.is_gpu_unread and not self._has_warned:
-            log.warning("memory.gpu_unread", extra={"reason": self._reason(source)})
+            log.warning("memory.gpu_unread", extra={"reason": self._explain(source)})
         self._has_warned = self.is_gpu_unread
 
-    def _reason(self, source: str) -> str:
+    def _explain(self, source: str) -> str:
+        """Return why memory is read from this source."""
         if source == _NONE:
-            return self._why_none()
+            return self._explain_none()
         if self._wanted != "auto":
             return f"memory_source is {source}"
         if source == "triton":
             return self._nvml.why or "NVML names other devices"
         return "NVML answers" if source == "nvml" else f"no GPU is seen: {self._nvml.why}"
 
-    def _why_none(self) -> str:
+    def _explain_none(self) -> str:
+        """Return why no source can be read."""
         if self._wanted == HOST or self._is_host:
             return self._host.why if self._host else "Triton's processes are not ours"
         if self._wanted == "nvml":
@@ -188,11 +194,12 @@ class ChosenMemory:
 
 
 def build_memory(
-    wanted: Wanted, embedded: EmbeddedTriton | None, limit_bytes: int | None, metrics_page: str
+    wanted: Wanted,
+    embedded: EmbeddedTriton | None,
+    limit_bytes: int | None,  # of host memory; None for what the container has
+    metrics_page: str,  # the address of an external Triton's metrics
 ) -> ChosenMemory:
-    """Build the readers that there are here, and their choice. `metrics_page` is the address of
-    Triton's metrics where it is not embedded.
-    """
+    """Build the readers of this place, and the choice among them."""
     host = None
     if embedded is not None:
         host = HostMemory(embedded.owners, limit_bytes or models_limit_bytes())
