@@ -306,6 +306,8 @@ class TritonWatcher:
         life = await self._wait_until_live()
         staged = await self.packages.staged()
         ready = await self.triton.ready()
+        # first, so that no memory of what is unloaded now counts as that of an empty Triton
+        await self.readings.read()
         for model in staged:
             # a call loads its model again; its files may have left the disk
             is_kept = model.is_loaded and not model.source.is_cached
@@ -313,7 +315,6 @@ class TritonWatcher:
                 await self._adopt(model, life)
             else:
                 await self._unload_staged(model)
-        await self.readings.read()
         self._start_life(life)
         self.status.phase = Phase.OPEN
         self.changes.notify()
@@ -424,9 +425,7 @@ class TritonWatcher:
         record.usage.used_at = clock.monotonic()
         self.registry.add(record, ModelEvent.ADOPTED)
         self.registry.place(record, model.placement)
-        self.memory.adopt(record, model.held)
-        record.undo.callback(self.memory.release, record)
-        record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
+        self._register_staged(record, model)
         record.unclassified = await self.triton.unclassified(record.name)
         log.info("model.adopted", extra={"model_id": model.model_id})
 
@@ -435,18 +434,22 @@ class TritonWatcher:
         that was undone in vain.
         """
         record = _make_stranger(model.model_id, model.name, model.placement)
+        self._register_staged(record, model)
+        self.memory.begin_unload(record)
         if await self.unloader.remove_from_triton(record):
-            await self.packages.remove(model.name)
+            await record.undo.aclose()
             return
         self.registry.add_beside(record)
         self.registry.place(record, model.placement)
         self.registry.apply(record, ModelEvent.LOAD_SENT)
         self.registry.apply(record, ModelEvent.LOAD_FAILED)
+        await self.unloader.give_up(record)
+
+    def _register_staged(self, record: ModelRecord, model: StagedModel) -> None:
+        """Book the memory of what an earlier run has left, and prepare its undo."""
         self.memory.adopt(record, model.held)
-        self.memory.begin_unload(record)
         record.undo.callback(self.memory.release, record)
         record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
-        await self.unloader.give_up(record)
 
     async def unload_strangers(self) -> None:
         """Unload the models that somebody has loaded into Triton past the adapter. Models of

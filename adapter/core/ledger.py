@@ -265,14 +265,14 @@ class Ledger:
     def open_device(self, device: Device, book: DeviceBook) -> None:
         """Begin to account for a device that a reading shows for the first time.
 
-        A model that was loaded before any reading may be on each device. It gets 0 bytes of this
-        one, unless it is booked there: so the device is not empty, and the model can be evicted for
-        others.
+        A model from before any reading may be on each device. It gets 0 bytes of this one, unless
+        it is booked there: so the device is not empty, and the model can be evicted for others.
         """
         self.devices[device] = book
-        for name, booked in self.models.items():
-            if booked.keys() <= {UNSEEN}:
-                self.models[name] = {device: 0, **booked}
+        for sizes in (self.models, self.stuck):
+            for name, size in sizes.items():
+                if size.keys() <= {UNSEEN}:
+                    sizes[name] = {device: 0, **size}
 
     def observe(
         self,
@@ -664,20 +664,18 @@ class Ledger:
     def adopt(self, name: TritonName, booked: Bytes) -> None:
         """Book a model that an earlier run of the adapter has loaded.
 
-        A reading that shows the model already is not counted twice. `empty` falls to what is left
-        beside all models. Loads on its devices are not alone any more.
+        A reading that shows the model already is not counted twice, and none so far was of an empty
+        device. Loads on its devices are not alone any more. A model of unknown size, whose load
+        never ended, has 0 bytes of each device: so none of them is empty beside it.
         """
+        booked = booked or dict.fromkeys(self.devices, 0)
         self._disturb(booked)
         self.models[name] = booked
         for device, count in booked.items():
             if device in self.devices:
-                book = self.devices[device]
-                book.settled_bytes += count
+                self.devices[device].settled_bytes += count
+                self.devices[device].empty_bytes = None
                 self._correct(device)
-                if book.empty_bytes is not None:
-                    # the earlier readings, which the model was in, were not of an empty device
-                    most_bytes = max(0, book.settled_bytes - self.booked(device))
-                    book.empty_bytes = min(book.empty_bytes, most_bytes)
 
     def start_life(self) -> None:
         """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that

@@ -1396,6 +1396,26 @@ async def test_leftover_that_triton_keeps_is_stuck():
 
 
 @played
+async def test_stuck_leftover_is_not_part_of_empty_triton():
+    """Nobody has noted what a load takes that never ended. If it counted as Triton's own memory, a
+    declared size would be refused for good, though it fits once Triton has let the load go.
+    """
+    stage = Stage({"a": Script(600), "b": Script(900, declared=900)}, is_embedded=False)
+    name = TritonName(A)
+    package = await stage.packages.prepare(name, A, ModelSource(A))
+    stage.triton.repository[name] = Staged(package, None)
+    await stage.triton.load(name, A)
+    stage.packages.left_behind = [StagedModel(name, A, Placement((name,)))]
+    stage.triton.unload_seconds = 300
+    async with stage:
+        await fails(stage.load(B), InsufficientMemory)
+        stage.triton.unload_seconds = 0.2
+        await asyncio.sleep(300)
+        await stage.load(B)
+        stage.check(B)
+
+
+@played
 async def test_model_counts_as_loaded_before_first_reading():
     """Otherwise a load beside it would be refused for good, as if it had been alone."""
     stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600), "b": Script(600)})

@@ -103,8 +103,6 @@ class PlayedControl:
     unkept: ClassVar[Mapping[str, str]] = {
         "2 doubled": "a guessed size is doubled after a load that ran out of memory",
         "2 not moved": "a load that is ended as its GPU is full is not tried on another one",
-        "2 early empty": "what an earlier run left may count as of an empty Triton for seconds",
-        "2 stuck empty": "what Triton is stuck with at a start counts as of an empty one",
         "3 beside known": "a load of unknown size waits only for others of unknown size",
         "3 not alone": "a load of unknown size waits for no load that another one runs beside",
         "3 shared sizes": "what a load took beside others may count as what they have yet to take",

@@ -37,7 +37,6 @@ _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
 _DEATH_SECONDS = 65.0  # within which the death of a process that loads is noticed
-_EARLY_SECONDS = 8.0  # after the start, for which a late reading may show what was left before
 _CHARGES = 3  # exits of Triton with a model at work, after which it may be given up
 _ALONE_SECONDS = 5.0  # for which a load of unknown size waits for another
 _STILL_SECONDS = 1.4  # after which one that takes nothing more is not waited for
@@ -255,12 +254,8 @@ class Oracle(Rest):
         self._check_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
-            rule = "2 causes"
-            if "the load that was to free it" in str(error):
-                rule = "2 freeing load"
-            elif "(declared)" in str(error) and "no unload can make enough room" in str(error):
-                rule = "2 stuck empty"
-            self._world.expect(rule, said)
+            is_freeing = "the load that was to free it" in str(error)
+            self._world.expect("2 freeing load" if is_freeing else "2 causes", said)
 
     def _load_bound_ago(self) -> float:
         return self._now() - self.settings.load_seconds - RECENT_SECONDS
@@ -458,8 +453,7 @@ class Oracle(Rest):
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         if needed + others <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"
-            is_early = self.since(self._now() - _EARLY_SECONDS, "opened")
-            self._world.expect("2 early empty" if is_early else "2 too large", text)
+            self._world.expect("2 too large", text)
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")

@@ -132,12 +132,14 @@ class Books:
         self.ledger.advance(self.now)
 
     def add(self, name, count, device=GPU):
-        """Add a loaded model of a known size."""
+        """Add a model of a known size that this life of Triton has loaded."""
         size = to_bytes({device: count})
         book = self.ledger.devices[device]
+        empty_bytes = book.empty_bytes
         if book.used_bytes is not None:
             book.used_bytes += size[device]
         self.ledger.adopt(TritonName(name), size)
+        book.empty_bytes = empty_bytes
 
     def load(self, name, need):
         self.ledger.begin_load(TritonName(name), need)
