@@ -51,15 +51,6 @@ def settings_of(values: dict[str, Any], environ: dict[str, str] | None = None) -
 # -- what is rendered ------------------------------------------------------------------------------
 
 
-def test_the_adapter_writes_a_cache_that_triton_reads_at_the_same_path():
-    both = containers(pod_spec(ENDPOINT))
-
-    adapter, triton = (mounts(both[name])["cache"] for name in ("adapter", "triton"))
-    assert adapter == {"name": "cache", "mountPath": FOLDER}
-    assert triton == {"name": "cache", "mountPath": FOLDER, "readOnly": True}
-    assert str(settings_of(ENDPOINT).cache_dir) == FOLDER
-
-
 @pytest.mark.parametrize(
     "values",
     [STORE | {"mode": "single"}, STORE | {"triton": {"enabled": False, "address": "t"}}],
@@ -69,11 +60,6 @@ def test_a_pod_of_one_container_has_the_cache_to_write_to(values):
     [container] = containers(pod_spec(values)).values()
 
     assert mounts(container)["cache"] == {"name": "cache", "mountPath": FOLDER}
-
-
-def test_without_a_store_there_is_no_cache():
-    assert "cache" not in {each["name"] for each in pod_spec({})["volumes"]}
-    assert "ADAPTER_CACHE_DIR" not in variables({})
 
 
 @pytest.mark.parametrize("settings", [{"model_store": "s3://a"}, {"endpoints": {"b": "s3://b"}}])
@@ -94,31 +80,11 @@ def test_of_a_claim_the_adapter_finds_out_itself_what_there_is(values):
     assert "ADAPTER_CACHE_LIMIT" not in variables(values)
 
 
-def test_each_pod_has_a_claim_of_its_own_for_its_cache():
-    spec = volume(KEYS, "cache")["ephemeral"]["volumeClaimTemplate"]["spec"]
-
-    assert spec == {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "fast",
-        "resources": {"requests": {"storage": "100Gi"}},
-    }
-
-
 def test_a_claim_that_outlives_the_pod_is_left_by_the_old_one_before_the_new_one_takes_it():
     values = STORE | CLAIM
 
     assert volume(values, "cache") == {"persistentVolumeClaim": {"claimName": "fast"}}
     assert only("Deployment", values)["spec"]["strategy"] == {"type": "Recreate"}
-
-
-def test_credentials_and_keys_are_for_the_adapter_and_not_for_triton_and_its_models():
-    both = containers(pod_spec(KEYS))
-
-    sources = both["adapter"]["envFrom"]
-    assert {"secretRef": {"name": "demo-stores"}} in sources
-    assert mounts(both["adapter"])["endpoint-keys"]["mountPath"] == KEYS_FOLDER
-    assert "envFrom" not in both["triton"]
-    assert set(mounts(both["triton"])) == {"repository", "models", "cache", "triton-tmp", "shm"}
 
 
 def test_each_key_has_its_secret_from_where_the_values_say(tmp_path):

@@ -148,21 +148,6 @@ def test_the_gateways_envoys_and_no_others_are_let_in_from_their_namespace(value
     }
 
 
-def test_without_the_patch_nothing_is_tried_again_that_a_pod_has_answered():
-    retry = only("BackendTrafficPolicy", FLEET)["spec"]["retry"]
-
-    assert set(retry["retryOn"]) == {"triggers"}
-    assert set(retry["retryOn"]["triggers"]) == {"connect-failure", "refused-stream"}
-
-
-@BOTH
-def test_each_pod_has_a_disk_cache_of_its_own(values):
-    [cache] = [each for each in pod_spec(values)["volumes"] if each["name"] == "cache"]
-
-    assert set(cache) - {"name"} in ({"emptyDir"}, {"ephemeral"})
-    assert variables(values)["ADAPTER_CACHE_DIR"] == "/var/cache/triton-adapter"
-
-
 def test_the_notes_say_where_callers_come_to_and_what_they_must_bring():
     (by_header, patched) = (render(values)[NOTES] for values in (FLEET, PATCHED))
 
@@ -321,25 +306,6 @@ def test_the_headers_of_a_fleet_without_the_patch_are_those_of_deploy_fleet():
 
 
 # -- replicas by what memory cannot hold -----------------------------------------------------------
-
-
-def test_pods_are_added_for_evictions_and_for_calls_without_room_and_taken_away_slowly():
-    hpa = only("HorizontalPodAutoscaler", FLEET)["spec"]
-    advanced = only("ScaledObject", PATCHED)["spec"]["advanced"]
-
-    wanted = {
-        each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"]
-        for each in hpa["metrics"]
-    }
-    assert wanted == {
-        "triton_adapter_requests_in_flight": "8",
-        "triton_adapter_endpoint_evictions_per_second": "0.05",
-        "triton_adapter_endpoint_no_room_per_second": "0.01",
-    }
-    assert hpa["behavior"]["scaleDown"]["policies"] == [
-        {"type": "Pods", "value": 1, "periodSeconds": 1800}
-    ]
-    assert advanced["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
 
 
 @pytest.mark.parametrize("scaler", ["hpa", "keda"])

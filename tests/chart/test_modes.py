@@ -8,7 +8,7 @@ from urllib.request import urlopen
 import pytest
 
 from adapter.settings import load_settings
-from tests.chart.chart import containers, pod_spec, values_of
+from tests.chart.chart import values_of
 from tests.chart.pod import environment_of_the_one_container, running_elsewhere
 from tests.ports import free_ports
 from tests.running import Client, RunningAdapter, wait_until
@@ -45,17 +45,6 @@ def test_an_argument_of_an_embedded_triton_comes_through_the_environment_as_it_i
     )
 
 
-def test_the_one_container_has_what_triton_s_has():
-    [container] = containers(pod_spec(SINGLE)).values()
-    triton = containers(pod_spec({}))["triton"]
-
-    assert container["image"].startswith("triton-adapter-sagemaker:")
-    assert container["resources"] == triton["resources"]
-    assert container["securityContext"] == triton["securityContext"]
-    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts == {"/models/_triton_models", "/opt/ml/models", "/tmp", "/dev/shm"}
-
-
 @pytest.mark.parametrize(
     ("triton", "limit"),
     [
@@ -68,14 +57,6 @@ def test_without_gpus_an_adapter_in_the_one_container_gets_128_mib_of_its_limit(
     settings = settings_of_the_one_container({**SINGLE, "triton": triton})
 
     assert settings.memory_limit == limit
-
-
-def test_an_adapter_alone_asks_for_nothing_that_is_triton_s():
-    spec = pod_spec(ELSEWHERE)
-    [adapter] = containers(spec).values()
-
-    assert {volume["name"] for volume in spec["volumes"]} == {"models", "repository", "tmp"}
-    assert "nvidia.com/gpu" not in adapter["resources"]["limits"]
 
 
 @pytest.fixture

@@ -121,44 +121,12 @@ def test_the_version_is_that_of_the_package():
     assert chart["appVersion"] == project["version"]
 
 
-def test_triton_is_started_before_the_adapter_and_ended_after_it():
-    """Of native sidecars Kubernetes starts each before, and ends it after the main containers."""
-    [triton] = pod_spec({})["initContainers"]
-
-    assert (triton["name"], triton["restartPolicy"]) == ("triton", "Always")
-    assert "startupProbe" in triton
-    assert [c["name"] for c in pod_spec({})["containers"]] == ["adapter"]
-
-
-def test_only_the_adapter_has_ports_unless_tritons_metrics_are_asked_for():
-    quiet, open_ = (containers(pod_spec(v))["triton"] for v in ({}, values_of("monitoring")))
-
-    assert "ports" not in quiet
-    assert "--metrics-address=127.0.0.1" in quiet["args"]
-    assert [port["containerPort"] for port in open_["ports"]] == [8002]
-    for arguments in (quiet["args"], open_["args"]):
-        assert {"--http-address=127.0.0.1", "--grpc-address=127.0.0.1"} <= set(arguments)
-
-
 def test_tritons_metrics_are_where_the_values_say_once_they_are_asked_for():
     triton = {"exposeMetrics": True, "metricsAddress": "ipv6:::"}
 
     assert "--metrics-address=ipv6:::" in containers(pod_spec({"triton": triton}))["triton"]["args"]
     quiet = {"triton": {**triton, "exposeMetrics": False}}
     assert "--metrics-address=127.0.0.1" in containers(pod_spec(quiet))["triton"]["args"]
-
-
-def test_both_containers_see_repository_and_models_at_one_path():
-    for name in ("default", "pvc", "host-path", "two-containers"):
-        both = containers(pod_spec(values_of(name)))
-        triton, adapter = (
-            {(m["name"], m["mountPath"]) for m in both[who]["volumeMounts"]}
-            for who in ("triton", "adapter")
-        )
-        shared = {m for m in triton if m[0] in {"repository", "models"}}
-        assert len(shared) == 2
-        assert shared <= adapter
-        assert f"--model-repository={dict(shared)['repository']}" in both["triton"]["args"]
 
 
 @pytest.mark.parametrize(
@@ -185,12 +153,6 @@ def test_the_pods_keep_the_standard_restricted_of_pod_security(name):
                 *("name", "emptyDir", "persistentVolumeClaim", "ephemeral", "image"),
                 *("secret", "projected"),
             }
-
-
-def test_the_adapter_is_user_65532_on_a_read_only_root():
-    security = containers(pod_spec({}))["adapter"]["securityContext"]
-
-    assert (security["runAsUser"], security["readOnlyRootFilesystem"]) == (65532, True)
 
 
 @pytest.mark.parametrize("values", [{}, {"mode": "single"}, values_of("two-containers")])
@@ -244,20 +206,6 @@ def test_a_changed_setting_replaces_the_pods():
 
     assert checksum({}) == checksum({"service": {"http": 80}})
     assert checksum({}) != checksum({"settings": {"log_level": "debug"}})
-
-
-def test_image_names_put_registry_tag_and_digest_together():
-    image = containers(pod_spec(values_of("names")))["adapter"]["image"]
-    triton = containers(pod_spec(values_of("names")))["triton"]["image"]
-
-    assert image.startswith("registry.example.com:5000/triton-adapter@sha256:0123")
-    assert triton == "registry.example.com:5000/nvidia/tritonserver:25.08-py3"
-
-
-def test_pods_have_no_number_of_their_own_where_something_scales_them():
-    assert "replicas" not in only("Deployment", values_of("single-model"))["spec"]
-    assert "replicas" not in only("Deployment", values_of("keda"))["spec"]
-    assert only("Deployment", {})["spec"]["replicas"] == 1
 
 
 RECREATE = {"type": "Recreate"}
@@ -396,13 +344,6 @@ def test_the_control_token_is_mounted_where_it_is_asked_for_and_nowhere_else():
     assert variables(values)["ADAPTER_CONTROL_TOKEN"] == f"file:{mount['mountPath']}/token"
 
 
-def test_helm_test_keeps_its_pod_for_the_logs():
-    """`helm test --logs` reads them after the hook: a pod deleted on success made it fail."""
-    annotations = only("Pod", {})["metadata"]["annotations"]
-
-    assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation"
-
-
 def test_there_is_no_helm_test_where_loads_may_not_bring_files():
     assert [made["kind"] for made in objects({}) if made["kind"] == "Pod"] == ["Pod"]
     assert [
@@ -439,51 +380,6 @@ def test_the_listener_of_metrics_has_the_family_of_the_others():
     assert variables({"settings": {"listen_host": "0.0.0.0"}})["ADAPTER_METRICS"] == "0.0.0.0:8082"
 
 
-def test_models_of_an_image_are_a_volume_of_both_containers():
-    values = values_of("image")
-    [volume] = [v for v in pod_spec(values)["volumes"] if v["name"] == "models"]
-
-    assert volume["image"] == {
-        "reference": values["models"]["image"]["reference"],
-        "pullPolicy": "IfNotPresent",
-    }
-    for container in containers(pod_spec(values)).values():
-        [mount] = [m for m in container["volumeMounts"] if m["name"] == "models"]
-        assert (mount["mountPath"], mount["subPath"], mount["readOnly"]) == (
-            *("/opt/ml/models", "models"),
-            True,
-        )
-
-
-def test_gpus_that_are_claimed_go_to_triton_and_count_as_gpus():
-    values = values_of("pod-spec")
-    spec = pod_spec(values)
-    both = containers(spec)
-
-    assert spec["resourceClaims"] == values["triton"]["resourceClaims"]
-    assert both["triton"]["resources"]["claims"] == [{"name": "gpu"}]
-    assert "claims" not in both["adapter"]["resources"]
-    assert not [name for name in both["triton"]["resources"]["limits"] if "gpu" in name]
-    assert "ADAPTER_MEMORY_LIMIT" not in variables(values)
-    assert only("Deployment", values)["spec"]["strategy"] == RECREATE
-
-
-def test_fields_that_the_chart_has_no_key_for_are_merged_over_what_it_makes():
-    values = values_of("pod-spec")
-    without = pod_spec({**values, "podSpec": {}})
-    spec = pod_spec(values)
-
-    assert (spec["hostUsers"], spec["shareProcessNamespace"]) == (False, True)
-    assert spec["securityContext"] == {**without["securityContext"], "supplementalGroups": [44]}
-    changed = {"hostUsers", "shareProcessNamespace", "securityContext", "initContainers"}
-    assert {k for k in spec if spec[k] != without.get(k)} == {*changed, "containers"}
-    adapter, was = containers(spec)["adapter"], containers(without)["adapter"]
-    assert adapter["readinessProbe"] == {**was["readinessProbe"], "failureThreshold": 5}
-    assert {k for k in adapter if adapter[k] != was[k]} == {"readinessProbe"}
-    triton, was = containers(spec)["triton"], containers(without)["triton"]
-    assert triton == {**was, "terminationMessagePolicy": "FallbackToLogsOnError"}
-
-
 def test_a_switch_that_the_chart_sets_can_be_turned_off_in_the_pod_s_spec():
     off = {"name": "triton", "securityContext": {"readOnlyRootFilesystem": False}}
     security = containers(pod_spec({"podSpec": {"initContainers": [off]}}))["triton"][
@@ -491,46 +387,6 @@ def test_a_switch_that_the_chart_sets_can_be_turned_off_in_the_pod_s_spec():
     ]
 
     assert (security["readOnlyRootFilesystem"], security["runAsUser"]) == (False, 1000)
-
-
-def test_what_clusters_ask_for_besides_arrives_where_it_belongs():
-    values = values_of("cluster")
-    deployment, service = only("Deployment", values), only("Service", values)["spec"]
-    pod, spec = pod_spec(values), deployment["spec"]
-
-    assert deployment["metadata"]["annotations"] == values["deploymentAnnotations"]
-    assert (spec["minReadySeconds"], spec["revisionHistoryLimit"]) == (10, 3)
-    assert pod["schedulerName"] == "volcano"
-    assert (pod["dnsConfig"], pod["hostAliases"]) == (values["dnsConfig"], values["hostAliases"])
-    assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "other"}]
-    assert (service["ipFamilyPolicy"], service["ipFamilies"]) == (
-        "PreferDualStack",
-        ["IPv6", "IPv4"],
-    )
-    assert (service["externalTrafficPolicy"], service["loadBalancerSourceRanges"]) == (
-        "Local",
-        ["10.0.0.0/8"],
-    )
-    budget = only("PodDisruptionBudget", values)["spec"]
-    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    assert containers(pod)["triton"]["livenessProbe"].items() >= {"periodSeconds": 60}.items()
-    assert {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}} in pod["volumes"]
-
-
-def test_both_containers_mount_the_same_folder_of_a_shared_claim():
-    for container in containers(pod_spec(values_of("keda"))).values():
-        [models] = [m for m in container["volumeMounts"] if m["name"] == "models"]
-        assert (models["subPath"], models["readOnly"]) == ("teams/risk", True)
-
-
-def test_every_container_that_the_chart_makes_has_requests_and_limits():
-    made = [*containers(pod_spec({})).values()]
-    made += [*containers(only("Pod", {})["spec"]).values()]
-
-    assert len(made) == 4
-    for container in made:
-        assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
-        assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
 
 
 def test_labels_of_a_pod_beat_common_ones_and_never_those_it_is_found_by():

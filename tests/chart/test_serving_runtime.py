@@ -13,7 +13,6 @@ from tests.chart.chart import (
     only,
     runtime_spec,
     values_of,
-    variables,
 )
 
 RUNTIMES = ["serving-runtime", "serving-runtime-gpu", "serving-runtime-monitored"]
@@ -33,32 +32,6 @@ def test_a_runtime_takes_nothing_that_the_controller_keeps_for_itself(name):
         for port in container.get("ports", []):
             assert port["name"] not in {"grpc", "http", "prometheus"}
             assert port["containerPort"] not in {8080, 8085, 8089, 8090, *range(11881, 11900)}
-
-
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_triton_of_a_runtime_has_shared_memory_of_its_own(name):
-    spec = runtime_spec(values_of(name))
-    [shm] = [v["emptyDir"] for v in spec["volumes"] if v["name"] == "shm"]
-
-    assert shm == {"medium": "Memory", "sizeLimit": "1Gi"}
-    triton = containers(spec)["triton"]
-    assert {"name": "shm", "mountPath": "/dev/shm"} in triton["volumeMounts"]
-
-
-def test_a_runtime_that_is_scraped_opens_its_metrics_and_nothing_else():
-    values = values_of("serving-runtime-monitored")
-    both = containers(runtime_spec(values))
-
-    assert variables(values)["ADAPTER_METRICS"] == "[::]:8082"
-    assert variables(values)["ADAPTER_ADMIN"] == "127.0.0.1:8081"
-    assert [p["containerPort"] for p in both["adapter"]["ports"]] == [8082]
-    assert [p["containerPort"] for p in both["triton"]["ports"]] == [8002]
-    assert (
-        "--url=http://127.0.0.1:8082/livez" in both["adapter"]["livenessProbe"]["exec"]["command"]
-    )
-    for name in ("serving-runtime", "serving-runtime-gpu"):
-        assert "ADAPTER_METRICS" not in variables(values_of(name))
-        assert not [c for c in runtime_spec(values_of(name))["containers"] if "ports" in c]
 
 
 def test_the_pods_of_a_runtime_are_found_by_the_labels_of_the_controller():

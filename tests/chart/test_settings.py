@@ -79,13 +79,6 @@ def test_a_pod_listens_over_both_ip_families_without_a_setting():
     ]
 
 
-def test_ports_follow_the_listeners():
-    adapter = containers(pod_spec(values_of("settings")))["adapter"]
-
-    ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}
-    assert ports == {"http": 9000, "grpc-data": 9001, "admin": 9002, "metrics": 8082}
-
-
 @rows("path", CASES)
 def test_the_settings_agree_with_what_the_pod_has(path):
     values = values_of(case(path))

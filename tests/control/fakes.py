@@ -313,10 +313,6 @@ class FakeTriton:
         for model in self._models(name):
             model.has_died = True
 
-    def lose_model(self, name: TritonName) -> None:
-        """Have somebody unload a model past the adapter."""
-        self.loaded.pop(name).has_vanished = True
-
     # -- memory -----------------------------------------------------------------------------
 
     @property

@@ -52,30 +52,6 @@ def failing(code: grpc.StatusCode, text: str) -> Act:
     return act
 
 
-async def test_bytes_and_metadata_pass_both_ways():
-    seen: dict[str, Any] = {}
-
-    async def act(message: bytes, context: Any) -> bytes:
-        seen.update(context.invocation_metadata())
-        await context.send_initial_metadata((("first", "1"),))
-        context.set_trailing_metadata((("last-bin", b"\x00\xff"),))
-        return message[::-1]
-
-    async with dataplane_to(act) as dataplane:
-        metadata = (
-            ("traceparent", "00-ab-cd-01"),
-            ("authorization", "x"),
-            ("raw-bin", b"\xff\x00"),
-        )
-        answer = await dataplane.call(RpcCall("ModelInfer", metadata, None), b"\x00abc", lease())
-    assert answer.message == b"cba\x00"
-    assert ("first", "1") in answer.initial_metadata
-    assert ("last-bin", b"\x00\xff") in answer.trailing_metadata
-    assert seen["traceparent"] == "00-ab-cd-01"
-    assert seen["raw-bin"] == b"\xff\x00"
-    assert "authorization" not in seen
-
-
 def test_what_concerns_one_hop_is_not_passed_on():
     kept = [("traceparent", "00-ab-cd-01"), ("authorization", "x"), ("x-bin", b"\x00")]
     dropped = [("mm-model-id", "m"), ("mm-vmodel-id", "v"), ("grpc-accept-encoding", "gzip")]
@@ -258,18 +234,6 @@ async def relay_twice(requests: AsyncIterator[bytes], context: Any) -> AsyncIter
         yield message[::-1]
 
 
-async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
-    async with (
-        dataplane_to(relay_twice) as dataplane,
-        dataplane.stream(STREAM, lease()) as stream,
-    ):
-        messages = stream.messages()
-        await stream.write(b"ab")
-        assert [await anext(messages), await anext(messages)] == [b"ab", b"ba"]
-        await stream.done_writing()
-        assert [message async for message in messages] == []
-
-
 def once_each() -> FakeLease:
     """Lease a model that answers each request once."""
     held = lease()
@@ -418,22 +382,6 @@ async def test_a_stream_asks_triton_whether_its_model_is_decoupled():
     async with dataplane_to(relay_twice) as dataplane, dataplane.stream(STREAM, held) as stream:
         await stream.done_writing()
     assert held.record.is_decoupled
-
-
-async def test_a_stream_that_breaks_says_why_to_its_reader():
-    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
-        await anext(aiter(requests))
-        await context.abort(grpc.StatusCode.INTERNAL, "ta.u.team_2fa: boom")
-
-    async with (
-        dataplane_to(act) as dataplane,
-        dataplane.stream(STREAM, lease()) as stream,
-    ):
-        await stream.write(b"ab")
-        with pytest.raises(InferenceFailed, match="team/a: boom"):
-            _ = [message async for message in stream.messages()]
-        await stream.write(b"more")  # no second error
-        await stream.done_writing()
 
 
 async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton():

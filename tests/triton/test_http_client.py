@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import gzip
 from contextlib import suppress
 
 import pytest
@@ -25,35 +24,6 @@ MIB = 2**20
 
 
 # -- requests -----------------------------------------------------------------------------------
-
-
-async def test_a_request_is_written_with_the_frame_of_this_side():
-    headers = {"X-A": "1", "content-length": "99", "Transfer-Encoding": "chunked", "Host": "evil"}
-    async with served() as (plane, upstream):
-        assert await ask(plane, post(b"{}", headers=headers)) == b"{}"
-        host = plane.host
-    lines = upstream.requests[0].head.decode().split("\r\n")
-    assert lines == [
-        *("POST /v2/models/m/infer HTTP/1.1", f"Host: {host}", "X-A: 1"),
-        *("Content-Type: application/json", "Content-Length: 2", "", ""),
-    ]
-    assert upstream.requests[0].body == b"{}"
-
-
-@pytest.mark.parametrize("given", ["application/x-www-form-urlencoded", "multipart/form-data", ""])
-@pytest.mark.parametrize("name", ["Content-Type", "content-type", "CONTENT-TYPE"])
-@pytest.mark.parametrize("is_binary", [False, True])
-async def test_triton_is_told_one_of_two_media_types_whatever_the_caller_said(
-    given, name, is_binary
-):
-    headers = {name: given} | ({"inference-Header-Content-Length": "2"} if is_binary else {})
-    async with served() as (plane, upstream):
-        await ask(plane, post(headers=headers))
-        await ask(plane, post(pieces_of(b"{}"), headers=headers))
-    said = [b"application/octet-stream" if is_binary else b"application/json"]
-    for asked in upstream.requests:
-        lines = [line.partition(b": ") for line in asked.head.lower().split(b"\r\n")]
-        assert [value for key, _, value in lines if key == b"content-type"] == said
 
 
 async def test_a_get_has_no_body_and_no_length():
@@ -89,13 +59,6 @@ async def test_bytes_of_a_header_that_are_no_utf8_pass_as_they_are():
     assert b"\r\nX-A: \xe4\r\n" in upstream.requests[0].head
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**14, 2**14 + 1, 3 * MIB])
-async def test_a_whole_body_arrives(size):
-    async with served() as (plane, upstream):
-        await ask(plane, post(bytes(size)))
-    assert (upstream.requests[0].body, upstream.requests[0].is_whole) == (bytes(size), True)
-
-
 @pytest.mark.parametrize("raw", [OK, b"no answer"], ids=["answered", "broken off"])
 async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
     freed = []
@@ -116,15 +79,6 @@ async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
         gc.enable()
 
 
-async def test_a_stream_of_known_length_goes_with_that_length():
-    async with served() as (plane, upstream):
-        body = pieces_of(b"a" * MIB, b"", b"b" * MIB)
-        await ask(plane, post(body, headers={"Content-Length": str(2 * MIB)}))
-        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-    assert upstream.requests[0].body == b"a" * MIB + b"b" * MIB
-    assert b"chunked" not in upstream.requests[0].head
-
-
 async def test_an_empty_piece_does_not_end_a_chunked_body():
     async with served() as (plane, upstream):
         await ask(plane, post(pieces_of(b"", b"ab", b"", b"c" * MIB, b"")))
@@ -140,45 +94,6 @@ async def test_a_body_of_another_length_than_declared_never_becomes_a_request(pi
         await upstream.talks[0].ended.wait()
         assert connections(plane) == "<Pool: 0 connections, 0 idle>"
     assert [request.is_whole for request in upstream.requests] == [False]
-
-
-@pytest.mark.parametrize("headers", [{}, {"Content-Length": "5"}], ids=["chunked", "whole"])
-async def test_what_breaks_the_body_is_what_the_call_ends_with(headers):
-    async def broken():
-        yield b"abc"
-        raise InvalidRequest("the body broke off")
-
-    async with served() as (plane, upstream):
-        with pytest.raises(InvalidRequest, match="broke off"):
-            await ask(plane, post(broken(), headers=headers))
-        await upstream.talks[0].ended.wait()
-    assert [request.is_whole for request in upstream.requests] == [False]
-
-
-async def test_an_upload_waits_for_a_triton_that_reads_slowly():
-    given = taken = lead = 0
-
-    async def body():
-        nonlocal given, lead
-        for _ in range(256):
-            given += MIB // 4
-            lead = max(lead, given - taken)
-            yield bytes(MIB // 4)
-
-    @reads_itself
-    async def script(talk):
-        nonlocal taken
-        while taken < 64 * MIB:
-            await asyncio.sleep(0)
-            taken += len(await talk.reader.read(2**16))
-        await talk.say(OK)
-
-    async with served(script, seconds=60) as (plane, _):
-        headers = {"Content-Length": str(64 * MIB)}
-        assert await ask(plane, post(body(), headers=headers)) == b"{}"
-        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-    assert (given, taken) == (64 * MIB, 64 * MIB)
-    assert lead < 32 * MIB
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -226,25 +141,6 @@ async def test_nothing_more_of_a_body_is_taken_once_the_answer_is_there():
 
 
 # -- answers ------------------------------------------------------------------------------------
-
-
-async def test_an_answer_has_its_status_its_headers_and_its_length():
-    raw = (
-        b"HTTP/1.1 200 OK\r\nCONTENT-length: 3\r\nX-Odd: \xe4\r\n"
-        b"Inference-Header-Content-Length: 1\r\n\r\nabc"
-    )
-    async with served(says(raw)) as (plane, _), plane.forward(post(), None) as answer:
-        assert (answer.status, answer.content_length, answer.json_header_bytes) == (200, 3, 1)
-        assert answer.headers["x-odd"] == b"\xe4".decode("utf-8", "surrogateescape")
-        assert await answer.read() == b"abc"
-        assert await answer.read() == b""
-
-
-async def test_compressed_answers_stay_compressed():
-    body = gzip.compress(b"{}")
-    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
-    async with served(says(head + body)) as (plane, _):
-        assert await ask(plane) == body
 
 
 async def test_informational_answers_are_passed_over():

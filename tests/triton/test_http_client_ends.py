@@ -7,22 +7,17 @@ from contextlib import suppress
 
 import pytest
 
-from adapter.core.oom import Classifier
-from adapter.core.triton_errors import Faults
 from adapter.errors import BackendError, BackendTimeout, BackendUnavailable
-from adapter.triton.http import HttpDataPlane
 from tests.cases import rows
 from tests.fakes.http_triton import (
     OK,
     ask,
-    connections,
     pieces_of,
     post,
     reads_itself,
     says,
     served,
 )
-from tests.fakes.unread import unread
 from tests.frontends.http.listener import until
 
 pytestmark = pytest.mark.both_loops
@@ -31,41 +26,7 @@ MIB = 2**20
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def hangs(talk):
-    await talk.end()
-
-
 # -- lost ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"HTTP/1.1 200 OK\r\nContent-Le",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab",
-        CHUNKED + b"2\r\nab\r\n",
-        CHUNKED + b"2\r\nab\r\n0\r\n",
-    ],
-)
-@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-async def test_a_request_that_may_have_reached_triton_is_not_sent_again(raw, is_reset):
-    async def script(talk):
-        if len(upstream.requests) == 1:
-            await talk.say(OK)
-            return
-        await talk.say(raw)
-        if is_reset:
-            talk.writer.transport.abort()
-        talk.writer.close()
-
-    async with served(script) as (plane, upstream):
-        await ask(plane)
-        with pytest.raises(BackendUnavailable) as caught:
-            await ask(plane)
-        assert caught.value.delivered
-        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
-    assert (len(upstream.talks), len(upstream.requests)) == (1, 2)
 
 
 async def test_an_answer_until_the_end_that_is_reset_is_not_whole():
@@ -81,32 +42,6 @@ async def test_an_answer_until_the_end_that_is_reset_is_not_whole():
         go_on.set()
         with pytest.raises(BackendUnavailable):
             await answer.read()
-
-
-async def test_an_answer_that_breaks_off_on_its_way_to_the_caller_can_only_be_cut():
-    script = says(CHUNKED + b"2\r\nab\r\n", closes=True)
-    async with served(script) as (plane, _), plane.forward(post(), None) as answer:
-        chunks = answer.chunks()
-        assert await anext(chunks) == b"ab"
-        with pytest.raises(ConnectionResetError):
-            await anext(chunks)
-
-
-async def test_what_cannot_be_connected_was_not_delivered():
-    async with served() as (plane, _):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # and listens to nobody
-            plane.connect(f"127.0.0.1:{taken.getsockname()[1]}")
-            with pytest.raises(BackendUnavailable, match="cannot be reached") as caught:
-                await ask(plane)
-        assert not caught.value.delivered
-
-
-async def test_before_there_is_a_triton_nothing_is_delivered():
-    plane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10, unread=unread())
-    with pytest.raises(BackendUnavailable, match="not up yet") as caught:
-        await ask(plane)
-    assert not caught.value.delivered
 
 
 # -- late ---------------------------------------------------------------------------------------
@@ -192,38 +127,6 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection():
             assert answer.status == 200
         await upstream.talks[0].ended.wait()
     assert len(upstream.requests) == 1
-
-
-async def test_triton_waits_for_a_caller_that_reads_slowly():
-    sent = read = lead = 0
-
-    async def script(talk):
-        nonlocal sent
-        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
-        for _ in range(256):
-            await talk.say(bytes(MIB // 4))
-            sent += MIB // 4
-
-    async with served(script, seconds=60) as (plane, _):
-        async with plane.forward(post(), None) as answer:
-            async for piece in answer.chunks():
-                for _ in range(100):  # all that Triton needs to run ahead
-                    await asyncio.sleep(0)
-                lead = max(lead, sent - read)
-                read += len(piece)
-        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-    assert read == 64 * MIB
-    assert lead < 32 * MIB
-
-
-async def test_at_close_calls_under_way_fail_and_nothing_is_left():
-    async with served(hangs) as (plane, upstream):
-        asking = [asyncio.create_task(ask(plane)) for _ in range(3)]
-        await upstream.asked(3)
-        await plane.close()
-        for each in asking:
-            with pytest.raises(BackendUnavailable):
-                await each
 
 
 async def test_whatever_happens_to_calls_the_pool_has_what_is_left():

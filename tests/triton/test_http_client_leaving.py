@@ -134,7 +134,7 @@ async def test_a_call_that_was_given_up_as_late_lasts_as_well(failures, said, is
 
 async def test_an_answer_that_nobody_wants_takes_no_memory(failures):
     begun = asyncio.Event()
-    size, piece = 512 * MIB, bytes(MIB)
+    size, piece = 128 * MIB, bytes(MIB)
 
     async def script(talk):
         await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
@@ -171,26 +171,6 @@ async def test_what_triton_says_late_is_heard(failures):
         gate.set()
         await until(lambda: lease.state == LeaseState.ENDED)
     assert [type(error) for error in failures.seen] == [StubDied]
-
-
-@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-async def test_triton_ends_a_call_by_ending_its_connection(failures, is_reset):
-    gate = asyncio.Event()
-
-    async def script(talk):
-        await gate.wait()
-        if is_reset:
-            talk.writer.transport.abort()
-        talk.writer.close()
-
-    async with served(script) as (plane, upstream):
-        lease = failures.lease()
-        asking = asyncio.create_task(ask(plane, lease))
-        await upstream.asked(1)
-        await left(asking)
-        gate.set()
-        await until(lambda: lease.state == LeaseState.ENDED)
-        await until(lambda: connections(plane) == "<Pool: 0 connections, 0 idle>")
 
 
 async def test_at_the_end_of_the_process_nothing_is_waited_for(failures):

@@ -59,9 +59,6 @@ class House:
         wait_until(lambda: self.gauge.page.has_caught_up, 60, "the gauge shows what there is")
         wait_until(lambda: self.reserved_bytes() == 0, 10, "all loads are booked")
 
-    def is_all_measured(self) -> bool:
-        return all(model["is_measured"] for model in self.adapter.state()["models"])
-
     def reserved_bytes(self) -> int:
         devices = self.adapter.state()["memory"]["devices"]
         return sum(book["reserved_bytes"] for book in devices.values())

@@ -1,59 +1,17 @@
-"""Plays a part of each situation; `make nightly` plays them all for longer, with new seeds.
-
-The runs here may exceed the figures of the table by two standard deviations of their number. Their
-seeds are always the same, so a test that passes today does not fail by chance tomorrow.
-"""
+"""Checks what judges the plays of `Blame`, which tests/nightly/test_blame.py plays."""
 
 import pytest
 
 from adapter.core.model import ModelId
 from tests.unit.core.blame_situations import (
-    KILLER_FOR_TWO_DAYS,
-    LARGE_SITUATIONS,
-    OPERATOR_FOR_TWO_DAYS,
     SITUATIONS,
     Exits,
-    Situation,
     allow_noise,
     count_exits,
     count_wrong,
     find_excess,
 )
-from tests.unit.core.blame_world import Outcome, play
-
-pytestmark = pytest.mark.slow
-
-RUNS = 100
-LARGE_RUNS = 20
-DEVIATIONS = 2.0
-
-
-@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
-def test_blame_is_right_in(situation: Situation):
-    outcomes = [play(situation.setting, seed) for seed in range(RUNS)]
-    assert find_excess(situation, outcomes, deviations=DEVIATIONS) == []
-
-
-@pytest.mark.parametrize("situation", LARGE_SITUATIONS.values(), ids=LARGE_SITUATIONS)
-def test_blame_is_right_among_a_hundred(situation: Situation):
-    outcomes = [play(situation.setting, seed) for seed in range(LARGE_RUNS)]
-    assert find_excess(situation, outcomes, deviations=DEVIATIONS) == []
-
-
-def test_killer_is_found_within_two_days():
-    """It kills each eleven minutes; the charges of one exit count at the next."""
-    outcome = play(KILLER_FOR_TWO_DAYS, seed=0)
-    found_after = outcome.count_exits_until_found(KILLER_FOR_TWO_DAYS.killers)
-    assert found_after is not None
-    assert found_after <= 8
-    assert outcome.find_wrongly_given_up(KILLER_FOR_TWO_DAYS.killers) == set()
-
-
-def test_operator_costs_no_model_in_two_days():
-    outcome = play(OPERATOR_FOR_TWO_DAYS, seed=0)
-    assert len(outcome.exits) == 261
-    assert outcome.given_up == []
-
+from tests.unit.core.blame_world import Outcome
 
 # -- the judge ----------------------------------------------------------------------------------
 

@@ -142,12 +142,6 @@ def test_pages_have_each_serving_model_once(registry):
     assert walk(registry, 3) == [["a", "b", "c"], ["d", "e", "f"]]
 
 
-def test_counts_are_of_all_states(registry):
-    for name, state in zip("abcdefg", ModelState, strict=True):
-        bring(registry, state, ModelId(name))
-    assert registry.counts() == dict.fromkeys(ModelState, 1)
-
-
 def test_longest_idle_model_counts(registry):
     assert registry.longest_idle_seconds(9.0) is None
     first, second = (bring(registry, ModelState.READY, model_id) for model_id in (M, N))
@@ -169,29 +163,6 @@ def test_names_are_near_to_the_model(registry):
     assert names == ["m", "ta.u.m_231", "ta.u.m_232"]
 
 
-@pytest.mark.parametrize("state", LIVING)
-def test_name_is_taken_until_triton_forgets(registry, state):
-    record = bring(registry, state)
-    assert not registry.is_free(record.name)
-    other = ModelRecord(N, record.name, ModelSource("/n"), LoadedFor.PLATFORM)
-    before = snapshot(registry)
-    with pytest.raises(ValueError, match="has the name 'm' in Triton"):
-        registry.add(other)
-    with pytest.raises(ValueError, match="has the name 'm' in Triton"):
-        registry.add_beside(other)
-    assert snapshot(registry) == before
-    assert other.state is None
-
-
-def test_lost_model_frees_its_names(registry):
-    record = bring(registry, ModelState.READY)
-    registry.place(record, Placement((TritonName("step"), record.name)))
-    registry.apply(record, ModelEvent.LOST)
-    assert registry.is_free(record.name)
-    assert registry.is_free(TritonName("step"))
-    assert registry.get(M) is record
-
-
 def test_parts_of_a_package_have_names(registry):
     record = bring(registry, ModelState.LOADING)
     step = TritonName("step")
@@ -203,46 +174,12 @@ def test_parts_of_a_package_have_names(registry):
     assert registry.free_name(ModelId("step")) == "step"
 
 
-def test_second_placement_replaces_the_first(registry):
-    record = bring(registry, ModelState.PREPARING)
-    for name in ("one", "two"):
-        registry.place(record, Placement((TritonName(name), record.name)))
-    assert registry.is_free(TritonName("one"))
-    assert registry.owner_of(TritonName("two")) is record
-
-
-def test_placement_over_another_model_is_refused(registry):
-    bring(registry, ModelState.READY, N)
-    record = bring(registry, ModelState.LOADING)
-    before = snapshot(registry)
-    with pytest.raises(ValueError, match="model 'n' has the name"):
-        registry.place(record, Placement((TritonName("free"), TritonName("n"), record.name)))
-    assert snapshot(registry) == before
-    assert registry.is_free(TritonName("free"))
-
-
-@pytest.mark.parametrize("state", [None, ModelState.LOST])
-def test_placement_outside_of_triton_is_refused(registry, state):
-    record = make_record(registry) if state is None else bring(registry, state)
-    with pytest.raises(ValueError, match="no name in Triton"):
-        registry.place(record, Placement((record.name,)))
-
-
 def test_rename_moves_the_name(registry):
     record = bring(registry, ModelState.PREPARING)
     registry.rename(record, TritonName("other"))
     assert record.name == "other"
     assert registry.owner_of(TritonName("other")) is record
     assert registry.is_free(TritonName("m"))
-
-
-def test_rename_to_a_taken_name_is_refused(registry):
-    bring(registry, ModelState.READY, N)
-    record = bring(registry, ModelState.PREPARING)
-    before = snapshot(registry)
-    with pytest.raises(ValueError, match="model 'n' has the name"):
-        registry.rename(record, TritonName("n"))
-    assert snapshot(registry) == before
 
 
 @pytest.mark.parametrize("state", list(ModelState)[1:])
@@ -253,21 +190,6 @@ def test_rename_is_refused_once_triton_was_asked(registry, state):
 
 
 # -- states -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", ModelState)
-@pytest.mark.parametrize("event", ModelEvent)
-def test_event_moves_or_changes_nothing(registry, state, event):
-    record = bring(registry, state)
-    before = snapshot(registry)
-    begins = event in {ModelEvent.LOAD_STARTED, ModelEvent.ADOPTED}
-    if (state, event) in TRANSITIONS and not begins:
-        registry.apply(record, event)
-        assert record.state is TRANSITIONS[state, event]
-        return
-    with pytest.raises((IllegalTransition, ValueError)):
-        registry.apply(record, event)
-    assert snapshot(registry) == before
 
 
 @pytest.mark.parametrize("state", LIVING)
@@ -283,13 +205,6 @@ def test_second_load_of_an_id_is_refused(registry, state):
     with pytest.raises(IllegalTransition):
         registry.add(record)
     assert snapshot(registry) == before
-
-
-def test_record_is_added_once(registry):
-    record = bring(registry, ModelState.STUCK)
-    for add in (registry.add, registry.add_beside):
-        with pytest.raises(ValueError, match="record of its own"):
-            add(record)
 
 
 def test_adopted_model_serves_at_once(registry):
@@ -381,18 +296,6 @@ def test_switch_from_a_dead_version_serves(registry):
     assert walk(registry, 5) == [["m"]]
 
 
-def test_switch_is_refused_unless_both_are_there(registry):
-    old = bring(registry, ModelState.READY)
-    loading = bring(registry, ModelState.LOADING, beside=True)
-    new = bring(registry, ModelState.READY, beside=True)
-    stranger = bring(registry, ModelState.READY, N)
-    before = snapshot(registry)
-    for one, other in ((old, loading), (old, stranger), (new, old), (old, old)):
-        with pytest.raises(ValueError, match="version"):
-            registry.switch(one, other)
-        assert snapshot(registry) == before
-
-
 def test_only_the_version_of_callers_returns(registry):
     old = bring(registry, ModelState.READY)
     new = bring(registry, ModelState.READY, beside=True)
@@ -406,14 +309,6 @@ def test_only_the_version_of_callers_returns(registry):
     assert snapshot(registry) == before
     old.on_exit = OnExit.FORGET
     assert not registry.should_return(old)
-
-
-def test_failed_version_leaves_the_serving_one(registry):
-    old = bring(registry, ModelState.READY)
-    new = bring(registry, ModelState.UNLOADING, beside=True)
-    registry.apply(new, ModelEvent.UNLOADED)
-    assert registry.serving(M) is old
-    assert registry.records() == [old]
 
 
 # -- any order of events ------------------------------------------------------------------------

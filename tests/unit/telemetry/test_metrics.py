@@ -50,13 +50,6 @@ class World:
         )
 
 
-def test_two_sets_of_metrics_do_not_share_counts():
-    first, second = Metrics(), Metrics()
-    first.count_out_of_memory("load", "bad_alloc")
-    series = 'triton_adapter_oom_total{phase="load"}'
-    assert (scrape(first)[series], scrape(second)[series]) == (1, 0)
-
-
 @rows(
     "series",
     [
@@ -79,15 +72,6 @@ def test_a_series_is_there_before_its_first_event(series):
 
 def test_a_pattern_of_a_failure_has_no_series_before_it_happens():
     assert not [series for series in scrape(Metrics()) if "pattern=" in series]
-
-
-def test_what_waited_for_its_caller_is_not_the_adapters_own_time():
-    metrics = Metrics()
-    metrics.traffic.served("v2", "infer").count(200, 3.0, 0.5, 2.25)
-    found, labels = scrape(metrics), '{frontend="v2",method="infer"}'
-
-    assert found[f"triton_adapter_overhead_seconds_sum{labels}"] == 0.25
-    assert found[f"triton_adapter_caller_seconds_sum{labels}"] == 2.25
 
 
 def test_models_are_counted_by_state():
@@ -155,25 +139,6 @@ def test_without_traces_there_are_no_exemplars():
     assert "trace_id" not in exposed(metrics)
 
 
-def test_memory_of_device_is_read_at_each_scrape():
-    world = World()
-    world.devices[HOST] = show_device(
-        1000, 300, reserved_bytes=100, used_by_models_bytes=50, free_bytes=600
-    )
-    found = scrape(world.metrics)
-    memory = {
-        kind: found[f'triton_adapter_memory_{kind}_bytes{{device="host"}}']
-        for kind in ("limit", "reserved", "used_by_models", "used", "free")
-    }
-    assert memory == {
-        "limit": 1000,
-        "reserved": 100,
-        "used_by_models": 50,
-        "used": 300,
-        "free": 600,
-    }
-
-
 def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
     world = World()
     world.devices[HOST] = show_device(1000)
@@ -181,17 +146,6 @@ def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
     names = {name.split("{")[0] for name in found if "adapter_memory" in name and "{device" in name}
     kinds = ("limit", "reserved", "used_by_models", "free")
     assert names == {f"triton_adapter_memory_{kind}_bytes" for kind in kinds}
-
-
-def test_without_a_device_there_is_no_figure():
-    assert not any('device="' in name for name in scrape(World().metrics))
-
-
-def test_triton_that_does_not_answer_is_shown():
-    world = World()
-    assert scrape(world.metrics)["triton_adapter_triton_live"] == 1
-    world.live = False
-    assert scrape(world.metrics)["triton_adapter_triton_live"] == 0
 
 
 class Unrounded(float):

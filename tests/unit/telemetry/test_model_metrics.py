@@ -59,19 +59,6 @@ def of(name: str) -> Labels:
     return (("model", name),)
 
 
-def test_a_loaded_model_has_its_bytes_its_age_and_its_requests():
-    world = World()
-    record = world.load("m", 300)
-    record.usage.served = 7
-
-    assert world.series() == {
-        "models_without_series": {(): 0},
-        "model_bytes": {(("model", "m"), ("device", "host"), ("state", "READY")): 300},
-        "model_last_used_seconds": {of("m"): 10.0},
-        "model_requests": {of("m"): 7},
-    }
-
-
 def test_the_bytes_of_each_device_are_told():
     world = World()
     record = world.load("m")
@@ -94,15 +81,6 @@ def test_a_model_with_a_request_in_flight_is_in_use_now():
     world = World()
     world.load("m").usage.in_flight = 1
     assert world.series()["model_last_used_seconds"] == {of("m"): 0.0}
-
-
-def test_series_of_model_end_with_its_unload():
-    world = World()
-    world.unload(world.load("m"))
-
-    found = world.series()
-    assert found.pop("models_without_series") == {(): 0}
-    assert found == {"model_bytes": {}, "model_last_used_seconds": {}, "model_requests": {}}
 
 
 def test_of_too_many_models_none_has_series_and_a_gauge_says_so():

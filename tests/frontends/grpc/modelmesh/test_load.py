@@ -176,18 +176,6 @@ class TestLoad:
         await second
         assert house.control.registry.serving(ModelId("m")).source.url == "/new"
 
-    async def test_a_load_behind_an_unload_of_the_same_model_loads_it_anew(self, house, front):
-        await front.load("m")
-        gate = house.steps.hold("unload m")
-        unload = house.begin(front.unload("m"))
-        await gate.reached.wait()
-        load = house.begin(front.load("m"))
-        again = house.begin(front.load("m"))
-        await turns_of_the_loop()
-        gate.open()
-        await asyncio.gather(unload, load, again)
-        house.check("m")
-
     @pytest.mark.parametrize(
         "key", ["", "junk", "[]", "{", "null", "[" * 100_000, '{"disk_size_bytes": NaN}']
     )
@@ -251,25 +239,6 @@ class TestConcurrency:
         await asyncio.gather(*loads)
         house.check("a", "b", "c")
 
-    async def test_a_failed_load_frees_its_turn(self, house, front):
-        house.steps.fail("load a", LoadFailed("no good"))
-        with pytest.raises(LoadFailed):
-            await front.load("a")
-        await front.load("b")
-
-    async def test_a_load_that_is_cancelled_while_it_waits_is_never_begun(self, house, front):
-        gate = house.steps.hold("load a")
-        first = house.begin(front.load("a"))
-        await gate.reached.wait()
-        second = house.begin(front.load("b"))
-        await turns_of_the_loop()
-        second.cancel()
-        await front.unload("b")
-        gate.open()
-        await first
-        await front.load("c")
-        house.check("a", "c")
-
     async def test_a_load_that_is_cancelled_keeps_its_turn_until_it_ends(self, house, front):
         gate = house.steps.hold("load a")
         first = house.begin(front.load("a"))
@@ -281,17 +250,6 @@ class TestConcurrency:
         gate.open()
         await second
         house.check("a", "b")
-
-    async def test_a_cancelled_load_and_an_unload_leave_nothing(self, house, front):
-        gate = house.steps.hold("load m")
-        load = house.begin(front.load("m"))
-        await gate.reached.wait()
-        load.cancel()
-        unload = house.begin(front.unload("m"))
-        await turns_of_the_loop()
-        gate.open()  # a load goes on in Triton
-        await unload
-        house.check()
 
     @pytest.mark.parametrize(("setting", "told"), [("0", 0), ("4", 4), ("instances", 3)])
     async def test_a_model_is_told_with_its_limit(self, house, tmp_path, setting, told):
@@ -307,35 +265,6 @@ class TestOutage:
     @pytest.fixture
     async def house(self, open_house):
         return await open_house(limit=10**9, is_embedded=False)
-
-    async def test_a_load_waits_for_triton(self, house, front):
-        house.triton.live = False
-        load = house.begin(front.load("m"))
-        await turns_of_the_loop()
-        assert house.list_acts() == []
-
-        await house.come_back()
-        await load
-        house.check("m")
-
-    async def test_a_model_that_triton_lost_is_loaded_again_by_a_load_that_waited(
-        self, house, front
-    ):
-        await front.load("m")
-        house.triton.live = False
-        house.triton.models.clear()
-        load = house.begin(front.load("m"))
-        await turns_of_the_loop()
-        assert not load.done()
-
-        await house.come_back()
-        await load
-        house.check("m")
-
-    async def test_a_load_that_never_reached_triton_is_tried_again(self, house, front):
-        house.steps.fail("load m", BackendUnavailable("connection refused", delivered=False))
-        await front.load("m")
-        house.check("m")
 
     async def test_a_load_that_tritons_end_broke_off_is_done_again_when_it_is_back(
         self, house, front
@@ -402,26 +331,6 @@ class TestOutage:
             await front.load("m")
         assert house.list_acts() == []
 
-    async def test_a_load_that_is_cancelled_waits_no_longer(self, house, front):
-        house.triton.live = False
-        load = house.begin(front.load("m"))
-        await turns_of_the_loop()
-        load.cancel()
-        await house.come_back()
-        await front.load("other")
-        house.check("other")
-
-    async def test_an_unload_waits_for_triton(self, house, front):
-        await front.load("m")
-        house.triton.live = False
-        unload = house.begin(front.unload("m"))
-        await turns_of_the_loop()
-        assert not unload.done()
-
-        await house.come_back()
-        await unload
-        house.check()
-
     async def test_an_unload_of_what_is_not_loaded_waits_for_nobody(self, house, front):
         house.triton.live = False
         await front.unload("m")
@@ -446,24 +355,6 @@ class TestStart:
         made.triton.models = {"m"}
         yield made
         await made.close()
-
-    async def test_a_load_waits_for_the_start_and_finds_what_was_taken_over(self, house, front):
-        loads = [house.begin(front.load(name)) for name in ("m", "new")]
-        await turns_of_the_loop()
-        assert not any(load.done() for load in loads)
-        await house.open()
-        await asyncio.gather(*loads)
-        assert "load new" in house.steps.seen
-        assert not {"load m", "unload m"} & set(house.steps.seen)
-        house.check("m", "new")
-
-    async def test_an_unload_waits_for_the_start(self, house, front):
-        unloads = [house.begin(front.unload(name)) for name in ("m", "unknown")]
-        await turns_of_the_loop()
-        assert not any(unload.done() for unload in unloads)
-        await house.open()
-        await asyncio.gather(*unloads)
-        house.check()
 
     async def test_no_call_waits_longer_than_its_limit(self, house, tmp_path):
         front = Front(house, tmp_path, unload_seconds=0.1, load_timeout_seconds="0.1")

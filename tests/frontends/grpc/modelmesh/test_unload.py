@@ -1,7 +1,5 @@
 """unloadModel."""
 
-import asyncio
-
 import pytest
 
 from adapter.errors import (
@@ -13,21 +11,6 @@ class TestUnload:
     @pytest.mark.parametrize("model_id", ["unknown", "", "a\0b", "x" * 5000])
     async def test_what_is_not_loaded_is_unloaded_already(self, front, model_id):
         await front.unload(model_id)
-
-    async def test_two_unloads_at_once_both_succeed(self, house, front):
-        await front.load("m")
-        await asyncio.gather(front.unload("m"), front.unload("m"))
-        house.check()
-
-    async def test_it_returns_when_triton_has_let_go(self, house, front):
-        await front.load("m")
-        gate = house.steps.hold("wait_gone m")
-        unload = house.begin(front.unload("m"))
-        await gate.reached.wait()
-        assert not unload.done()
-        gate.open()
-        await unload
-        house.check()
 
     async def test_a_failure_is_told(self, house, front):
         await front.load("m")
