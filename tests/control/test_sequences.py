@@ -5,14 +5,12 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from prometheus_client import generate_latest
 
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
-from adapter.core.record import LoadedFor
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -30,8 +28,6 @@ from adapter.errors import (
     ModelTooLarge,
     NoRoom,
     OutOfMemory,
-    StubDied,
-    TooManyWaiting,
     UnloadedMeanwhile,
 )
 from tests.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
@@ -629,44 +625,6 @@ async def test_inference_beside_an_unbooked_model_is_not_final():
 
 
 @played
-async def test_model_without_process_is_dead():
-    async with Stage({"a": Script(is_python=True), "b@1": Script(is_python=True)}) as stage:
-        record = await stage.load(A)
-        stage.triton.kill_process_of(record.name)
-        lease = stage.models.lease(A)
-        lease.begin()
-        try:
-            await stage.triton.infer(record)
-        except StubDied as error:
-            judged = await lease.judge(error)
-            lease.end(error)
-        assert "load it again" in str(judged)
-        await fails(stage.invoke(A), ModelNotFound)
-        await stage.load(A)
-        assert await stage.invoke(A) == "a"
-        await stage.call(B)
-        stage.triton.kill_process_of(stage.control.registry.serving(B).name)
-        with suppress(StubDied):
-            await stage.invoke(B)
-        await asyncio.sleep(20)
-        stage.check(A)  # nobody asked for b: it was unloaded
-
-
-@played
-async def test_process_that_dies_amid_a_load_fails_it():
-    async with Stage({"a": Script(is_python=True, hangs=True), "b": Script()}) as stage:
-        load = asyncio.create_task(stage.load(A))
-        await asyncio.sleep(3)
-        stage.triton.kill_process_of(TritonName("a"))
-        error = await fails(load, LoadFailed)
-        assert "the python process of 'a' ended" in str(error)
-        await stage.load(A, "b")  # under another name, as Triton is stuck with the first
-        assert await stage.invoke(A) == "b"
-        stage.triton.exit()
-        await asyncio.sleep(5)
-
-
-@played
 async def test_process_that_dies_amid_an_unload_is_noticed():
     """Triton never ends such an unload, until the model was loaded once more."""
     for is_embedded in (True, False):
@@ -800,30 +758,6 @@ async def test_package_with_its_own_name_keeps_it():
 
 
 @played
-async def test_failed_update_changes_nothing():
-    scripts = {
-        "1": Script(300),
-        "fault": Script(fault="max_batch_size: -1"),
-        "beside": Script(failure="bad weights"),
-        "too large": Script(5000, declared=5000),
-        "in place": Script(800, declared=800, failure="bad weights"),
-    }
-    async with Stage(scripts) as stage:
-        first = await stage.load(A, "1")
-        await fails(update_under_traffic(stage, "fault"), InvalidModel)
-        await fails(update_under_traffic(stage, "beside"), LoadFailed)
-        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
-        assert stage.control.registry.serving(A) is first  # never unloaded so far
-        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
-        assert str(error).endswith("the model that was there was loaded again")
-        assert await stage.wait_and_invoke(A) == "1"
-        # whether its files have changed is asked from then on
-        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
-        assert set(stage.served) == {"1"}
-        stage.check(A)
-
-
-@played
 async def test_update_of_a_store_model_goes_back():
     """The store has lost the old version when the new one fails: it comes back from disk."""
     scripts = {
@@ -941,22 +875,6 @@ async def test_triton_exits_amid_an_update_in_place():
 
 
 @played
-async def test_name_of_the_store_is_loaded_by_v2():
-    async with Stage({"a@1": Script(), "a@2": Script()}) as stage:
-        on_demand = stage.control.on_demand
-        assert on_demand is not None
-        with await on_demand.wait_for_named(A, 10) as record:
-            assert await stage.triton.infer(record) == "a@1"
-        await fails(on_demand.wait_for_named(B, 10), ArtifactNotFound)
-        assert await on_demand.load(A)
-        assert stage.control.registry.serving(A).loaded_for is LoadedFor.PLATFORM
-        stage.store.versions["a"] += 1
-        assert await on_demand.load(A, is_forced=True)
-        assert await stage.invoke(A) == "a@2"
-        assert not await on_demand.load(B)
-
-
-@played
 async def test_disk_room_is_made_by_an_unload():
     scripts = {f"{name}@1": Script() for name in "abc"}
     async with Stage(scripts) as stage:
@@ -980,21 +898,6 @@ async def test_update_evicts_nothing_for_disk():
         await asyncio.sleep(60)
         stage.check(A, B)
         assert await stage.invoke(A) == "a@1"
-
-
-@played
-async def test_too_many_callers_are_refused():
-    settings = StoreSettings(max_waiting=10, max_waiting_for_one=3)
-    scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
-    async with Stage(scripts, stores=settings) as stage:
-        calls = [asyncio.create_task(stage.call(A, caller="x")) for _ in range(3)]
-        await asyncio.sleep(1)
-        await fails(stage.call(A, caller="x"), TooManyWaiting)
-        calls += [asyncio.create_task(stage.call(B, caller="x")) for _ in range(2)]
-        await asyncio.sleep(1)
-        await fails(stage.call(C, caller="x"), TooManyWaiting)  # half of all are its own
-        assert await stage.call(C, caller="y") == "c@1"
-        await asyncio.gather(*calls)
 
 
 @played
@@ -1122,32 +1025,6 @@ async def test_triton_exits_between_a_load_and_its_note():
         stage.triton.exit()
         await fails(load, BackendUnavailable)
         stage.check()
-
-
-@played
-async def test_triton_exits_while_it_serves():
-    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
-        await stage.load(A)
-        await stage.call(B)
-        stage.control.desired.want({C: ModelSource("c")})
-        await asyncio.sleep(5)
-        broken_off = asyncio.create_task(stage.invoke(A, seconds=9))
-        await asyncio.sleep(1)
-        stage.triton.exit()
-        await fails(broken_off, BackendUnavailable)
-        await asyncio.sleep(0.2)
-        await fails(stage.invoke(A), ModelNotReady)  # LOST, and not 404
-        await fails(stage.invoke(B), ModelNotFound)  # its next call loads it
-        await asyncio.sleep(3)
-        stage.triton.exit()  # while a and c are being loaded again
-        await asyncio.sleep(0.5)
-        await fails(stage.invoke(A), ModelNotReady)
-        assert await stage.wait_and_invoke(A) == "a"
-        await asyncio.sleep(20)
-        stage.check(A, C)
-        assert await stage.call(B) == "b@1"
-        stage.check(A, B, C)
-        assert b"triton_adapter_triton_exits_total 2.0" in generate_latest(stage.metrics.registry)
 
 
 @played
@@ -1281,97 +1158,7 @@ async def test_limit_of_a_load_names_an_earlier_one():
         assert await stage.wait_and_invoke(A) == "b"
 
 
-@played
-async def test_stuck_load_is_freed_by_an_exit():
-    async with Stage({"a": Script(hangs=True), "b": Script()}, load_seconds=20) as stage:
-        await fails(stage.load(A), BackendTimeout)
-        await asyncio.sleep(200)
-        await fails(stage.models.unload(A), BackendTimeout)
-        await stage.load(A, "b")  # under another name
-        stage.check(A)
-        stage.triton.exit()
-        await asyncio.sleep(10)
-        stage.check(A)
-        assert len(stage.control.registry.records()) == 1
-
-
-@played
-async def test_stuck_load_keeps_its_memory():
-    """A load beside it would run out of what Triton may still give to the first."""
-    scripts = {
-        "a": Script(600, declared=600, hangs=True, takes_early=True),
-        "b": Script(600, declared=600),
-    }
-    async with Stage(scripts, load_seconds=20) as stage:
-        await fails(stage.load(A), BackendTimeout)
-        await asyncio.sleep(200)
-        assert stage.control.ledger.stuck
-        assert stage.control.ledger.reserved(GPU) == 600 * MIB
-        await fails(stage.load(B), InsufficientMemory)
-        stage.triton.exit()
-        await asyncio.sleep(5)
-        await stage.load(B)
-
-
-@played
-async def test_hanging_loads_leave_room_for_others():
-    """A load that has lasted 30 s no longer counts, and as many again may go on so."""
-    scripts = {f"h{number}": Script(hangs=True, is_python=True) for number in range(4)}
-    scripts |= {"a": Script(), "b": Script()}
-    async with Stage(scripts, load_threads=2) as stage:
-        hanging = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2)]
-        await asyncio.sleep(20)
-        waiting = asyncio.create_task(stage.load(A))
-        await asyncio.sleep(5)
-        assert not waiting.done()
-        await waiting
-        more = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2, 4)]
-        await asyncio.sleep(40)
-        last = asyncio.create_task(stage.load(B))
-        await asyncio.sleep(5)
-        assert not last.done()
-        assert "'h0'" in stage.control.slots.explain()
-        for number in range(4):
-            await stage.models.unload(ModelId(f"h{number}"))
-        await last
-        results = await asyncio.gather(*hanging, *more, return_exceptions=True)
-        assert {type(one) for one in results} == {UnloadedMeanwhile}
-        stage.check(A, B)
-
-
 # -- start and stop -----------------------------------------------------------------------------
-
-
-@played
-async def test_models_of_an_earlier_run_are_adopted():
-    stage = Stage({"a": Script(), "b": Script()})
-    names = {}
-    for model_id in (A, B):
-        name = TritonName(model_id)
-        names[model_id] = name
-        package = await stage.packages.prepare(name, model_id, ModelSource(model_id))
-        stage.triton.repository[name] = Staged(package, None)
-    await stage.triton.load(names[A], A)
-    stage.packages.left_behind = [
-        StagedModel(
-            names[A],
-            A,
-            Placement((names[A],)),
-            is_loaded=True,
-            source=ModelSource("a"),
-            can_load_again=True,
-            content_key="a",
-            held={Device("GPU-0"): 100 * MIB},
-        ),
-        StagedModel(names[B], B, Placement((names[B],))),
-    ]
-    async with stage:
-        stage.check(A)
-        assert await stage.invoke(A) == "a"
-        await fails(stage.load(A), AlreadyLoaded)
-        await stage.load(B)
-        await stage.models.unload(A)
-        stage.check(B)
 
 
 @played
@@ -1464,34 +1251,3 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
-
-
-@played
-async def test_drain_ends_what_lasts():
-    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
-        quick = asyncio.create_task(stage.load(A))
-        slow = asyncio.create_task(stage.load(B))
-        await asyncio.sleep(2)
-        drained = asyncio.create_task(stage.control.drain(5))
-        await asyncio.sleep(0)
-        await fails(stage.load(C), BackendUnavailable)
-        await quick
-        await fails(slow, BackendUnavailable)
-        await drained
-        assert await stage.invoke(A) == "a"
-        assert stage.control.registry.get(A) is not None
-
-
-@played
-async def test_all_models_are_unloaded_for_a_mesh():
-    async with Stage({"a": Script(), "b@1": Script(), "c": Script()}) as stage:
-        await stage.load(A)
-        await stage.call(B)
-        name = TritonName("stranger")
-        package = await stage.packages.prepare(name, C, ModelSource("c"))
-        stage.triton.repository[name] = Staged(package, None)
-        await stage.triton.load(name, C)
-        await stage.models.unload_all()
-        assert not stage.triton.loaded
-        del stage.triton.repository[name]
-        assert stage.control.registry.counts()[ModelState.READY] == 0

@@ -73,18 +73,6 @@ async def test_a_model_without_a_config_gets_one_that_names_its_gpu_alone(
     assert text == "instance_group { kind: KIND_GPU gpus: 2 }\n"
 
 
-async def test_all_models_of_a_package_are_told_the_private_names_of_its_helpers(
-    packages, root, repository
-):
-    (repository / "helper").mkdir()
-    package = lay(root, main="", helper="", other="")
-    placement = await place(packages, "a", package, entry="main")
-    private = next(name for name in placement.load if name.endswith(".helper"))
-    told = f'parameters {{ key: "triton_adapter.model.helper" value {{ string_value: "{private}"'
-    for name in placement.load:
-        assert told in (repository / name / "config.pbtxt").read_text()
-
-
 async def test_two_packages_that_want_a_name_at_once_do_not_share_it(packages, root, repository):
     package = lay(root, main="", helper="")
     placements = await asyncio.gather(
@@ -92,15 +80,6 @@ async def test_two_packages_that_want_a_name_at_once_do_not_share_it(packages, r
     )
     assert len({name for placement in placements for name in placement.names}) == 16
     await remove(packages, *"abcdefgh")
-    assert tree(repository) == {}
-
-
-async def test_what_a_former_run_left_of_a_package_goes_with_the_new_one(
-    packages, root, repository
-):
-    await place(packages, "a", lay(root, main="", helper=""), entry="main")
-    await place(packages, "a", make(root / "alone"))
-    await remove(packages, "a")
     assert tree(repository) == {}
 
 

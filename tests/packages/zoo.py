@@ -1,9 +1,6 @@
 """Where broken packages register, for tests/packages/test_zoo.py; and those that are archives."""
 
-import io
-import struct
 import tarfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,21 +51,6 @@ def _archive_escapes(folder: Path) -> object:
     return tar_of(folder / "m.tar.gz", (member("../evil"), b"x"))
 
 
-@refused("m.tar.gz", "entry '/evil'", "absolute")
-def _archive_absolute(folder: Path) -> object:
-    return tar_of(folder / "m.tar.gz", (member("/evil"), b"x"))
-
-
-@refused("m.tar.gz", "entry 'out'", "link to '/etc'")
-def _archive_link(folder: Path) -> object:
-    return tar_of(folder / "m.tar.gz", (member("out", tarfile.SYMTYPE, "/etc"), b""))
-
-
-@refused("m.tar.gz", "entry 'dev'", "neither a file, a folder nor a link")
-def _archive_device(folder: Path) -> object:
-    return tar_of(folder / "m.tar.gz", (member("dev", tarfile.CHRTYPE), b""))
-
-
 @refused("m.tar.gz", "damaged")
 def _archive_truncated(folder: Path) -> object:
     packed = pack(write_adding(folder / "m", 1), folder / "m.tar.gz")
@@ -76,22 +58,10 @@ def _archive_truncated(folder: Path) -> object:
     return packed
 
 
-@refused("m.zip", "damaged")
-def _archive_zip_truncated(folder: Path) -> object:
-    packed = pack(write_adding(folder / "m", 1), folder / "m.zip")
-    packed.write_bytes(packed.read_bytes()[:-10])
-    return packed
-
-
 @refused("m.tar.gz", "first bytes are those of no archive, not those of a tar.gz")
 def _archive_of_no_kind(folder: Path) -> object:
     (folder / "m.tar.gz").write_text("<html>404</html>")
     return folder / "m.tar.gz"
-
-
-@refused("m.zip", "first bytes are those of tar.gz, not those of a zip")
-def _archive_of_another_kind(folder: Path) -> object:
-    return pack(write_adding(folder / "m", 1), folder / "m.tar.gz").rename(folder / "m.zip")
 
 
 @refused("m.tar.gz", "it is empty")
@@ -103,33 +73,6 @@ def _archive_empty(folder: Path) -> object:
 @refused("m.tar.gz", "holds no files")
 def _archive_of_nothing(folder: Path) -> object:
     return tar_of(folder / "m.tar.gz")
-
-
-@refused("m.zip", "entry '1/model.py'", "encrypted")
-def _archive_encrypted(folder: Path) -> object:
-    packed = pack(write_adding(folder / "m", 1), folder / "m.zip")
-    raw = bytearray(packed.read_bytes())
-    for magic, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        at = raw.find(b"1/model.py") - (30 if magic == b"PK\3\4" else 0)
-        if magic == b"PK\1\2":
-            at = raw.rfind(b"1/model.py") - 46
-        raw[at + offset] |= 1
-    packed.write_bytes(raw)
-    return packed
-
-
-@refused("m.zip", "overlaps another entry")
-def _archive_zip_bomb(folder: Path) -> object:
-    """Entries that share their bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("a", bytes(2**20))
-        packed.writestr("b", bytes(2**20))
-    raw = bytearray(buffer.getvalue())
-    second = raw.rfind(b"PK\1\2")
-    raw[second + 42 : second + 46] = struct.pack("<I", 0)
-    (folder / "m.zip").write_bytes(raw)
-    return folder / "m.zip"
 
 
 @refused("m.tar", "more than 100000 entries")

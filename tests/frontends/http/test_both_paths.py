@@ -23,7 +23,6 @@ import uvloop
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http import answers
 from adapter.frontends.http.request import Request
-from tests.cases import case
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
     HANDLED,
@@ -238,32 +237,6 @@ def test_each_request_has_its_own_answer_in_order_whichever_way_it_takes() -> No
         seen = runner.run(play(Ways(random.Random(SEED)), 20))
     sys.stdout.write(f"{dict(seen)}\n")
     assert min(seen[each] for each in ("200", "400", "404", "handled")) > 0
-
-
-async def test_any_two_ways_behind_one_another() -> None:
-    ways = Ways(random.Random(SEED))
-    async with opened(limits=PATIENT) as listener:
-        scripted(listener)
-        chance = random.Random(SEED)
-        for first, second in itertools.product(ways.kinds, repeat=2):
-            is_one_read = chance.random() < 0.5
-            with case(SEED, first, second, is_one_read):
-                await check_two(listener, ways, first, second, is_one_read=is_one_read)
-
-
-async def check_two(
-    listener: Listener, ways: Ways, first: str, second: str, *, is_one_read: bool
-) -> None:
-    asked = [ways.kinds[first](), ways.kinds[second](), ways.kinds["plain"]()]
-    caller = await listener.connect(limit=2**22)
-    if is_one_read:
-        caller.writer.write(b"".join(one.data for one in asked))
-    for one in asked:
-        if not is_one_read:
-            caller.writer.write(one.data)
-        async with asyncio.timeout(SECONDS):
-            check(one, await answer_to(caller, one))
-    await caller.close()
 
 
 # A field that comes twice: an inference whose head has it is not planned.

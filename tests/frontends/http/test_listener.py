@@ -287,25 +287,6 @@ async def test_empty_lines_before_a_request_mean_nothing(path):
 
 
 @both
-@pytest.mark.parametrize(
-    "fields",
-    [
-        ("Expect: 100-continue",),
-        ("Expect: another, 100-Continue",),
-        ("Expect: 100-continue", "Expect: another"),
-    ],
-)
-async def test_who_expects_100_continue_is_told_before_the_body_is_read(path, fields):
-    async with opened() as listener:
-        caller = await listener.connect()
-        for _ in range(2):
-            await caller.send(head(path, "Content-Length: 2", *fields))
-            assert (await caller.head()).status == 100
-            found = await caller.ask(b"{}")
-            assert (found.status, found.json()) == (200, {})
-
-
-@both
 async def test_unknown_expectation_is_ignored(path):
     """Serve the request, as nginx does; RFC 9110 allows 417."""
     async with opened() as listener:
@@ -368,21 +349,6 @@ async def test_an_upgrade_beside_another_option_of_the_connection_ends_with_the_
         )
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await caller.rest() == b""
-
-
-async def test_large_bodies_go_both_ways_and_the_connection_is_kept():
-    body = bytes(range(128, 256)) * (5 * MIB // 128)  # no mark of JSON, which is checked
-
-    async def echoes(talk):
-        got = listener.upstream.requests[-1].body
-        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(got))
-        await talk.say(got)
-
-    async with opened(echoes) as listener:
-        caller = await listener.connect()
-        for path in (PLANNED, "/app/echo", PLANNED):
-            await caller.send(request(path, body))
-            assert (await caller.answer()).body == body
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -370,13 +370,6 @@ async def test_who_never_stops_sending_what_nobody_wants_is_cut_off():
             await sends_on(caller)
 
 
-async def test_a_body_over_the_limit_is_refused_at_once():
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        found = await caller.ask(head(PLANNED, f"Content-Length: {64 * MIB + 1}"))
-        assert found.refusal == (413, "PayloadTooLarge")
-
-
 # -- callers that dawdle ------------------------------------------------------------------------
 
 

@@ -295,21 +295,6 @@ async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
         assert (reply.status, (await reply.json())["error"]) == (500, text.strip())
 
 
-@pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
-async def test_out_of_memory_is_507_with_figures(closed, call):
-    async def answer(_: web.BaseRequest) -> web.Response:
-        text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1000000 bytes"
-        event = f"data: {json.dumps({'error': text})}\n\n"
-        return web.Response(status=500, body=event, content_type="text/event-stream")
-
-    closed.upstream.answer = answer
-    await closed.house.load("m")
-    async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
-        body = await reply.json()
-    assert (reply.status, body["code"], body["model_name"]) == (507, "OutOfMemory", "m")
-    assert (body["needed_bytes"], body["limit_bytes"]) == (1_000_000, MIB)
-
-
 async def test_names_of_others_are_left_alone_in_the_statistics_of_all(closed):
     async def answer(_: web.BaseRequest) -> web.Response:
         names = ("ta.u.a_2fb", "strange")

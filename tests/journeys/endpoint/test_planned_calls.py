@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.asking import binary_request, sized
 from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.journeys.endpoint.test_invoke import BODY, invoke
+from tests.journeys.endpoint.test_invoke import BODY
 from tests.running import Client, Reply, RunningAdapter
 from tests.trees import write_python_model
 
@@ -29,13 +28,6 @@ tries.write_text((tries.read_text() if tries.exists() else "") + "x")
 if len(tries.read_text()) <= {failures}:
     raise MemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 """
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_calls_of_boto3_are_answered(runtime: Any, name: str) -> None:
-    for _ in range(3):
-        answer = invoke(runtime, name, ContentType="application/json")
-        assert json.loads(answer["Body"].read())["model_name"] == name
 
 
 def told(reply: Reply, name: str) -> tuple[object, ...]:

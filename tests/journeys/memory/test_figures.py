@@ -138,30 +138,6 @@ def test_declared_size_above_the_device_tells_what_is_free(
     assert body["needs_more_than_bytes"] is None
 
 
-def test_figures_of_an_inference_are_null_without_its_device(client: Client) -> None:
-    """There is no GPU here. What is free in host memory would refute the text."""
-    status, _ = call_endpoint(client, "raiser", failing("answer", "fine"))
-    assert status == 200
-    reply = client.post("/models/raiser/invoke", failing("RuntimeError", _CUDA))
-    body = reply.json()
-    assert (reply.status, body["code"]) == (507, "OutOfMemory"), body
-    assert body["needed_bytes"] == 2 * 2**30
-    assert (body["device"], body["free_bytes"], body["limit_bytes"]) == (None, None, None)
-
-
-def test_figures_of_a_bare_memory_error_are_the_hosts(
-    adapter: RunningAdapter, client: Client
-) -> None:
-    """It does not say how much it asked for, which is not the size of its model."""
-    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
-    reply = client.post("/models/raiser/invoke", failing("MemoryError", ""))
-    body = reply.json()
-    device = adapter.state()["memory"]["devices"]["host"]
-    assert (reply.status, body["code"], body["device"]) == (507, "OutOfMemory", "host"), body
-    assert body["needed_bytes"] is None
-    assert body["free_bytes"] == pytest.approx(device["free_bytes"], abs=_NOISE)
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

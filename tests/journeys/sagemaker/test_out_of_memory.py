@@ -99,18 +99,6 @@ _TEXTS_OF_GPU = [
 ]
 
 
-@pytest.mark.parametrize("text", _TEXTS_OF_GPU)
-def test_load_is_507_without_figures_when_gpu_is_unseen(
-    client: Client, package: Path, text: str
-) -> None:
-    """The host's figures would refute the text: it is about another device."""
-    write_python_model(package, initialize=f"raise RuntimeError({text!r})")
-    body = client.load("words", package).json()
-    assert (body["code"], body["device"]) == ("OutOfMemory", None)
-    assert (body["free_bytes"], body["limit_bytes"]) == (None, None)
-    assert body["needed_bytes"] == (2048 * _MIB if "2.00 GiB" in text else None)
-
-
 def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, package: Path) -> None:
     """It counts once in a row: nobody can say whether unloads of others have helped."""
     answer = f"if values[0]:\n    raise RuntimeError({_TEXTS_OF_GPU[0]!r})"
@@ -126,23 +114,6 @@ def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, pac
         assert refusal(again) == (500, "InferenceFailed", "words")
         assert "its device is not measured" in again.json()["error"]
         assert client.post("/models/words/invoke", infer_body(0.0)).status == 200
-
-
-_ECHO = 'raise RuntimeError("MemoryError: Unable to allocate 16.0 MiB for an array")'
-
-
-def test_what_a_caller_can_have_repeated_unloads_others_once(client: Client, package: Path) -> None:
-    """Host memory has far more free than these 16 MiB."""
-    write_python_model(package, answer=_ECHO)
-    assert client.load("echo", package).status == 200
-    assert client.load("other", EXAMPLES / "identity").status == 200
-
-    first, *again = [client.post("/models/echo/invoke", infer_body(1.0)) for _ in range(3)]
-
-    assert capacity(first)["code"] == "OutOfMemory"
-    for reply in again:
-        assert refusal(reply) == (500, "InferenceFailed", "echo")
-        assert "not taken for out of memory: far more was free" in reply.json()["error"]
 
 
 def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:

@@ -3,8 +3,6 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import pytest
@@ -21,7 +19,6 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 DOUBLING = "values = 2 * values"
-MIB = 2**20
 
 
 @pytest.fixture
@@ -135,30 +132,6 @@ def test_a_message_that_is_none_is_the_callers_fault(calls):
     with pytest.raises(grpc.RpcError) as raised:
         send(b"\x0a\x05ab")
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_what_is_not_loaded_is_not_found(calls):
-    assert calls.refused_infer("nope", 1.0) == (
-        "NOT_FOUND",
-        "Request for unknown model: 'nope' is not found; ModelNotFound: model 'nope' is not loaded",
-    )
-
-
-def test_a_wrong_version_is_the_callers_fault_and_not_a_reason_to_load_again(
-    calls, triton_calls, doubling
-):
-    request = infer_request(doubling, 1.0, model_version="99")
-    assert triton_calls.refused("ModelInfer", request)[0] == "NOT_FOUND"
-    code, text = calls.refused("ModelInfer", request)
-    assert code == "INVALID_ARGUMENT"
-    assert "version 99 is not found" in text
-
-
-def test_a_models_own_not_found_is_not_ours(calls, triton_calls, kept):
-    error = "pb_utils.TritonError('no such user', pb_utils.TritonError.NOT_FOUND)"
-    name = kept.load("searching", answer=f"return pb_utils.InferenceResponse(error={error})")
-    assert triton_calls.refused_infer(name, 1.0) == ("NOT_FOUND", "no such user")
-    assert calls.refused_infer(name, 1.0) == ("INTERNAL", "InferenceFailed: no such user")
 
 
 QUEUE = """\
@@ -285,93 +258,6 @@ def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, charac
     assert (code, text[:17]) == ("INTERNAL", "InferenceFailed: ")
     assert "ValueError: " + character * 100 in text
     assert text.endswith(" characters cut)")
-
-
-@pytest.fixture
-def patient(loaded, tmp_path):
-    """A model that computes until the file `gate` is there, and then says whether it was
-    cancelled.
-    """
-    running, gate, said = (tmp_path / name for name in ("running", "gate", "cancelled"))
-    wait = (
-        f"pathlib.Path({str(running)!r}).touch()\n"
-        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
-        f"pathlib.Path({str(said)!r}).write_text(str(request.is_cancelled()))"
-    )
-    yield Patient(loaded(imports="import pathlib, time", answer=wait), running, gate, said)
-    gate.touch()
-
-
-@dataclass
-class Patient:
-    name: str
-    running: Path
-    gate: Path
-    said: Path
-
-    def went_on(self, adapter) -> bool:
-        """Let it end; whether Triton had heard nothing of its caller's leaving."""
-        wait_until(lambda: self.abandoned(adapter) == 1, 30, "it computes for nobody")
-        self.gate.touch()
-        wait_until(lambda: self.abandoned(adapter) == 0, 30, "it has ended")
-        return self.said.read_text() == "False"
-
-    def abandoned(self, adapter) -> int:
-        models = {model["model_id"]: model for model in adapter.state()["models"]}
-        return int(models[self.name]["abandoned"])
-
-
-@at_one_listener
-def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adapter):
-    """Triton 2.51 dies of cancelled calls."""
-    stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    asked = stub.future(infer_request(patient.name, 1.0).SerializeToString())
-    wait_until(patient.running.exists, 30, "the model computes")
-    asked.cancel()
-    assert patient.went_on(adapter)
-
-
-@at_one_listener
-def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, patient, adapter):
-    for seconds in (1.0, 20.0):  # the second where the first was too short to get to the model
-        code, _ = calls.refused_infer(patient.name, 1.0, timeout=seconds)
-        assert code == "DEADLINE_EXCEEDED"
-        if patient.running.exists():
-            break
-    assert patient.went_on(adapter)
-
-
-def test_what_triton_takes_passes_both_ways(adapter, listener, kept):
-    name = kept.load("straight")
-    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
-        values = [1.0] * (5 * MIB)  # 20 MiB
-        assert calls.infer(name, *values) == values
-
-
-def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapter, listener, echo):
-    """Triton knows that model by another name."""
-    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
-        code, text = calls.refused_infer(echo, *([0.0] * (2 * MIB)))
-        assert code == "RESOURCE_EXHAUSTED"
-        assert "larger than max" in text
-        assert str(4 * MIB) in text
-        assert calls.infer(echo, 1.0) == [1.0]
-
-
-def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, listener, kept):
-    zeros = "values = np.zeros(17 * 2**20, np.float32)"
-    name = kept.load("many zeros", imports="import numpy as np", answer=zeros)
-    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
-        code, text = calls.refused_infer(name, 1.0)
-    assert code == "INTERNAL"
-    assert "Triton's answer is too large" in text
-    assert str(64 * MIB) in text
-
-
-@rows("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_compressed_request_is_understood(calls, doubling, kind):
-    values = [1.0] * 10_000
-    assert calls.infer(doubling, *values, compression=kind) == [2.0] * 10_000
 
 
 def test_many_callers_get_their_own_answers(calls, kept):

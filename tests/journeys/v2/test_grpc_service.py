@@ -86,44 +86,11 @@ def test_statistics_have_the_callers_names_and_leave_others_alone(
     assert named.name == plain
 
 
-def test_a_model_is_ready_or_it_is_not(calls, loaded):
-    def ready(name: str, version: str = "") -> bool:
-        return calls.call("ModelReady", pb.ModelReadyRequest(name=name, version=version)).ready
-
-    assert ready(loaded)
-    assert ready(loaded, "1")
-    assert not ready(loaded, "99")
-    assert not ready("nope")
-
-
 def test_a_mesh_learns_that_the_model_is_not_here(calls, loaded):
     metadata = [("mm-model-id", "nope")]
     request = pb.ModelReadyRequest(name="nope")
     refusal = calls.refused("ModelReady", request, metadata=metadata)
     assert refusal == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
-
-
-@rows("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
-def test_what_is_not_loaded_is_not_found(calls, method):
-    request = getattr(pb, f"{method}Request")(name="nope")
-    assert calls.refused(method, request) == (
-        "NOT_FOUND",
-        "Request for unknown model: 'nope' is not found; ModelNotFound: model 'nope' is not loaded",
-    )
-
-
-def test_a_wrong_version_is_the_callers_fault(calls, triton_calls, plain):
-    request = pb.ModelMetadataRequest(name=plain, version="99")
-    assert triton_calls.refused("ModelMetadata", request)[0] == "NOT_FOUND"
-    assert calls.refused("ModelMetadata", request)[0] == "INVALID_ARGUMENT"
-
-
-def test_the_server_is_live_and_ready_and_says_what_it_is(calls, triton_calls):
-    assert calls.call("ServerLive", pb.ServerLiveRequest()).live
-    assert calls.call("ServerReady", pb.ServerReadyRequest()).ready
-    ask = ("ServerMetadata", pb.ServerMetadataRequest())
-    ours, theirs = calls.call(*ask), triton_calls.call(*ask)
-    assert (ours.name, ours.version) == (theirs.name, theirs.version)
 
 
 BEYOND = {

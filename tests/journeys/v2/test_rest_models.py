@@ -1,9 +1,7 @@
 """V2 REST at the http listener, beside the same calls at the Triton behind it."""
 
-import gzip
 import json
 import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -114,15 +112,6 @@ def test_statistics_name_models_as_their_callers_do(client):
     assert sorted(found["name"] for found in every) == sorted(["echo", ODD])
 
 
-@rows("name", ["echo", ODD])
-def test_a_model_that_is_loaded_is_ready(client, name):
-    for version in ("", "/versions/1"):
-        assert client.get(f"/v2/models/{quoted(name)}{version}/ready").status == 200
-    reply = client.get(f"/v2/models/{quoted(name)}/versions/9/ready")
-    said = {"error": "Model version not ready", "code": "InvalidRequest", "model_name": name}
-    assert (reply.status, reply.json()) == (400, said)
-
-
 _CALLS = ["", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_stream"]
 
 
@@ -132,24 +121,6 @@ def test_a_model_that_is_not_loaded_is_not_found(client, call, version):
     method = "POST" if call.startswith(("/infer", "/gen")) else "GET"
     reply = client.request(method, f"/v2/models/no%2Fbody{version}{call}", b"{}")
     assert refusal(reply) == (404, "ModelNotFound", "no/body")
-
-
-@rows("call", ["", "/config", "/infer"])
-def test_a_version_that_is_not_there_is_the_callers_mistake(client, raw, call):
-    """Triton says 404, which means here that the model is to be loaded."""
-    method, body = ("POST", infer_body(1.0)) if call == "/infer" else ("GET", None)
-    path = f"/v2/models/echo/versions/99{call}"
-    ours, theirs = (each.request(method, path, body) for each in (client, raw))
-    assert refusal(ours) == (400, "InvalidRequest", "echo")
-    assert (theirs.status, theirs.json()["error"]) == (404, ours.json()["error"])
-
-
-@rows("body", [b"{", infer_body(1.0) | {"inputs": 7}])
-def test_a_body_that_cannot_be_read_is_400_where_triton_says_500(client, raw, body):
-    ours, theirs = (each.post("/v2/models/echo/infer", body) for each in (client, raw))
-    assert theirs.status == 500
-    assert refusal(ours) == (400, "InvalidRequest", "echo")
-    assert ours.json()["error"] == theirs.json()["error"]
 
 
 _BODIES = {
@@ -171,30 +142,6 @@ def test_an_answer_is_passed_on_byte_for_byte_with_its_headers(client, raw, body
     assert seen(ours) == seen(theirs)
     for header in (SIZE, "Content-Encoding", "Content-Length"):
         assert ours.headers[header] == theirs.headers[header]
-
-
-@pytest.mark.parametrize("count", [3, 6 * 2**20])
-def test_binary_tensors_go_both_ways(client, raw, count):
-    body, size = binary_request(count)
-    headers = {SIZE: str(size)}
-    ours, theirs = (each.post("/v2/models/echo/infer", body, headers) for each in (client, raw))
-    assert (ours.status, ours.headers[SIZE]) == (200, theirs.headers[SIZE])
-    assert ours.body == theirs.body
-
-
-@rows("name", ["gzip", "deflate", "GZIP"])
-def test_a_packed_body_is_passed_on_packed(client, name):
-    plain, size = binary_request(1000)
-    body = zlib.compress(plain) if name == "deflate" else gzip.compress(plain)
-    headers = {SIZE: str(size), "Content-Encoding": name}
-    reply = client.post("/v2/models/echo/infer", body, headers)
-    assert (reply.status, reply.body[-4000:]) == (200, plain[-4000:])
-
-
-def test_a_chunked_body_is_as_good_as_a_whole_one(client):
-    raw_body = json.dumps(infer_body(1.5)).encode()
-    reply = client.post("/v2/models/echo/infer", iter([raw_body[:9], raw_body[9:]]))
-    assert reply.json()["outputs"][0]["data"] == [1.5]
 
 
 def test_a_body_of_any_size_that_triton_takes_goes_on_to_it(client):
@@ -308,13 +255,6 @@ def test_a_wrong_method_is_405_with_what_is_allowed(client, path, allowed):
         assert reply.headers["Allow"] == ("GET, HEAD" if allowed == "GET" else allowed)
 
 
-@rows("path", ["/v2", "/v2/models/echo", f"/v2/models/{quoted(ODD)}"])
-def test_head_is_get_without_the_body(client, path):
-    got, head = client.get(path), client.request("HEAD", path)
-    assert (head.status, head.body) == (200, b"")
-    assert head.headers["Content-Length"] == got.headers["Content-Length"]
-
-
 _NOWHERE = [
     "nothing",
     "models",
@@ -350,11 +290,3 @@ def test_what_reaches_beyond_a_model_is_closed_unless_a_setting_opens_it(
     reply = client.request(method, f"/v2/{path}", b"{}")
     assert refusal(reply)[:2] == (403, "NotPassedThrough")
     assert f"the setting passthrough lacks '{needs}'" in reply.json()["error"]
-
-
-def test_calls_are_counted_by_what_they_are(served, client):
-    client.get("/v2/models/echo/config")
-    with closing(Client(served.admin)) as admin:
-        lines = admin.get("/metrics").body.decode().splitlines()
-    counted = [line for line in lines if 'method="config"' in line]
-    assert any('frontend="v2"' in line for line in counted)

@@ -145,19 +145,6 @@ def test_a_config_that_is_changed_is_shown_as_a_diff_against_the_callers(inspect
     assert diff[:4] == ["--- config.pbtxt", "+++ m/config.pbtxt", "@@ -1,4 +1,4 @@", '-name: "old"']
 
 
-def test_schema_in_package_changes_callers_config(report, packages):
-    folder = write_python_model(packages / "m")
-    (folder / "_schema.json").write_text(SCHEMA)
-
-    [model] = report(folder)["models"]
-
-    assert model["config_from"] == "changed"
-    assert "_schema.json" not in model["staged"]
-    assert '+  { name: "A", data_type: TYPE_FP32, dims: [-1, 3] }' in "\n".join(
-        model["config_diff"]
-    )
-
-
 def test_declared_bytes_and_warnings_are_told(inspect, packages):
     declared = 'parameters { key: "memory_bytes" value { string_value: "3GiB" } }\nnovel: 1\n'
     folder = write_python_model(packages / "m", config=CONFIG + declared)
@@ -242,15 +229,6 @@ def test_link_out_of_package_is_shown_in_full(report, packages):
     [model] = report(folder)["models"]
 
     assert model["staged"]["labels"] == str(packages / "labels.txt")
-
-
-def test_a_config_behind_a_link_is_found(report, packages):
-    folder = write_python_model(packages / "m", config='name: "x"\n' + CONFIG)
-    for name in ("config.pbtxt", "1"):
-        (folder / name).rename(packages / f"shared-{name}")
-        (folder / name).symlink_to(f"../shared-{name}")
-
-    assert report(folder)["models"][0]["config_from"] == "changed"
 
 
 def test_links_may_lead_to_where_model_roots_are(inspect, packages, tmp_path):

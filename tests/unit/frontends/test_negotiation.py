@@ -14,7 +14,6 @@ from adapter.frontends.http.content_types import (
     codec_for,
     explained,
     is_typed,
-    refuse_unlisted,
 )
 from tests.cases import rows
 
@@ -54,29 +53,6 @@ def test_a_body_is_what_its_type_says(given, types, kind):
     assert (None if codec is None else type(codec)) is kind
 
 
-@pytest.mark.parametrize(
-    "given", ["image/png", "text/plain", "application/jsonlines", "application/x-npz", "nonsense"]
-)
-def test_a_type_that_the_model_lacks_is_refused_with_those_that_it_takes(given):
-    with pytest.raises(UnsupportedMediaType) as raised:
-        codec_for(given, NUMBERS, is_packed=False)
-    assert raised.value.accepted == f"{JSON}, {binary.MEDIA_TYPE}, {NPY}, {CSV}"
-    assert str(raised.value).endswith(raised.value.accepted)
-
-
-def test_bytes_that_are_no_json_are_refused_unless_the_model_takes_bytes():
-    refuse_unlisted(Octets(), IMAGES)
-    with pytest.raises(UnsupportedMediaType):
-        refuse_unlisted(Octets(), NUMBERS)
-
-
-def test_compressed_bodies_are_json_or_refused():
-    assert codec_for(RAW, IMAGES, is_packed=True) is None
-    assert codec_for(JSON, IMAGES, is_packed=True) is None
-    with pytest.raises(UnsupportedMediaType, match="compressed"):
-        codec_for("image/png", IMAGES, is_packed=True)
-
-
 @rows(
     ("accept", "told"),
     [
@@ -100,12 +76,6 @@ def test_compressed_bodies_are_json_or_refused():
 )
 def test_best_of_types_that_caller_accepts_is_told(accept, told):
     assert answer_type(accept, NUMBERS, is_choosing=False) == told
-
-
-@pytest.mark.parametrize("accept", ["text/html", f"{JSON};q=0", "*/*;q=0", "nonsense", ","])
-def test_caller_who_accepts_none_of_them_is_refused(accept):
-    with pytest.raises(NotAcceptable, match="application/json"):
-        answer_type(accept, NUMBERS, is_choosing=False)
 
 
 def test_a_refusal_of_a_named_type_with_a_wrong_q_says_which_q_allows_it():
@@ -138,21 +108,7 @@ def test_only_what_the_output_can_be_is_offered(datatype, dims, is_batched, also
     assert set(named) == also | {JSON, binary.MEDIA_TYPE}
 
 
-def test_a_compressed_body_of_a_type_that_the_model_takes_is_asked_for_uncompressed():
-    with pytest.raises(UnsupportedMediaType, match=f"; the model takes uncompressed: .*{CSV}"):
-        codec_for(CSV, NUMBERS, is_packed=True)
-
-
 BROKEN = NotJson("failed to parse", model_id="m")
-
-
-@pytest.mark.parametrize("given", [NPY, CSV, RAW, "image/jpeg; x=1", "Text/Plain"])
-def test_a_body_that_is_no_json_says_what_its_type_would_have_needed(given):
-    found = explained(BROKEN, {"Content-Type": given}, None)
-    assert type(found) is NotJson
-    assert found.model_id == "m"
-    wanted = given.partition(";")[0].lower()
-    assert f"to take '{wanted}' the model needs the parameter adapter_content_types" in str(found)
 
 
 @pytest.mark.parametrize("given", ["", JSON, "application/x-www-form-urlencoded", "text/html"])
@@ -166,12 +122,6 @@ def test_a_compressed_body_of_bytes_that_is_no_json_is_an_unsupported_type():
     found = explained(BROKEN, {"Content-Type": RAW}, IMAGES)
     assert isinstance(found, UnsupportedMediaType)
     assert found.accepted == f"{JSON}, {binary.MEDIA_TYPE}, image/*, {RAW}"
-
-
-def test_several_outputs_are_v2_alone_unless_the_request_may_choose_one():
-    with pytest.raises(NotAcceptable):
-        answer_type(NPY, IMAGES, is_choosing=False)
-    assert answer_type(NPY, IMAGES, is_choosing=True) == NPY
 
 
 @pytest.mark.parametrize(

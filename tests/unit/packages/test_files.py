@@ -77,12 +77,6 @@ def test_file_is_needed_when_runtime_is_usual_one(root):
     assert "model.pt in version 1" in text
 
 
-def test_an_empty_model_file_is_refused(root):
-    folder = make(root / "m")
-    (folder / "1" / "model.py").write_text("")
-    assert "1/model.py: it is empty" in refusal(folder, root)
-
-
 def test_labels_and_warmup_data_must_be_there(root):
     label = 'output { name: "a" label_filename: "labels.txt" }'
     warmup = 'model_warmup { name: "w" inputs { key: "a" value { input_data_file: "data" } } }'

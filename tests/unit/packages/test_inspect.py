@@ -148,17 +148,6 @@ def test_a_folder_without_a_config_is_laid_out_by_its_format(root):
     assert "m: expected *.json or" in refusal(root / "m", root, model_type="xgboost")
 
 
-def test_a_single_file_is_a_model(root):
-    (root / "net.plan").write_text("four")
-    package = look(root / "net.plan", root)
-    assert package.parts[0].links == (Link("1/model.plan", str(root / "net.plan")),)
-    assert package.size_bytes == 4
-
-
-def test_an_empty_folder_is_refused_by_name(root):
-    assert "models: it holds no files" in refusal(root, root)
-
-
 # --- several models
 
 
@@ -201,27 +190,12 @@ def test_a_model_without_a_config_beside_one_that_has_it_is_a_part(root):
     assert package.backends == {"onnxruntime"}
 
 
-def test_the_caller_may_say_which_is_the_entry(root):
-    for name in ("one", "two"):
-        make(root / "m" / name)
-    assert "any of 'one', 'two' may be meant" in refusal(root / "m", root)
-    found = roles(look(root / "m", root, entry="one"))
-    assert found == [("two", Role.HELPER), ("one", Role.ENTRY)]
-    assert "'three' is not in the package" in refusal(root / "m", root, entry="three")
-
-
 def test_what_the_models_declare_is_added_up(root):
     size = 'parameters {{ key: "memory_bytes" value {{ string_value: "{}" }} }}'
     make(root / "m" / "one", PYTHON + size.format(100))
     make(root / "m" / "two", PYTHON + size.format(23))
     make(root / "m" / "whole", ensemble("one", "two"), files=())
     assert look(root / "m", root).declared_bytes == 123
-
-
-def test_an_error_in_one_of_several_models_names_its_file(root):
-    make(root / "m" / "one")
-    make(root / "m" / "two", "backend: 3")
-    assert f"{root / 'm' / 'two' / 'config.pbtxt'}:1:10: " in refusal(root / "m", root)
 
 
 # --- the schema
@@ -295,11 +269,6 @@ def test_each_hint_gives_another_key(root):
 )
 def test_a_config_that_cannot_be_read_says_where_and_why(config, reason, root):
     assert reason in refusal(make(root / "m", config), root)
-
-
-def test_a_config_that_is_a_folder_is_refused(root):
-    (root / "m" / "config.pbtxt").mkdir(parents=True)
-    assert "config.pbtxt: Is a directory" in refusal(root / "m", root)
 
 
 @pytest.mark.parametrize(

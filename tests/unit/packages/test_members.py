@@ -116,11 +116,6 @@ def test_the_hint_chooses():
     assert plan(members, "b", "") == Plan("b", (), ("a", "top"))
 
 
-def test_a_hint_that_names_nothing_is_refused_with_what_there_is():
-    text = refusal(model("a"), model("b"), hint="c")
-    assert "'c' is not in the package; it holds 'a', 'b'" in text
-
-
 def test_hint_is_checked_for_single_model_too():
     assert "'b'" in refusal(model("a"), hint="b")
 
@@ -129,11 +124,6 @@ def test_a_message_names_at_most_ten_and_never_at_length():
     text = refusal(*(model(f"{number:02}" + "x" * 5000) for number in range(30)))
     assert "20 more" in text
     assert len(text) < 3000
-
-
-def test_a_missing_step_is_named_with_its_ensemble():
-    text = refusal(group("top", "gone"), model("a"))
-    assert "ensemble 'top' has the step 'gone'" in text
 
 
 @pytest.mark.parametrize("steps", ["aa", "ab ba", "ab bc cb", "ab bc ca", "ab ac bd db cd"])

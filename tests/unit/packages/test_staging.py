@@ -196,12 +196,6 @@ async def test_files_are_there_without_links(root, repository, staging):
     assert tree(repository) == {}
 
 
-async def test_a_hard_link_is_the_same_file(root, repository):
-    source = make(root / "m")
-    await place(Packages(repository, [root], staging="hardlink"), "a", source)
-    assert (repository / "a" / "1" / "model.py").samefile(source / "1" / "model.py")
-
-
 LABELS = """backend: "own" runtime: "libown.so" output { name: "OUT" label_filename: "%s" }
 parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/models/a/batch.so" } }
 """
@@ -297,26 +291,6 @@ async def test_folder_beside_models_is_beside_them_in_triton(root, repository, s
     assert tree(repository) == {}
 
 
-async def test_neighbour_is_left_out_when_its_name_is_taken(root, repository, caplog):
-    packages = Packages(repository, [root])
-    for name in ("a", "b"):
-        assert not caplog.records
-        await place(packages, name, package_with(root / name, name))
-    [odd] = caplog.records
-    assert (odd.message, odd.model_id) == ("model.package_odd", "id of b")
-    assert odd.warnings == [
-        (
-            f"{root}/b: code of its models does not find the folder 'common' beside them: the model"
-            " 'id of a' has this name"
-        )
-    ]
-    assert (repository / "common" / "factor.txt").read_text() == "a"
-    await remove(packages, "b")
-    assert (repository / "common" / "factor.txt").read_text() == "a"
-    await remove(packages, "a")
-    assert tree(repository) == {}
-
-
 async def test_placement_names_what_is_beside_and_who_has_it(root, repository):
     packages = Packages(repository, [root])
     first = await place(packages, "a", package_with(root / "a", "a"))
@@ -374,22 +348,6 @@ async def test_models_folder_is_found_by_its_name_when_code_has_a_path_to_it(roo
 
 
 # --- backends
-
-
-async def test_a_backend_that_this_triton_lacks_is_named_with_those_that_it_has(root, repository):
-    packages = Packages(repository, [root], backends=lambda: frozenset({"python", "identity"}))
-    await place(packages, "a", make(root / "m"))
-    (root / "n").mkdir()
-    (root / "n" / "net.onnx").touch()
-    with pytest.raises(InvalidModel) as caught:
-        await prepare(packages, "b", root / "n")
-    assert str(caught.value) == (
-        f"{root}/n: take a Triton that has the backend onnxruntime, or add a model.py that opens"
-        " the file by onnxruntime (docs/packages.md#without-the-backend); this Triton has"
-        " identity, python"
-    )
-    with pytest.raises(InvalidModel, match=r"did you mean python\? it needs the backend pythn;"):
-        await prepare(packages, "b", make(root / "p", 'backend: "pythn"'))
 
 
 @pytest.mark.parametrize("library", ["libtriton_own.so", "1/libtriton_own.so"])
