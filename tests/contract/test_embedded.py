@@ -1,16 +1,14 @@
 """The embedded Triton, on a real one: it starts, is replaced when it dies, and leaves nothing."""
 
 import asyncio
-import json
 import logging
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -41,29 +39,6 @@ class TritonPythonModel:
     def execute(self, requests):
         tensors = [pb.get_input_tensor_by_name(request, "IN") for request in requests]
         return [pb.InferenceResponse([pb.Tensor("OUT", one.as_numpy())]) for one in tensors]
-"""
-# an adapter to be killed: says what it runs, once the model's stub is there
-PARENT = """
-import asyncio, json, sys
-from pathlib import Path
-from adapter.triton.server.server import EmbeddedTriton
-from tritonclient.grpc.aio import InferenceServerClient
-
-async def main():
-    any_port = ("127.0.0.1", 0)
-    triton = EmbeddedTriton(
-        tritonserver=None, repository=Path(sys.argv[1]), http=any_port, grpc=any_port,
-        metrics=any_port, extra_args=[], start_timeout_seconds=100,
-    )
-    await triton.start()
-    client = InferenceServerClient(triton.grpc_address)
-    load = asyncio.create_task(client.load_model("stuck"))
-    while not (await triton.processes.instances(["stuck"])).get("stuck"):
-        await asyncio.sleep(0.02)
-    print(json.dumps([*triton.owners()]), flush=True)
-    await load
-
-asyncio.run(main())
 """
 
 
@@ -204,40 +179,6 @@ async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_a
     assert exited.reason == "was killed by SIGKILL"
 
 
-@contextmanager
-def killed_at_the_end(repository: Path, temporary: Path):
-    """An adapter process; its server and its stub."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(repository)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    ) as parent:
-        try:
-            yield json.loads(parent.stdout.readline())
-        finally:
-            parent.kill()
-
-
-@real
-@pytest.mark.races
-async def test_nothing_outlives_a_killed_adapter_and_the_next_removes_its_folder(tmp_path):
-    # this stub never notices a dead server by itself: the call holds Python's lock
-    stuck = "import ctypes; ctypes.PyDLL(None).sleep(1000)"
-    add_model(tmp_path / "repository", "stuck", initialize=stuck)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    with killed_at_the_end(tmp_path / "repository", temporary) as pids:
-        assert len(pids) == 2
-        (folder,) = temporary.iterdir()
-        assert regions(folder)
-    assert await until(lambda: not any(map(is_alive, pids)))
-    assert await until(lambda: not regions(folder))
-    assert folder.exists()
-    with killed_at_the_end(tmp_path / "repository", temporary) as pids:
-        assert not folder.exists()
-    assert await until(lambda: not any(map(is_alive, pids)))
-
-
 @real
 @pytest.mark.of_triton("2.51", "2.73", "the words of its command line")
 async def test_a_bad_argument_is_refused_with_the_words_of_triton():
@@ -274,17 +215,6 @@ async def test_a_server_that_is_not_live_in_time_is_ended():
         await triton.start()
     assert triton.pid is None
     assert not triton.repository.parent.exists()
-
-
-@real
-async def test_many_start_at_once():
-    tritons = [new_triton() for _ in range(4)]
-    try:
-        await asyncio.gather(*(triton.start() for triton in tritons))
-        assert all([await is_ready(triton) for triton in tritons])
-        assert len({triton.grpc_address for triton in tritons}) == 4
-    finally:
-        await asyncio.gather(*(triton.stop() for triton in tritons))
 
 
 @real

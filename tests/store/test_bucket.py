@@ -147,20 +147,6 @@ async def test_a_cut_download_goes_on_by_range_and_if_match(bucket, open_cache, 
     assert all(f"if-match: {artifact.etag}" in head for head in ranged)
 
 
-async def test_a_cut_download_of_a_large_object_of_a_prefix_goes_on(
-    bucket, open_cache, monkeypatch
-):
-    content = os.urandom(9 * 2**20)
-    bucket.put({"m/model.bin": content, "m/config.pbtxt": b"c"})
-    async with cutting(bucket.endpoint, 5 * 2**20, cuts=6) as (url, heads):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("m")
-    assert files_of(artifact) == {"model.bin": content, "config.pbtxt": b"c"}
-    ranged = [head.lower() for head in heads if "range: bytes=" in head.lower()]
-    assert ranged
-    assert all("if-match: " in head for head in ranged)
-
-
 async def test_a_name_is_found_with_the_suffix_of_an_archive(bucket, open_cache):
     bucket.put({"a.zip": b"", "a.tar": b"", "b/config.pbtxt": b""})
     cache = (await open_cache(f"s3://{bucket.name}")).cache

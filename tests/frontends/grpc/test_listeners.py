@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from aiohttp import web
 
 from adapter.core.oom import Classifier
 from adapter.core.triton_errors import Faults
@@ -92,17 +91,6 @@ async def asked(address: str, message: bytes = b"x", seconds: float = SECONDS) -
         return await channel.unary_unary("/test.Service/Wait")(message, timeout=seconds)
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it(listeners, proxy):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        named = rf"grpc cannot listen at {address} \(setting grpc, --grpc, ADAPTER_GRPC\): "
-        with pytest.raises(OSError, match=named):
-            await listeners.open_grpc("grpc", parse_address(address), [], proxy)
-        named = rf"admin cannot listen at {address} \(setting admin, --admin, ADAPTER_ADMIN\): "
-        with pytest.raises(OSError, match=named):
-            await listeners.open_probes("admin", parse_address(address), web.Application())
-
-
 async def test_two_servers_do_not_share_a_port(listeners, proxy):
     await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [], proxy)
     with pytest.raises(OSError, match="cannot listen"):
@@ -143,29 +131,6 @@ async def test_calls_in_flight_end_and_new_ones_find_the_listener_closed(listene
     service.let_go.set()
     assert await call == b"in flight"
     await closing
-
-
-async def test_a_message_over_the_limit_is_refused(listeners, proxy):
-    service = Waiting()
-    service.let_go.set()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
-    assert len(await asked(listeners.addresses["grpc"], b"x" * 1000)) == 1000
-    with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
-        await asked(listeners.addresses["grpc"], b"x" * 1001)
-
-
-async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(listeners, proxy):
-    service = Waiting()
-    service.let_go.set()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
-    packed = grpc.Compression.Gzip
-    async with grpc.aio.insecure_channel(
-        listeners.addresses["grpc"], compression=packed
-    ) as channel:
-        call = channel.unary_unary("/test.Service/Wait")
-        assert await call(b"x" * 1000, timeout=SECONDS) == b"x" * 1000
-        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-            await call(b"x" * 100_000, timeout=SECONDS)
 
 
 async def test_a_listener_that_is_off_is_not_opened(listeners, proxy):

@@ -140,16 +140,6 @@ async def test_metadata_of_a_mesh_decides(named, metadata, straight):
         assert not {key for key in seen[0] if key.startswith("mm-")}
 
 
-async def test_tritons_error_is_told_as_at_the_other_proxy():
-    async def act(message, context):
-        await context.abort(grpc.StatusCode.NOT_FOUND, "no such üser 100%")
-
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(INFER)(request_of())
-        assert await refusal(call) == ("INTERNAL", "InferenceFailed: no such üser 100%")
-        assert (proxy.counted("INTERNAL"), proxy.in_flight("m")) == (1, 0)
-
-
 MESH = [("mm-model-id", "nope")]
 NOT_LOADED = "ModelNotFound: model 'nope' is not loaded"
 

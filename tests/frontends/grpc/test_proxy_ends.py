@@ -114,18 +114,6 @@ async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_an
         assert proxy.in_flight("m") == 0
 
 
-async def test_a_triton_that_goes_is_no_matter_for_a_client_that_calls_again():
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
-        async with scripted_triton(proxy) as behind:
-            asking = asyncio.ensure_future(channel.unary_unary(INFER)(request_of()))
-            triton = await behind.accepted()
-            await triton.until(frames.DATA, 1)
-            triton.send(answer(1), goaway(1))
-            await asking
-        await channel.unary_unary(INFER)(request_of())
-        assert proxy.counted("OK") == 2
-
-
 @pytest.mark.slow
 async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on():
     async with (

@@ -149,13 +149,6 @@ async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
         assert code == "RESOURCE_EXHAUSTED"
 
 
-async def test_a_model_that_is_not_loaded_is_told_whatever_the_size():
-    limits = MessageLimits(unary=1000, stream=4000)
-    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(INFER)(big_request("absent", MIB))
-        assert (await refusal(call))[0] == "NOT_FOUND"
-
-
 # -- of all together
 
 

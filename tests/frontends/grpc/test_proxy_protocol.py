@@ -139,14 +139,6 @@ async def test_what_breaks_the_protocol_ends_the_connection_with_its_code():
                 await others.unary_unary(INFER)(request_of())
 
 
-async def test_another_protocol_and_a_missing_greeting_are_refused():
-    async with proxy_before(echo) as proxy:
-        for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(10), frames.PREFACE + bytes(9)):
-            async with wire_to(proxy.address) as wire:
-                wire.send(sent)
-                assert await wire.ended_with() == Code.PROTOCOL_ERROR
-
-
 @pytest.mark.parametrize(
     "more",
     [

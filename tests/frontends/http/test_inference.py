@@ -136,15 +136,6 @@ async def test_lease_begins_in_the_turn_that_ends_its_wait(monkeypatch):
         assert in_flight == [1]
 
 
-async def test_request_behind_a_slow_answer_waits_in_its_place():
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(PLANNED)) + request("/models/none/invoke"))
-        await listener.reached.wait()
-        listener.gate.set()
-        assert [(await caller.answer()).status for _ in range(2)] == [200, 404]
-
-
 async def test_renamed_model_is_answered_under_its_name():
     async with opened(answer) as listener:
         record = listener.house.control.registry.get(ModelId("m"))

@@ -30,18 +30,6 @@ KEEP = "Connection: keep-alive"
 both = pytest.mark.parametrize("path", PATHS)
 
 
-@both
-async def test_one_connection_serves_one_request_after_the_other(path):
-    async with opened() as listener:
-        caller = await listener.connect()
-        for _ in range(3):
-            found = await caller.ask(request(path))
-            assert (found.status, found.json()) == (200, {})
-            assert "connection" not in found.headers
-        assert len(listener.server._connections) == 1
-        assert len(listener.upstream.requests if path == PLANNED else listener.bodies) == 3
-
-
 @pytest.mark.parametrize("path", [HANDLED, "/models/other/invoke", "no-path"])
 async def test_json_of_the_adapter_ends_its_line(path):
     async with opened() as listener:
@@ -76,30 +64,6 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer():
         found = await caller.ask(request(PLANNED, b"{}", KEEP, version="1.0"))
         assert (found.body, found.headers.get("connection")) == (b"ab", None)
         assert "transfer-encoding" not in found.headers
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        (PLANNED, HANDLED, PLANNED),
-        (HANDLED, PLANNED, HANDLED),
-        (PLANNED, PLANNED),
-        (HANDLED, HANDLED),
-    ],
-)
-async def test_requests_sent_at_once_are_answered_in_their_order(order):
-    async with opened() as listener:
-        caller = await listener.connect()
-        asked = b"".join(
-            request(path, b"%d" % i, f"X-Amzn-SageMaker-Inference-Id: {i}")
-            for i, path in enumerate(order)
-        )
-        await caller.send(asked)
-        for i, _ in enumerate(order):
-            found = await caller.answer()
-            assert (found.status, found.headers["x-amzn-sagemaker-inference-id"]) == (200, str(i))
-        bodies = [asked.body for asked in listener.upstream.requests] + listener.bodies
-        assert sorted(bodies) == [b"%d" % i for i in range(len(order))]
 
 
 @both
@@ -238,20 +202,6 @@ async def test_what_waits_on_all_connections_is_bounded(path, is_chunked, is_one
 
 
 @both
-async def test_a_request_that_comes_byte_by_byte_is_one(path):
-    raw = request(path, b'{"a": 1}', "X-Amzn-SageMaker-Inference-Id: a b")
-    async with opened() as listener:
-        caller = await listener.connect()
-        for at in range(len(raw)):
-            await caller.send(raw[at : at + 1])
-            await asyncio.sleep(0)
-        found = await caller.answer()
-        assert (found.status, found.headers["x-amzn-sagemaker-inference-id"]) == (200, "a b")
-        seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
-        assert seen == [b'{"a": 1}']
-
-
-@both
 @pytest.mark.parametrize("ending", [b"0\r\n\r\n", b"0;a=b\r\nx: y\r\n\r\n"])
 async def test_a_chunked_body_is_a_body(path, ending):
     raw = head(path, CHUNKED) + b"1\r\n{\r\n2;ext=1\r\n }\r\n" + ending
@@ -276,14 +226,6 @@ async def test_an_empty_body_is_one_too(path):
         caller = await listener.connect()
         for raw in (request(path, b""), head(path), head(path, CHUNKED) + b"0\r\n\r\n"):
             assert (await caller.ask(raw)).status == status
-
-
-@both
-async def test_empty_lines_before_a_request_mean_nothing(path):
-    async with opened() as listener:
-        caller = await listener.connect()
-        for _ in range(2):
-            assert (await caller.ask(b"\r\n\r\n\r\n" + request(path))).status == 200
 
 
 @both

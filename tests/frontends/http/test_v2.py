@@ -161,13 +161,6 @@ async def test_what_the_setting_opens_is_passed_on_as_it_is(wide, method, path):
     assert (asked.method, asked.raw_path, wide.upstream.bodies) == (method, path, [body])
 
 
-@pytest.mark.parametrize(("method", "path"), _OPENED)
-async def test_without_it_nothing_reaches_triton(closed, method, path):
-    async with closed.caller.request(method, path) as reply:
-        assert (reply.status, (await reply.json())["code"]) == (403, "NotPassedThrough")
-    assert closed.upstream.seen == []
-
-
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, method):
     await wide.house.load("team/m")
@@ -235,18 +228,6 @@ async def test_headers_of_the_call_go_both_ways_and_those_of_the_connection_do_n
     assert asked.headers["Content-Length"] == str(len(body))
     assert not {"X-Hop", "TE"} & asked.headers.keys()
     assert asked.headers.getall("Host") == [closed.dataplane.host]
-
-
-async def test_a_chunked_body_reaches_triton_chunked(closed):
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"{"
-        yield b"}"
-
-    await closed.house.load("m")
-    async with closed.caller.post("/v2/models/m/infer", data=pieces()) as reply:
-        assert reply.status == 200
-    assert closed.upstream.seen[0].headers["Transfer-Encoding"] == "chunked"
-    assert closed.upstream.bodies == [b"{}"]
 
 
 async def test_a_large_body_is_passed_on_with_its_length(closed):

@@ -260,21 +260,6 @@ def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, charac
     assert text.endswith(" characters cut)")
 
 
-def test_many_callers_get_their_own_answers(calls, kept):
-    names = [kept.load(name, answer=DOUBLING) for name in ("doubling", "team/a b", "größe")]
-
-    def ask(i: int) -> bool:
-        answer = calls.call("ModelInfer", infer_request(names[i % 3], float(i), id=str(i)))
-        return (answer.model_name, answer.id, values_of(answer)) == (
-            names[i % 3],
-            str(i),
-            [2.0 * i],
-        )
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(ask, range(300)))
-
-
 SILENT = ("", " ", "\0why")
 
 
