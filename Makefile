@@ -33,10 +33,10 @@ GRPC ?= $(ADAPTER_GRPC)
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
 test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup setup-run setup-demo run demo test unit load coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock style docs site clean
+.PHONY: help setup setup-run setup-demo run demo test unit load coverage nightly test-gpu e2e fleet pictures bench simulate simulation check release-dry-run fix lock style docs site clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## make .venv with what development needs (done by every other target)
 	@scripts/setup.sh
@@ -103,6 +103,9 @@ e2e: setup  ## build the images, run compose.yaml and play with it; needs a cont
 
 sbom: setup  ## write dist/triton-adapter.cdx.json, what the images have beside their bases (CycloneDX)
 	@scripts/sbom.sh
+
+release-dry-run: setup  ## build what a release publishes into dist/release and try it; publishes nothing; TAG=v0.1.0 checks the tag, STEPS='chart site' does some
+	@.venv/bin/python scripts/release.py $(if $(TAG),--tag=$(TAG)) $(STEPS)
 
 bench: setup  ## measure against the targets, 10 minutes; BENCH=--quick tries it, 1; BENCH='rest churn' some; needs wrk, nginx, igzip and h2load of Debian
 	.venv/bin/python -m tests.benchmarks $(BENCH)
