@@ -321,6 +321,22 @@ def test_a_model_that_raises(pod):
         fault.await_alerts("TritonAdapterServerErrors")
 
 
+def test_model_that_becomes_slow(pod):
+    """It answers at once for longer than it is slow, as half of the time is what is usual."""
+    fault = pod()
+    switch = fault.folder / "slow"
+    answer = f"import os, time\nif os.path.exists({str(switch)!r}): time.sleep(2)"
+    assert fault.load("m", fault.model("m", answer=answer)) == 200
+    calls = f'triton_adapter_upstream_seconds_count{{job="{fault.job}"}}'
+    with ExitStack() as callers:
+        for _ in range(20):
+            callers.enter_context(in_a_loop(lambda: fault.invoke("m")))
+        usual = f"count_over_time(({calls})[60s:1s]) > 40"
+        wait_until(lambda: bool(fault.prometheus.ask(usual)), 120, "40 s of fast answers")
+        switch.touch()
+        fault.await_alerts("TritonAdapterInferencesSlow")
+
+
 def test_nothing_but_503(pod):
     fault = pod()
     slow = fault.model("slow", initialize="import time; time.sleep(1000)")

@@ -25,7 +25,8 @@ def hurried(rules: str) -> str:
     Counts and shares stay as they are.
     """
     rules = re.sub(r"(for: |\[)(\d+)m\b", r"\1\2s", rules)
-    rules = re.sub(r"\[(\d+)h\]", lambda found: f"[{int(found[1]) * _A_MINUTE}s]", rules)
+    rules = re.sub(r"\[(\d+)h(?=[\]:])", lambda found: f"[{int(found[1]) * _A_MINUTE}s", rules)
+    rules = re.sub(r"(\[\d+s:\d+)m\]", r"\1s]", rules)  # the step of a subquery
     for words in _SECONDS_OF_RULES:
         rules = rules.replace(words, f"< {int(words[2:]) // _A_MINUTE}")
     return rules
