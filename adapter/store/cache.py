@@ -33,9 +33,9 @@ from adapter.runtime.threads import CACHE, MAX_UNPACKED_AT_ONCE
 from adapter.store.cache_folder import Cached, CacheFolder, Note, artifact_id
 from adapter.store.checksums import Checksums
 from adapter.store.disk import BeginsAgain, Disk, Need, Reservation, make_disk_error
-from adapter.store.downloading import Connections
+from adapter.store.download import MAX_CONNECTIONS
 from adapter.store.fetch import Fetch
-from adapter.store.packages import StorePackages
+from adapter.store.listing import StorePackages
 from adapter.store.ports import Changed, DiskEvictor, Store, Unfinished, failed, failed_at
 from adapter.store.refusals import MAX_REMEMBERED, OF_VERSIONS, Question, Refusals
 from adapter.store.versions import SUFFIXES, StoreVersions, Version
@@ -81,7 +81,7 @@ class ArtifactCache:
         self._locks: WeakValueDictionary[ArtifactKey, asyncio.Lock] = WeakValueDictionary()
         self._unfit = Refusals(OF_VERSIONS)
         self._needs = lru_cache(MAX_REMEMBERED)(_make_need)
-        self._connections = Connections()
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._unpackings = asyncio.Semaphore(MAX_UNPACKED_AT_ONCE)
         self.packages = StorePackages(self._versions, self._disk)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -297,6 +297,12 @@ class ArtifactCache:
         """Return what the disk names an artifact by: where the store is, and the path in it."""
         return str(self._get_versions(key).store.location), key.path
 
+    def _name(self, key: ArtifactKey, version: Version) -> Question:
+        """Return what tells this version from all others, also from one of a falsely stated
+        size.
+        """
+        return *self._place(key), version.etag, str(version.size_bytes)
+
     async def _ask(
         self,
         key: ArtifactKey,
@@ -379,7 +385,7 @@ class ArtifactCache:
     ) -> Artifact:
         """Fetch this version, or the one that the store has by then."""
         store = self._get_versions(key).store
-        self._unfit.raise_known(_question(store, version))
+        self._unfit.raise_known(self._name(key, version))
         asked_at = clock.monotonic()
         async with self._slots[key.store].slot(str(key), callers):
             started_at = clock.monotonic()
@@ -419,7 +425,7 @@ class ArtifactCache:
         """Fetch one version. What cannot be used, or never has room, is fetched once more: it may
         have been garbled on its way.
         """
-        question = _question(self._get_versions(key).store, version)
+        question = self._name(key, version)
         reservation.need = self._get_need(question)
         try:
             return await self._fetch_with_room(key, version, reservation, progress)
@@ -447,7 +453,7 @@ class ArtifactCache:
                 await self._disk.wait_for_earlier(reservation, again.shortage)
             except OSError as error:
                 self._unfit.remember(
-                    _question(self._get_versions(key).store, version),
+                    self._name(key, version),
                     make_disk_error(error, reservation.what, version.disk_bytes),
                 )
                 # made anew: a frame that names the error which it raises is a cycle of garbage
@@ -522,11 +528,6 @@ class ArtifactCache:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _question(store: Store, version: Version) -> Question:
-    """Return what tells this version from all others, also from one of a falsely stated size."""
-    return str(store.location), version.path, version.etag, str(version.size_bytes)
 
 
 def _make_need(_: Question) -> Need:

@@ -286,10 +286,10 @@ class Disk:
         need.size_bytes = max(need.size_bytes, size_bytes)
         need.inodes = max(need.inodes, reservation.inodes + inodes)
         if size_bytes + reservation.staying_bytes > self.limit_bytes:
-            raise self.make_shortage(reservation, size_bytes)
+            raise self._make_shortage(reservation, size_bytes)
         while not await self._grow_by_evicting(reservation, size_bytes, inodes):
             count = size_bytes - reservation.size_bytes
-            shortage = self.make_shortage(reservation, size_bytes, inodes)
+            shortage = self._make_shortage(reservation, size_bytes, inodes)
             if count > self.measure_most_growth(reservation):
                 raise shortage
             freed_count = self._freed_count
@@ -325,13 +325,13 @@ class Disk:
         while True:
             await self._poll_free()
             count = max(0, size_bytes - reservation.size_bytes)
-            exceeds_limit = self.used_bytes + count > self.limit_bytes
-            if not exceeds_limit and self._has_disk(count, inodes):
+            if self._count_missing(count) <= 0 and not self._lacks_inodes(inodes):
                 self._counted_bytes += count
                 reservation.size_bytes += count
                 return True
             if (victim := self._choose_victim(count)) is not None:
                 self._drop_from_index(victim)
+                exceeds_limit = self.used_bytes + count > self.limit_bytes
                 eviction = self._evict(victim, "limit" if exceeds_limit else "disk")
                 self._evictions.add(asyncio.create_task(eviction))
             if not self._evictions:
@@ -433,9 +433,6 @@ class Disk:
         unwritten_bytes = sum(each.unwritten_bytes for each in self._reservations)
         return self._free.bytes - RESERVE_BYTES - unwritten_bytes
 
-    def _has_disk(self, count: int, inodes: int) -> bool:
-        return (not count or count <= self._spare_bytes()) and not self._lacks_inodes(inodes)
-
     def _lacks_inodes(self, count: int) -> bool:
         inodes = self._free.inodes
         return bool(count) and inodes is not None and inodes - RESERVE_INODES < count
@@ -445,7 +442,7 @@ class Disk:
         by_limit = self.used_bytes + count - self.limit_bytes
         return max(by_limit, count - self._spare_bytes()) if count else by_limit
 
-    def make_shortage(self, reservation: Reservation, size_bytes: int, inodes: int = 0) -> NoRoom:
+    def _make_shortage(self, reservation: Reservation, size_bytes: int, inodes: int = 0) -> NoRoom:
         """Return the error of a reservation that cannot have so many bytes in all, or so many more
         files: the limit that binds, what it is used for, and what may leave.
         """

@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from hashlib import md5
 from pathlib import Path
-from typing import Any
 
 from adapter.core.artifacts import FetchProgress
-from adapter.errors import AdapterError, BackendError, InvalidArtifact, InvalidModel, NoRoom
+from adapter.errors import AdapterError, InvalidArtifact, InvalidModel, NoRoom
 from adapter.packages.archive_kinds import HEAD_BYTES, can_stream, is_packed
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
 from adapter.packages.roots import Inside, Opened
@@ -21,7 +20,7 @@ from adapter.packages.unpacking_process import Pipe, UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED, PIPES
 from adapter.store.checksums import Checksums
 from adapter.store.disk import Reservation
-from adapter.store.downloading import Connections, Download
+from adapter.store.download import Download
 from adapter.store.ports import Changed, Store, StoredFile, failed
 from adapter.store.versions import Version
 
@@ -71,7 +70,7 @@ class Fetch:
         reservation: Reservation,
         progress: FetchProgress,
         limits: Limits,
-        connections: Connections,
+        connections: asyncio.Semaphore,  # as in Download
         unpackings: asyncio.Semaphore,  # has a place for each thread of FETCHED
         checksums: Checksums,
     ) -> None:
@@ -106,13 +105,7 @@ class Fetch:
             await self._fetch_folder(self._files / self._name)
         else:
             await self._fetch_object(version.files[0])
-        self._check_sums()
-
-    def _check_sums(self) -> None:
-        """Raise Unfinished if objects that have come are not those of their ETags."""
-        wrong_sums = dict(self._wrong_sums)
-        self._wrong_sums.clear()
-        self._checksums.check(wrong_sums)
+        self._checksums.check(self._wrong_sums)
 
     # -- one object -------------------------------------------------------------------------
 
@@ -130,7 +123,6 @@ class Fetch:
             elif is_packed(self._name):
                 await CACHE.run_to_end(self._part.parent.mkdir)
                 await self._write_chunks(file, self._part, head, chunks)
-                self._check_sums()
                 async with self._unpackings:
                     await self._unpack_file()
             else:
@@ -246,11 +238,6 @@ class Fetch:
             pipe.close()
             feeding.cancel()
             await asyncio.wait({feeding})
-        if not feeding.result():
-            what = self._store.location.place(self._version.path)
-            raise BackendError(
-                f"the archive cannot be unpacked ({what}): it was not read to its end"
-            )
 
     async def _unpack_file(self) -> None:
         """Unpack an archive that was downloaded, and remove it."""
@@ -262,7 +249,7 @@ class Fetch:
         self,
         archive: Path,
         content: Opened | Pipe,
-        feeding: asyncio.Future[bool] | None = None,
+        feeding: asyncio.Future[None] | None = None,
     ) -> None:
         """Unpack until the process has ended, or `feeding` has failed. After cancellation nothing
         is written.
@@ -273,8 +260,8 @@ class Fetch:
             FETCHED.run_to_end(self._unpack_by, unpacking, archive, content, room)
         )
         try:
-            waited: list[asyncio.Future[Any]] = [work] if feeding is None else [work, feeding]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_EXCEPTION)
+            ends = [work, *([feeding] if feeding else [])]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
             if feeding is not None and feeding.done() and not work.done():
                 feeding.result()  # raise what has ended the download
         finally:
@@ -307,17 +294,17 @@ class Fetch:
             raise
 
 
-async def _feed(writer: int, head: bytes, chunks: AsyncGenerator[bytes, None]) -> bool:
-    """Write an archive to a pipe, and close it. Return False if its reader has ended before."""
+async def _feed(writer: int, head: bytes, chunks: AsyncGenerator[bytes, None]) -> None:
+    """Write an archive to a pipe, and close it. A reader that ends before has an error to report:
+    it succeeds only once the pipe is closed.
+    """
     try:
-        await PIPES.run_to_end(_write_all, writer, head)
-        async for chunk in chunks:
-            await PIPES.run_to_end(_write_all, writer, chunk)
-    except BrokenPipeError:
-        return False
+        with suppress(BrokenPipeError):
+            await PIPES.run_to_end(_write_all, writer, head)
+            async for chunk in chunks:
+                await PIPES.run_to_end(_write_all, writer, chunk)
     finally:
         os.close(writer)
-    return True
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,38 +2,20 @@
 endpoint and time limits.
 """
 
-import errno
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from adapter.errors import (
-    AdapterError,
-    InvalidModel,
-    InvalidRequest,
-    InvalidSettings,
-    StoreDenied,
-    StoreUnavailable,
-)
-from adapter.packages.contents import ROOTS_SETTING
-from adapter.packages.roots import Inside
-from adapter.runtime.threads import LOOKUPS, WALKS
+from adapter.errors import InvalidSettings
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import LISTED_AT_ONCE, Changed, Store, StoredFile, failed
+from adapter.store.folder import FolderStore
+from adapter.store.ports import Store
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-_CHUNK_BYTES = 2**21
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-_DENIED = frozenset({errno.EACCES, errno.EPERM})
-
-T = TypeVar("T")
 _MAX_RETRIES = 5
 _MAX_CONNECT_SECONDS = 5.0
 # An object takes as long as it takes; it is the silence in between that is limited.
@@ -47,164 +29,6 @@ _WITHOUT_PROFILE = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
-
-
-class FolderStore:
-    """A folder of this machine as a store. A path that a link leads out of it is refused."""
-
-    def __init__(self, location: StoreLocation) -> None:
-        self.location = location
-        self._root = os.path.realpath(location.base)
-        self._inside = Inside([self._root])
-
-    async def stat(self, path: str) -> StoredFile | None:
-        """Return the file of exactly this path, as Store says."""
-        return await LOOKUPS.run(self._asked, path, self._stat)
-
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
-        """Return the files below a folder, as Store says."""
-        found = await WALKS.run(self._asked, path, lambda each: self._below(each, limit))
-        return found or []
-
-    async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
-        """Yield all files whose paths follow `path`, as Store says."""
-        files = self._walk_after(path)
-
-        def take(_: str) -> list[StoredFile]:
-            return list(islice(files, LISTED_AT_ONCE))
-
-        while page := await WALKS.run(self._asked, "", take):
-            yield page
-
-    def _walk_after(self, after: str) -> Iterator[StoredFile]:
-        """Yield the files that follow a path, sorted as a bucket sorts its keys.
-
-        Entries that cannot be read, and those that a link leads out of the folder, are left out.
-        """
-        # each path with the folders above it, by their real paths: a link may lead back to one
-        waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
-        while waiting:
-            path, parents = waiting.pop()
-            try:
-                with self._inside.open_entry(self._place(path.rstrip("/"))) as found:
-                    if not found.is_folder:
-                        file = _file(path, found.status)
-                    elif found.real in parents:
-                        continue
-                    else:
-                        file = None
-                        with os.scandir(found.by_descriptor) as entries:
-                            names = [each.name + "/" * each.is_dir() for each in entries]
-                        parents = (*parents, found.real)
-            except (OSError, InvalidModel):
-                if path:
-                    continue
-                raise
-            if file is not None:
-                yield file
-                continue
-            paths = [path + name for name in names]
-            # a folder that `after` lies in has files on both sides of it
-            later = [
-                each
-                for each in paths
-                if each > after or (each.endswith("/") and after.startswith(each))
-            ]
-            waiting += [(each, parents) for each in sorted(later, reverse=True)]
-
-    async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Yield the content from `offset` to before `end`, as Store says."""
-        descriptor = await LOOKUPS.run(self._asked, file.path, self._open)
-        if descriptor is None:
-            raise Changed
-        try:
-            if _version(os.fstat(descriptor)) != file.etag:
-                raise Changed
-            while chunk := await WALKS.run(self._chunk, file.path, descriptor, offset, end):
-                offset += len(chunk)
-                yield chunk
-            if (
-                _version(os.fstat(descriptor)) != file.etag
-            ):  # somebody has written to the file meanwhile
-                raise Changed
-        finally:
-            os.close(descriptor)
-
-    async def check(self) -> None:
-        """Raise an error if the folder cannot be read."""
-        await self.stat("")
-
-    def _asked(self, path: str, act: Callable[[str], T]) -> T | None:
-        """Return what `act` finds at the path; None if nothing is there."""
-        try:
-            return act(path)
-        except OSError as error:
-            raise_as = self._error(error, path)
-            if raise_as is None:
-                return None
-            raise raise_as from error
-        except InvalidModel as error:
-            reason = str(error).replace(f"the model roots{ROOTS_SETTING}", "the store")
-            reason = reason.replace(f"{self._root}/", "")  # callers see no path of this machine
-            raise InvalidRequest(failed(self.location, path, reason)) from error
-
-    def _stat(self, path: str) -> StoredFile | None:
-        with self._inside.open_entry(self._place(path)) as found:
-            return None if found.is_folder else _file(path, found.status)
-
-    def _below(self, path: str, limit: int) -> list[StoredFile]:
-        """Return the files below a path, at most `limit`. Called in a thread."""
-        found: list[StoredFile] = []
-        for name, entry in self._inside.tree(self._place(path)):
-            if not entry.is_folder:
-                found.append(_file(f"{path}/{name}" if name else path, entry.status))
-            if len(found) == limit:
-                break
-        return found
-
-    def _open(self, path: str) -> int:
-        with self._inside.open_entry(self._place(path)) as found:
-            if found.is_folder:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            return os.open(found.by_descriptor, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _chunk(self, path: str, descriptor: int, offset: int, end: int) -> bytes:
-        try:
-            return os.pread(descriptor, min(_CHUNK_BYTES, end - offset), offset)
-        except OSError as error:
-            raise StoreUnavailable(failed(self.location, path, _describe_error(error))) from error
-
-    def _place(self, path: str) -> str:
-        # no Path: Python 3.12 keeps the parts of each one that was ever made
-        return os.path.join(self._root, path)  # noqa: PTH118
-
-    def _error(self, error: OSError, path: str) -> AdapterError | None:
-        """Return the error to raise; None for a path that is certainly absent, as the folder
-        exists.
-        """
-        if error.errno in _ABSENT:
-            with suppress(OSError):
-                if os.path.isdir(self._root):  # noqa: PTH112 - as in `_place`
-                    return None
-            return StoreUnavailable(failed(self.location, path, "the folder is not there"))
-        if error.errno == errno.ELOOP:
-            return InvalidRequest(failed(self.location, path, _describe_error(error)))
-        if error.errno in _DENIED:
-            return StoreDenied(failed(self.location, path, _describe_error(error)))
-        return StoreUnavailable(failed(self.location, path, _describe_error(error)))
-
-
-def _file(path: str, status: os.stat_result) -> StoredFile:
-    return StoredFile(path, status.st_size, _version(status), status.st_mtime)
-
-
-def _version(status: os.stat_result) -> str:
-    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
-
-
-def _describe_error(error: OSError) -> str:
-    """Return the text of an error of the disk, without the path."""
-    return error.strerror or "it cannot be read"
 
 
 def open_store(name: str, location: StoreLocation, timeout_seconds: float) -> Store:

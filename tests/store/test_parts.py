@@ -18,7 +18,7 @@ from adapter.errors import ArtifactNotFound, InvalidArtifact, NoRoom, StoreUnava
 from adapter.packages.unpack import Limits
 from adapter.runtime import clock
 from adapter.settings.locations import parse_location
-from adapter.store import downloading
+from adapter.store import download
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.stores import open_store
@@ -126,8 +126,8 @@ async def lying(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LyingBucket]:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{runner.addresses[0][1]}")
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(downloading, "PART_BYTES", _PART)
-    monkeypatch.setattr(downloading, "MIN_SPLIT_BYTES", 2 * _PART)
+    monkeypatch.setattr(download, "PART_BYTES", _PART)
+    monkeypatch.setattr(download, "MIN_SPLIT_BYTES", 2 * _PART)
     yield bucket
     await runner.cleanup()
 

@@ -7,7 +7,8 @@ import pytest
 from adapter.errors import InvalidSettings
 from adapter.settings.locations import parse_location
 from adapter.store import stores
-from adapter.store.stores import FolderStore, open_store
+from adapter.store.folder import FolderStore
+from adapter.store.stores import open_store
 
 
 @pytest.fixture

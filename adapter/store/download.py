@@ -26,24 +26,6 @@ _MAX_CHUNKS = 8  # of one part that wait for those before it; a chunk has 2 MiB
 MAX_CONNECTIONS = 16
 
 
-class Connections:
-    """Counts the connections of the process beyond the first one of each download."""
-
-    def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
-        self._free = limit
-
-    def try_acquire(self) -> bool:
-        """Return whether one more connection may be opened, which `release` gives back."""
-        if not self._free:
-            return False
-        self._free -= 1
-        return True
-
-    def release(self) -> None:
-        """Give one connection back."""
-        self._free += 1
-
-
 @dataclass(slots=True)
 class _Part:
     """Some bytes of the object, which a task downloads."""
@@ -65,7 +47,12 @@ class _Part:
 class Download:
     """Downloads one version of one object."""
 
-    def __init__(self, store: Store, file: StoredFile, connections: Connections) -> None:
+    def __init__(
+        self,
+        store: Store,
+        file: StoredFile,
+        connections: asyncio.Semaphore,  # of the process, beyond the first one of each download
+    ) -> None:
         self._store = store
         self._file = file
         self._connections = connections
@@ -78,21 +65,17 @@ class Download:
         """
         size_bytes = self._file.size_bytes
         can_split = self._file.is_exact and not self._store.location.is_folder
-        if not can_split or size_bytes < MIN_SPLIT_BYTES:
-            async with aclosing(self._read_parts(size_bytes)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        has_begun = False
-        try:
-            async with aclosing(self._read_parts(PART_BYTES)) as chunks:
-                async for chunk in chunks:
-                    has_begun = True
-                    yield chunk
-                return
-        except NoParts as error:
-            if has_begun:
-                raise StoreUnavailable(str(error)) from error
+        if can_split and size_bytes >= MIN_SPLIT_BYTES:
+            has_begun = False
+            try:
+                async with aclosing(self._read_parts(PART_BYTES)) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield chunk
+                    return
+            except NoParts as error:
+                if has_begun:
+                    raise StoreUnavailable(str(error)) from error
         async with aclosing(self._read_parts(size_bytes)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -105,6 +88,8 @@ class Download:
         try:
             while starts or parts:
                 while starts and self._can_begin(len(parts)):
+                    if parts:
+                        await self._connections.acquire()
                     start = starts.popleft()
                     end = min(start + part_bytes, size_bytes)
                     parts.append(self._begin(_Part(start, end, is_extra=bool(parts))))
@@ -126,7 +111,7 @@ class Download:
         if not count:
             return True
         can_add = count < _MAX_PARTS_AT_ONCE and not self._is_slowed
-        return can_add and self._connections.try_acquire()
+        return can_add and not self._connections.locked()
 
     def _begin(self, part: _Part) -> _Part:
         part.task = asyncio.create_task(self._download(part))
