@@ -33,7 +33,7 @@ from adapter.frontends.http.instrumentation import Clock, Instrumentation
 from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.sagemaker import SageMaker
-from adapter.frontends.http.serve import Handle, Service
+from adapter.frontends.http.serve import Find, Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.repository import Repository
@@ -301,7 +301,7 @@ def _build_listener(
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
     inferences = _build_inferences(shared, dataplane, contracts, parts)
     server = HttpServer(
-        Service(parts, _build_handle(shared, inferences, repository, parts, access)),
+        Service(parts, _build_find(shared, inferences, repository, parts, access)),
         parts,
         heads,
         drain=shared.drain,
@@ -341,9 +341,9 @@ def _build_inferences(
     )
 
 
-def _build_handle(
+def _build_find(
     shared: Shared, inferences: Inferences, repository: Repository, parts: Parts, access: Access
-) -> Handle:
+) -> Find:
     """Build what answers the calls that are no planned inferences."""
     passthrough = passthrough_at(shared.settings, access)
     v2 = V2(
@@ -360,7 +360,7 @@ def _build_handle(
         "v2": v2.handlers,
     }
     endpoint = _build_endpoint(shared, inferences, parts)
-    return Calls(access, handlers, passthrough, endpoint).handle
+    return Calls(access, handlers, passthrough, endpoint).find
 
 
 def _build_endpoint(shared: Shared, inferences: Inferences, parts: Parts) -> Handle:

@@ -12,7 +12,6 @@ from adapter.errors import (
     ArtifactNotFound,
     CapacityError,
     InvalidCall,
-    InvalidRequest,
     PayloadTooLarge,
     UnknownOperation,
 )
@@ -30,9 +29,9 @@ from adapter.frontends.endpoint.sigv4 import Claim
 from adapter.frontends.endpoint.streams import Streams
 from adapter.frontends.http.answers import Answer
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
-from adapter.frontends.http.instrumentation import AWS_OPERATION, path_segments
+from adapter.frontends.http.instrumentation import AWS_OPERATION
 from adapter.frontends.http.request import Request
-from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT, find
+from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller
 
@@ -64,14 +63,6 @@ def _make_unknown_operation(request: Request, served: str) -> UnknownOperation:
     return UnknownOperation(f"there is nothing for {asked}: this is a triton-adapter with {served}")
 
 
-def _split_path(request: Request) -> list[str]:
-    """Return the segments of the path; raise InvalidCall if it is malformed."""
-    try:
-        return path_segments(request.raw_path)
-    except InvalidRequest as error:
-        raise InvalidCall(str(error)) from error
-
-
 class Endpoint:
     """Answers the calls of an endpoint that the head alone does not decide."""
 
@@ -95,7 +86,9 @@ class Endpoint:
 
     async def handle(self, request: Request) -> Answer | None:
         """Answer a call of the endpoint, or refuse what is none."""
-        match = find(_split_path(request))
+        if request.head.path_error:
+            raise InvalidCall(request.head.path_error)
+        match = request.head.match
         if match is None or request.method != "POST" or "endpoint_name" not in match.names:
             raise _make_unknown_operation(request, _OPERATIONS)
         name = match.names["endpoint_name"]

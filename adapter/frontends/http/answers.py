@@ -8,7 +8,7 @@ from typing import Any
 
 from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.instrumentation import Clock, Refusal, encoded, write_fields
+from adapter.frontends.http.instrumentation import encoded, write_fields
 from adapter.frontends.http.request import Request
 
 # To join a head with so short a body costs less than a second write.
@@ -19,7 +19,8 @@ _WHOLE_BYTES = 2**20
 _PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
 _LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in _PHRASES.items()}
 _JSON = {"Content-Type": "application/json"}
-_JSON_LINE = b"Content-Type: application/json\r\n"
+JSON_LINE = b"Content-Type: application/json\r\n"
+CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
@@ -37,54 +38,48 @@ def answer_json(body: Mapping[str, Any] | list[Any], status: int = 200) -> Answe
     return Answer(encoded(json.dumps(body)), _JSON, status)
 
 
-def end_of_head(request: Request, clock: Clock) -> bytes:
-    """Return the last lines of an answer's head: whether the connection is kept, and the time."""
-    if request.is_last:
-        return clock.last
-    return _KEEP_ALIVE + clock.line if request.head.is_http_1_0 else clock.line
-
-
 def first_line(status: int) -> bytes:
     """Return the first line of an answer."""
     line = _LINES.get(status)
     return f"HTTP/1.1 {status} \r\n".encode() if line is None else line
 
 
-def word_refusal(refusal: Refusal, lines: bytes, end: bytes) -> tuple[bytes, bytes]:
-    """Return head and body of the answer that tells a refusal, with more lines in its head."""
-    body = encoded(refusal.body)
-    own = write_fields(refusal.headers) if refusal.headers else b""
-    length = b"Content-Length: %d\r\n" % len(body)
-    head = first_line(refusal.status) + own + _JSON_LINE + lines + length + end
-    return head, body
+def begin_answer(request: Request, status: int, lines: bytes, length: int | None) -> bytes:
+    """Return the head of an answer; set its status, and whether it is the last of the connection.
+
+    Without a length the body goes in chunks, or at HTTP/1.0 to the end of the connection.
+    """
+    connection = request.connection
+    is_http_1_0 = request.head.is_http_1_0
+    request.status = status
+    request.is_last = not connection.can_be_kept() or (is_http_1_0 and length is None)
+    frame = b""
+    if length is None:
+        frame = b"" if is_http_1_0 else CHUNKED_LINE
+    elif status >= HTTPStatus.OK and status != HTTPStatus.NO_CONTENT:  # which must have no length
+        frame = b"Content-Length: %d\r\n" % length
+    return first_line(status) + lines + frame + end_of_head(request)
 
 
-def _has_no_length(status: int) -> bool:
-    """Return whether an answer of this status must not have a Content-Length."""
-    return status < HTTPStatus.OK or status == HTTPStatus.NO_CONTENT
+def end_of_head(request: Request) -> bytes:
+    """Return the last lines of an answer's head: whether the connection is kept, and the time."""
+    clock = request.connection.parts.clock
+    if request.is_last:
+        return clock.last
+    return _KEEP_ALIVE + clock.line if request.head.is_http_1_0 else clock.line
 
 
 def write_answer(request: Request, answer: Answer, lines: bytes) -> None:
     """Write a whole answer, with `lines` in its head besides its own."""
-    connection = request.connection
-    request.status = answer.status
+    transport = request.connection.transport
     body = answer.body
-    frame = b"" if _has_no_length(answer.status) else b"Content-Length: %d\r\n" % len(body)
-    head = b"".join(
-        (
-            first_line(answer.status),
-            write_fields(answer.headers),
-            lines,
-            frame,
-            end_of_head(request, connection.parts.clock),
-        )
-    )
+    head = begin_answer(request, answer.status, write_fields(answer.headers) + lines, len(body))
     if request.method == "HEAD" or not body:
-        connection.transport.write(head)
+        transport.write(head)
     elif len(body) <= JOINED_BYTES:
-        connection.transport.write(head + body)
+        transport.write(head + body)
     else:
-        connection.transport.writelines((head, body))
+        transport.writelines((head, body))
 
 
 class StreamedAnswer:
@@ -162,19 +157,7 @@ class Writer:
         self._connection = request.connection
         self._is_chunked = length is None and not request.head.is_http_1_0
         self._is_bare = request.method == "HEAD"
-        request.status = status
-        request.is_last = not self._connection.can_be_kept()
-        frame = b""
-        if length is not None:
-            frame = b"Content-Length: %d\r\n" % length
-        elif self._is_chunked:
-            frame = b"Transfer-Encoding: chunked\r\n"
-        else:
-            request.is_last = True
-        end = end_of_head(request, self._connection.parts.clock)
-        if length is None and not self._is_chunked:
-            end = self._connection.parts.clock.line  # the end of the connection ends the body
-        head = first_line(status) + write_fields(headers) + lines + frame + end
+        head = begin_answer(request, status, write_fields(headers) + lines, length)
         self._connection.transport.write(head)
 
     async def write(self, piece: bytes) -> None:

@@ -1,22 +1,20 @@
-"""Has each call answered by the handler of its route, by one table of routes."""
+"""Finds the handler of each call, by one table of routes."""
 
 from collections.abc import Collection, Mapping
 
 from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import InvalidRequest, MethodNotAllowed, NotPassedThrough
 from adapter.frontends.access import Access
-from adapter.frontends.http.answers import Answer
-from adapter.frontends.http.instrumentation import path_segments
 from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import Handle
-from adapter.frontends.routes import Match, Route, bare, find
+from adapter.frontends.routes import Match, Route
 
 # The largest body of a load or another control call; loads that bring files may have more.
 CONTROL_BODY_BYTES = 2**20
 
 
 class Calls:
-    """Routes the calls of a listener."""
+    """Finds the handlers of the calls of a listener."""
 
     def __init__(
         self,
@@ -30,13 +28,14 @@ class Calls:
         self._passthrough = passthrough
         self._endpoint = endpoint
 
-    async def handle(self, request: Request) -> Answer | None:
-        """Answer a call, or raise the error to refuse it with."""
-        if self._endpoint is not None and request.head.contract_name == "endpoint":
-            return await self._endpoint(request)
-        match = find(bare(path_segments(request.raw_path)))
+    def find(self, request: Request) -> Handle:
+        """Return the handler of a call; raise the error to refuse it with."""
+        head = request.head
+        if self._endpoint is not None and head.contract_name == "endpoint":
+            return self._endpoint
+        match = head.match
         if match is None:
-            raise InvalidRequest(f"unknown path {request.raw_path[:200]!r}")
+            raise InvalidRequest(head.path_error or f"unknown path {request.raw_path[:200]!r}")
         request.path_template = match.path
         set_model(request, match)
         # HEAD is GET without the body
@@ -44,16 +43,11 @@ class Calls:
         if route is None:
             self._check_passthrough(next(iter(match.methods.values())))
             raise _refuse_method(request, match)
-        return await self._call_handler(request, match, route)
-
-    async def _call_handler(self, request: Request, match: Match, route: Route) -> Answer | None:
-        """Check the access to a route, and call its handler."""
-        request.match = match
         request.frontend = route.contract
         request.operation = route.operation
         self._access.check(route.scope, request.headers.getall("Authorization", ()))
         self._check_passthrough(route)
-        return await self._handlers[route.contract][route.operation](request)
+        return self._handlers[route.contract][route.operation]
 
     def _check_passthrough(self, route: Route) -> None:
         """Raise NotPassedThrough for a route that the setting passthrough does not open."""

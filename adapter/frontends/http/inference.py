@@ -22,7 +22,13 @@ from adapter.errors import (
     PayloadTooLarge,
 )
 from adapter.frontends.http import binary
-from adapter.frontends.http.answers import JOINED_BYTES, StreamedAnswer, end_of_head, first_line
+from adapter.frontends.http.answers import (
+    CHUNKED_LINE,
+    JOINED_BYTES,
+    StreamedAnswer,
+    end_of_head,
+    first_line,
+)
 from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import CHUNKED
@@ -45,7 +51,6 @@ SENT_AGAIN_BYTES = 6_291_456
 _OK = 200
 _HEADER_LENGTH = b"inference-header-content-length"
 _LAST_CHUNK = b"0\r\n\r\n"
-_CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
 
 
 class NeedsHandler(Exception):
@@ -436,23 +441,18 @@ class Inference:
         self._heard_at = clock.monotonic()
         if not (request.was_sent or request.was_waited_for):
             request.upstream_seconds = self._heard_at - self._sent_at
-        request.is_last = not (connection.is_whole and connection.can_be_kept())
+        is_to_end = length is None and request.head.is_http_1_0  # which knows no chunks
+        request.is_last = is_to_end or not (connection.is_whole and connection.can_be_kept())
         operation = plan.operation
         if operation.answered is not headers or operation.length != length:
             operation.answered = headers
             operation.length = length
-            frame = _CHUNKED_LINE if length is None else b"Content-Length: %d\r\n" % length
+            frame = CHUNKED_LINE if length is None else b"Content-Length: %d\r\n" % length
             fields = list_answer_headers(headers, is_v2=operation.is_v2)
             lines = [b"%b: %b\r\n" % pair for pair in fields]
             operation.answer = b"".join((first_line(_OK), *lines, frame))
-        begin = operation.answer
-        end = self._parts.clock.last if request.is_last else self._parts.clock.line
-        if request.head.is_http_1_0:
-            end = end_of_head(request, self._parts.clock)
-        if length is None and request.head.is_http_1_0:  # which knows no chunks
-            request.is_last = True  # the end of the connection ends the body
-            begin = begin.removesuffix(_CHUNKED_LINE)
-            end = self._parts.clock.line
+        begin = operation.answer.removesuffix(CHUNKED_LINE) if is_to_end else operation.answer
+        end = end_of_head(request)
         return begin + plan.echoed + plan.contract.answer_lines(request) + end
 
     # -- how it fails ------------------------------------------------------------------------

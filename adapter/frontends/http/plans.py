@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from adapter.core.calls import RawHeaders, has_long_line
 from adapter.core.model import ModelId, parse_model_id, triton_name
 from adapter.core.triton_input import HeaderTable
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.access import SitePolicy
 from adapter.frontends.endpoint.contract import EndpointCalls
 from adapter.frontends.http import binary
@@ -159,23 +159,37 @@ class Head:
     __slots__ = (
         "contract_name",
         "expects_continue",
+        "headers",
         "is_http_1_0",
         "length",
+        "match",
         "method",
+        "path_error",
         "plan",
+        "raw",
         "target",
         "wants_close",
     )
 
-    def __init__(self, raw: RawHead) -> None:
-        self.method = raw.method
-        self.target = raw.target
-        self.length = raw.length  # of the body, or CHUNKED
-        self.is_http_1_0 = raw.is_http_1_0
-        self.wants_close = raw.wants_close
-        self.expects_continue = raw.expects_continue
-        self.contract_name = contract_of(raw.target, raw.headers)
+    def __init__(self, raw: bytes, parsed: RawHead) -> None:
+        self.raw = raw
+        self.method = parsed.method
+        self.target = parsed.target
+        self.headers = parsed.headers  # shared by requests: nobody may change them
+        self.length = parsed.length  # of the body, or CHUNKED
+        self.is_http_1_0 = parsed.is_http_1_0
+        self.wants_close = parsed.wants_close
+        self.expects_continue = parsed.expects_continue
+        self.contract_name = contract_of(parsed.target, parsed.headers)
+        self.match: Match | None = None  # None without a route
+        self.path_error = ""  # says why there is no route, if the path is malformed
         self.plan: Plan | None = None  # of an inference; None for what a handler answers
+        try:
+            segments = path_segments(parsed.target)
+        except InvalidRequest as error:
+            self.path_error = str(error)
+        else:
+            self.match = find(segments if self.contract_name == "endpoint" else bare(segments))
 
 
 class Heads:
@@ -237,13 +251,14 @@ class Heads:
         """Read a head that is not cached, and make a plan if it is an inference that can be
         answered without a task.
         """
-        read = read_head(raw)
-        head = Head(read)
-        if self.host and self._plans and read.method == "POST" and not read.has_duplicates:
-            head.plan = self._make_plan(read, head.contract_name)
+        parsed = read_head(raw)
+        head = Head(raw, parsed)
+        is_plannable = self.host and self._plans and not parsed.has_duplicates
+        if is_plannable and parsed.method == "POST" and head.match is not None:
+            head.plan = self._make_plan(parsed, head.match, head.contract_name)
         return head
 
-    def _make_plan(self, head: RawHead, contract_name: str) -> Plan | None:
+    def _make_plan(self, head: RawHead, match: Match, contract_name: str) -> Plan | None:
         """Return the plan of an inference; None for what a handler answers or refuses."""
         is_too_large = head.length > self._max_body_bytes
         if is_too_large or b"origin" in head.by_name or b"trace" in _read_connection(head):
@@ -251,12 +266,10 @@ class Heads:
         host = head.by_name.get(b"host")
         if host is not None and not self._sites.knows_host(host.decode("utf-8", "surrogateescape")):
             return None
+        route = match.methods.get("POST")
+        if route is None or route.scope is not INFERENCE:
+            return None
         try:
-            segments = path_segments(head.target)
-            match = find(segments if contract_name == "endpoint" else bare(segments))
-            route = None if match is None else match.methods.get("POST")
-            if match is None or route is None or route.scope is not INFERENCE:
-                return None
             return self._plan_route(head, match, route, contract_name)
         except AdapterError:
             return None  # the handler words it

@@ -1,9 +1,9 @@
 """One request in hand: its head, what is known of it, and its body for those who await it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from multidict import CIMultiDict
 
@@ -17,6 +17,8 @@ from adapter.frontends.http.plans import Head
 from adapter.frontends.routes import Match
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.traffic import WAITED
+
+T = TypeVar("T")
 
 
 class RequestConnection(Protocol):
@@ -56,6 +58,9 @@ class RequestConnection(Protocol):
     def verify_sender(self) -> None:
         """Take the body out of the shares of senders that nobody knows."""
 
+    async def delegate(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` as a task, and return its result."""
+
     def can_be_kept(self) -> bool:
         """Return whether another request may follow on the connection behind the present answer."""
 
@@ -71,7 +76,6 @@ class Request:
     frontend = "sagemaker"  # label of its metrics
     operation = "other"  # label of its metrics
     path_template = ""  # of its route; "" without one
-    match: Match
     call_info: CallInfo | None = None  # of a call of an endpoint, for its answer
     caller = ""  # access key of a signed call
     body: bytes | None = None  # where it was read whole before its handler
@@ -97,9 +101,18 @@ class Request:
     @property
     def headers(self) -> CIMultiDict[str]:
         """The fields of its head, also those that differ from request to request."""
+        head = self.head
+        if self._raw == head.raw:
+            return head.headers
         if self._headers is None:
             self._headers = read_head(self._raw).headers
         return self._headers
+
+    @property
+    def match(self) -> Match:
+        """Its route. Only for a request that has one."""
+        assert self.head.match is not None  # noqa: S101 - its handler was found by it
+        return self.head.match
 
     @property
     def content_length(self) -> int | None:

@@ -10,17 +10,13 @@ from http import HTTPStatus
 
 from adapter.errors import AdapterError
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
-from adapter.frontends.http.answers import (
-    Answer,
-    end_of_head,
-    word_refusal,
-    write_answer,
-)
+from adapter.frontends.http.answers import JSON_LINE, Answer, write_answer
 from adapter.frontends.http.connection import Connection
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
     Refusal,
     echoed_headers,
+    encoded,
     own_refusal,
     write_fields,
 )
@@ -29,10 +25,14 @@ from adapter.frontends.http.plans import Plan
 from adapter.frontends.http.request import Request
 from adapter.runtime import clock
 from adapter.telemetry.tracing import MODEL, Tracing
-from adapter.telemetry.traffic import WAITED, Waited
+from adapter.telemetry.traffic import WAITED, Served, Waited
 
-# Answers a request; None once it has written the answer itself.
+# Answers a request in a task; returns None once it has written the answer itself.
 Handle = Callable[[Request], Awaitable[Answer | None]]
+# Returns the answer of a handler: in this task, or in a task of its own.
+Call = Callable[[Handle, Request], Awaitable[Answer | None]]
+# Returns what answers a request. Raises the error of one that is refused at once.
+Find = Callable[[Request], Handle]
 
 
 class Service:
@@ -41,10 +41,10 @@ class Service:
     def __init__(
         self,
         parts: Parts,
-        handle: Handle,  # answers what is not a planned inference
+        find: Find,  # the handler of what is not a planned inference
     ) -> None:
         self._parts = parts
-        self._handle = handle
+        self._find = find
         self._instrumentation = parts.instrumentation
 
     async def serve(self, connection: Connection) -> None:
@@ -52,88 +52,53 @@ class Service:
         while (request := await connection.next_request()) is not None:
             plan = request.head.plan
             if plan is not None:
-                await self._serve_planned(connection, request, plan)
+                await self._serve_planned(request, plan)
+            elif self._parts.tracing is None:
+                await self._serve_call(request, _delegate)
             else:
-                await connection.delegate(self._serve_call(request))
+                await connection.delegate(self._serve_in_span(request, self._parts.tracing))
             request.is_answered = True
             if not connection.is_whole and not request.is_last:
                 await connection.skip_body()
             connection.end_request(is_last=request.is_last)
 
-    # -- a planned inference ----------------------------------------------------------------
-
-    async def _serve_planned(self, connection: Connection, request: Request, plan: Plan) -> None:
-        """Serve an inference with a plan: answer it in the connection's coroutine, or in a task if
-        it needs one; then count it.
-        """
+    async def _serve_planned(self, request: Request, plan: Plan) -> None:
+        """Serve an inference with a plan, and count it."""
         request.model_id = plan.model_id
         served = plan.operation.served
         begun_at = clock.monotonic()
         served.in_flight.count += 1
         try:
             await Inference(request, plan, self._parts, begun_at).serve()
-        except NeedsHandler:
-            await connection.delegate(self._handle_planned(request))
-        except AdapterError as error:
+        except NeedsHandler:  # its model converts bodies
+            _start_call_info(request)
+            await self._answer(request, _delegate)
+        except Exception as error:  # noqa: BLE001 - the client is answered
             self._refuse(request, error)
-        except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
-            self._report_bug(request, error)
         finally:
             served.in_flight.count -= 1
-        status = request.status
-        if status:
-            served.count(
-                status,
-                clock.monotonic() - begun_at,
-                request.upstream_seconds,
-                request.callers_seconds,
-                plan.model_id,
-            )
-
-    async def _handle_planned(self, request: Request) -> None:
-        """Answer by its handler a planned inference whose model converts bodies."""
-        WAITED.set(Waited())
-        _start_call_info(request)
-        await self._answer(request)
-        request.note_waited()
+        _count(served, request, begun_at)
 
     # -- any other call ---------------------------------------------------------------------
 
-    async def _serve_call(self, request: Request) -> None:
-        """Answer a request without a plan by the handler of its route, within a span if traces are
-        exported. Runs as a task.
-        """
-        if self._parts.tracing is None:
-            await self._answer_and_count(request)
-        else:
-            await self._answer_in_span(request, self._parts.tracing)
-
-    async def _answer_and_count(self, request: Request) -> None:
+    async def _serve_call(self, request: Request, call: Call) -> None:
         """Answer a request by the handler of its route, and count it with its times."""
-        WAITED.set(Waited())
         _start_call_info(request)
         begun_at = clock.monotonic()
         in_flight = self._instrumentation.in_flight(request.head.contract_name)
         in_flight.count += 1
         try:
-            await self._answer(request)
+            await self._answer(request, call)
         finally:
             in_flight.count -= 1
-        request.note_waited()
-        served = self._instrumentation.served(request.frontend, request.operation)
-        if request.status:
-            served.count(
-                request.status,
-                clock.monotonic() - begun_at,
-                request.upstream_seconds,
-                request.callers_seconds,
-                request.model_id,
-            )
+        _count(self._instrumentation.served(request.frontend, request.operation), request, begun_at)
 
-    async def _answer_in_span(self, request: Request, tracing: Tracing) -> None:
-        """Answer a request within a server span, which gets its route, status and model."""
+    async def _serve_in_span(self, request: Request, tracing: Tracing) -> None:
+        """Serve a request within a server span, which gets its route, status and model. Runs as a
+        task.
+        """
         with tracing.server(request.method, request.headers) as span:
-            await self._answer_and_count(request)
+            await self._serve_call(request, _call)
             span.set_attribute("http.request.method", request.method)
             span.set_attribute("url.scheme", "http")
             span.set_attribute("url.path", request.raw_path.partition("?")[0])
@@ -146,31 +111,38 @@ class Service:
             if request.model_id is not None:
                 span.set_attribute(MODEL, request.model_id)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: Request, call: Call) -> None:
         """Answer a request by its handler; write the refusal for an error."""
         try:
             self._parts.sites.check(request.headers)
-            answer = await self._handle(request)
+            answer = await call(self._find(request), request)
             if answer is not None:
-                request.is_last = not request.connection.can_be_kept()
-                write_answer(request, answer, self._own_lines(request))
-        except AdapterError as error:
-            self._refuse(request, error)
+                write_answer(request, answer, self._list_own_lines(request))
         except ConnectionResetError:
-            request.connection.abort()  # Triton's answer broke off, or the client has gone
-            request.is_last = True
-        except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
-            self._report_bug(request, error)
-        request.is_answered = True  # the next request may come before this task is seen to end
+            _abort(request)  # Triton's answer broke off, or the client has gone
+        except Exception as error:  # noqa: BLE001 - the client is answered
+            self._refuse(request, error)
 
     # -- errors -----------------------------------------------------------------------------
 
-    def _refuse(self, request: Request, error: AdapterError) -> None:
-        """Log an error, and answer with it; where an answer has begun, abort the connection."""
-        if request.status:
-            request.connection.abort()
-            request.is_last = True
-            return
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """Log an error, and answer with it; where an answer has begun, abort the connection. An
+        error that nobody expected is answered with 500.
+        """
+        try:
+            if not isinstance(error, AdapterError):
+                self._report_bug(request, error)
+                self._write_refusal(request, self._word(request, None))
+            elif request.status:
+                _abort(request)
+            else:
+                self._refuse_expected(request, error)
+        except Exception as another:  # noqa: BLE001 - it is logged, and the client cut off
+            self._report_bug(request, another)
+            _abort(request)
+
+    def _refuse_expected(self, request: Request, error: AdapterError) -> None:
+        """Log an error of the adapter, and answer with it."""
         refusal = self._word(request, error)
         self._instrumentation.refused(
             error,
@@ -182,20 +154,8 @@ class Service:
         self._write_refusal(request, refusal)
 
     def _report_bug(self, request: Request, error: Exception) -> None:
-        """Log an error that nobody expected; answer 500, or abort the connection."""
-        target = (request.method, request.raw_path)
-        self._instrumentation.bug(error, target, request.model_id)
-        connection = request.connection
-        if request.status:
-            connection.abort()
-            request.is_last = True
-            return
-        try:
-            self._write_refusal(request, self._word(request, None))
-        except Exception as another:  # noqa: BLE001 - it is logged, and the client cut off
-            self._instrumentation.bug(another, target, request.model_id)
-            connection.abort()
-            request.is_last = True
+        """Log an error that nobody expected."""
+        self._instrumentation.bug(error, (request.method, request.raw_path), request.model_id)
 
     def _word(self, request: Request, error: AdapterError | None) -> Refusal:
         """Word an error as the contract of the request does; None stands for a bug."""
@@ -207,22 +167,54 @@ class Service:
         return own_refusal(error, request.model_id)
 
     def _write_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Write a refusal as the answer, and end the connection behind it if the rest of the body
-        is not to be read.
-        """
-        connection = request.connection
-        request.is_last = not connection.can_be_kept()
-        request.status = refusal.status
-        end = end_of_head(request, self._parts.clock)
-        head, body = word_refusal(refusal, self._own_lines(request), end)
-        connection.transport.write(head if request.method == "HEAD" else head + body)
+        """Write a refusal as the answer; where an answer has begun, abort the connection."""
+        if request.status:
+            _abort(request)
+            return
+        answer = Answer(encoded(refusal.body), refusal.headers, refusal.status)
+        write_answer(request, answer, JSON_LINE + self._list_own_lines(request))
 
-    def _own_lines(self, request: Request) -> bytes:
+    @staticmethod
+    def _list_own_lines(request: Request) -> bytes:
         """Return the header lines that any answer of the request's contract has."""
         plan = request.head.plan
         if plan is not None:
             return plan.echoed + plan.contract.answer_lines(request)
         return write_fields(list_own_headers(request))
+
+
+async def _call(handle: Handle, request: Request) -> Answer | None:
+    """Return the answer of a handler, and take over how long its task has waited."""
+    WAITED.set(Waited())
+    try:
+        answer = await handle(request)
+    finally:
+        request.note_waited()
+    request.is_answered = answer is None  # what comes before the task is seen to end is a new one
+    return answer
+
+
+async def _delegate(handle: Handle, request: Request) -> Answer | None:
+    """Return the answer of a handler that runs in a task."""
+    return await request.connection.delegate(_call(handle, request))
+
+
+def _count(served: Served, request: Request, begun_at: float) -> None:
+    """Count a request that was answered."""
+    if request.status:
+        served.count(
+            request.status,
+            clock.monotonic() - begun_at,
+            request.upstream_seconds,
+            request.callers_seconds,
+            request.model_id,
+        )
+
+
+def _abort(request: Request) -> None:
+    """Cut off a client whose answer cannot be completed."""
+    request.connection.abort()
+    request.is_last = True
 
 
 def _start_call_info(request: Request) -> None:

@@ -10,9 +10,9 @@ from adapter.errors import AdapterError, InvalidCall, TooManyConnections
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
-from adapter.frontends.http.answers import word_refusal
+from adapter.frontends.http.answers import JSON_LINE, first_line
 from adapter.frontends.http.connection import Connection
-from adapter.frontends.http.instrumentation import Refusal, own_refusal
+from adapter.frontends.http.instrumentation import Refusal, encoded, own_refusal, write_fields
 from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.serve import Service
@@ -248,7 +248,10 @@ class HttpServer:
             aws = refusal_of(error, call_info)
             headers = {**own.headers, **aws.headers, **call_info.headers()}
             own = Refusal(own.status, headers, f"{own.body[:-1]}, {aws.body[1:]}")
-        return b"".join(word_refusal(own, b"", self.parts.clock.last))
+        body = encoded(own.body)
+        length = b"Content-Length: %d\r\n" % len(body)
+        fields = write_fields(own.headers) + JSON_LINE + length
+        return first_line(own.status) + fields + self.parts.clock.last + body
 
     def renew_connections(self) -> None:
         """Have clients connect anew: the next answer on each connection closes it, as in a drain.

@@ -245,7 +245,12 @@ def handle_inferences(inferences: Inferences) -> Handle:
 
     invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
     generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
-    return Calls(Access("http"), {"sagemaker": invoke, "v2": generate}).handle
+    find = Calls(Access("http"), {"sagemaker": invoke, "v2": generate}).find
+
+    async def handle(asked: Request) -> answers.Answer | None:
+        return await find(asked)(asked)
+
+    return handle
 
 
 @asynccontextmanager
@@ -288,7 +293,7 @@ async def opened(
             plane, contracts, max_body_bytes=MAX_BODY, default_model=ModelId("m")
         )
         server = HttpServer(
-            Service(parts, lambda asked: handle(asked)),  # noqa: PLW0108 - it is not made yet
+            Service(parts, lambda _: handle),
             parts,
             heads,
             drain=drain,

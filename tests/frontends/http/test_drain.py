@@ -53,7 +53,7 @@ class Listener:
             max_body_bytes=1000,
         )
         self._server = HttpServer(
-            Service(parts, self._handle),
+            Service(parts, lambda _: self._handle),
             parts,
             Heads(
                 house.metrics.traffic.served,

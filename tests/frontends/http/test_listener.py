@@ -62,7 +62,7 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer():
     async with opened(says(answer)) as listener:
         caller = await listener.connect()
         found = await caller.ask(request(PLANNED, b"{}", KEEP, version="1.0"))
-        assert (found.body, found.headers.get("connection")) == (b"ab", None)
+        assert (found.body, found.headers.get("connection")) == (b"ab", "close")
         assert "transfer-encoding" not in found.headers
 
 

@@ -232,7 +232,9 @@ async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
         if asked.raw_path == HANDLED:
             behind = request("/app/next")
             asyncio.get_running_loop().call_soon(asked.connection.data_received, behind)
-        return answers.Answer(b"{}")
+        writer = answers.Writer(asked, {}, b"", 2)
+        await writer.write(b"{}")
+        writer.end()
 
     async with opened(limits=LONG) as listener, asyncio.timeout(30):
         monkeypatch.setattr(listener, "handle", handle)

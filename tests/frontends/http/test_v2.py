@@ -116,7 +116,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     )
     heads.host = dataplane.host
     server = HttpServer(
-        Service(parts, calls.handle),
+        Service(parts, calls.find),
         parts,
         heads,
         drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
