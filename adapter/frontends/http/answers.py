@@ -21,6 +21,7 @@ _LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in _
 _JSON = {"Content-Type": "application/json"}
 JSON_LINE = b"Content-Type: application/json\r\n"
 CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
+_NO_CONTENT = 204
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
@@ -56,7 +57,7 @@ def begin_answer(request: Request, status: int, lines: bytes, length: int | None
     frame = b""
     if length is None:
         frame = b"" if is_http_1_0 else CHUNKED_LINE
-    elif status >= HTTPStatus.OK and status != HTTPStatus.NO_CONTENT:  # which must have no length
+    elif status != _NO_CONTENT:  # which must have no length
         frame = b"Content-Length: %d\r\n" % length
     return first_line(status) + lines + frame + end_of_head(request)
 

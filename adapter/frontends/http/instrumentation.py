@@ -153,6 +153,8 @@ def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def write_fields(headers: Mapping[str, str]) -> bytes:
     """Return headers as lines. Raises ValueError for one with a line break."""
+    if not headers:
+        return b""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError("a header of an answer has a line break in it")

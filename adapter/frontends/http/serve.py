@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from adapter.errors import AdapterError
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
-from adapter.frontends.http.answers import JSON_LINE, Answer, write_answer
+from adapter.frontends.http.answers import JSON_LINE, Answer, begin_answer, write_answer
 from adapter.frontends.http.connection import Connection
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
@@ -171,8 +171,10 @@ class Service:
         if request.status:
             _abort(request)
             return
-        answer = Answer(encoded(refusal.body), refusal.headers, refusal.status)
-        write_answer(request, answer, JSON_LINE + self._list_own_lines(request))
+        body = encoded(refusal.body)
+        fields = write_fields(refusal.headers) + JSON_LINE + self._list_own_lines(request)
+        head = begin_answer(request, refusal.status, fields, len(body))
+        request.connection.transport.write(head if request.method == "HEAD" else head + body)
 
     @staticmethod
     def _list_own_lines(request: Request) -> bytes:
