@@ -6,7 +6,7 @@ the series of a model end with its unload, and there are none at all while too m
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,13 +16,14 @@ from adapter.runtime import clock
 
 PREFIX = "triton_adapter_"
 MOST_MODELS = 100
-# States of models that Triton has not loaded yet, or lost, in the words of the metrics.
+# States of models that Triton has not loaded yet, or lost.
 _NOT_LOADED = frozenset({"PREPARING", "LOADING", "LOST"})
+_ABOUT = ("version", "python", "triton")  # the labels of build_info
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The functions that `_READINGS` calls at each scrape."""
+    """Holds the functions that `_STATE_METRICS` calls at each scrape."""
 
     models: Callable[[], Mapping[Any, int]]  # by the state of a model
     devices: Callable[[], Mapping[Device, DeviceState]]
@@ -33,147 +34,207 @@ class State:
     lost_lines: Callable[[], int]
     idle_seconds: Callable[[], float | None]  # None without models
     wanted: Callable[[], Mapping[str, int]]  # models of load_at_start and preload, by state
-    about: Mapping[str, str]  # labels that describe this build and how it runs
+    about: Mapping[str, str]  # the labels of build_info
 
 
-_Series = Iterable[tuple[Sequence[str], float]]
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Holds what `_MODEL_METRICS` reads at one scrape."""
+
+    records: Sequence[Any]  # of all models; none if too many are loaded
+    left_out: int  # models without series
+    bytes_of: Callable[[Any], Bytes]
+    now: float
+
+    @property
+    def loaded(self) -> Iterator[Any]:
+        """Yield the records of the models that Triton has."""
+        return (each for each in self.records if each.state.value not in _NOT_LOADED)
 
 
-def _one(value: float | None) -> _Series:
-    return () if value is None else [((), value)]
+_Series: TypeAlias = Iterable[tuple[Sequence[str], float]]
+_Source = TypeVar("_Source")
 
 
-def _of_devices(read: Callable[[DeviceState], int | None]) -> Callable[[State], _Series]:
-    """Return what reads one figure of each device."""
+class _Scraped(NamedTuple, Generic[_Source]):
+    """Declares a metric that is read at each scrape, without its prefix."""
 
-    def series(state: State) -> _Series:
-        found = ((device, read(figures)) for device, figures in state.devices().items())
-        return [((device,), value) for device, value in found if value is not None]
-
-    return series
-
-
-class _Reading(NamedTuple):
     name: str
     meaning: str
     labels: Sequence[str]
-    read: Callable[[State], _Series]
+    read: Callable[[_Source], _Series]
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
+
+    def collect(self, source: _Source) -> Metric:
+        """Return the metric with its series of now."""
+        family = self.kind(PREFIX + self.name, self.meaning, labels=self.labels)
+        for labels, value in self.read(source):
+            family.add_metric(labels, value)
+        return family
 
 
-_READINGS = (
-    _Reading(
+def _single(value: float | None) -> _Series:
+    """Return the only series of a metric without labels; none if the value is not known."""
+    return () if value is None else [((), value)]
+
+
+def _per_device(read: Callable[[DeviceState], int | None]) -> Callable[[State], _Series]:
+    """Return a function that reads one figure of each device."""
+
+    def read_series(state: State) -> _Series:
+        figures = ((name, read(device)) for name, device in state.devices().items())
+        return [((name,), value) for name, value in figures if value is not None]
+
+    return read_series
+
+
+_STATE_METRICS: tuple[_Scraped[State], ...] = (
+    _Scraped(
         "models",
         "Models by state.",
         ["state"],
-        lambda state: [((each.value,), count) for each, count in state.models().items()],
+        lambda state: [((name.value,), count) for name, count in state.models().items()],
     ),
-    _Reading(
+    _Scraped(
         "models_wanted",
         "Models of load_at_start and preload: loaded, missing for any reason, or unloaded by a"
         " caller.",
         ["state"],
         lambda state: [((name,), count) for name, count in state.wanted().items()],
     ),
-    _Reading(
+    _Scraped(
         "memory_limit_bytes",
         "Bytes of each device that all models together may use.",
         ["device"],
-        _of_devices(lambda device: device.limit_bytes),
+        _per_device(lambda device: device.limit_bytes),
     ),
-    _Reading(
+    _Scraped(
         "memory_reserved_bytes",
         "Bytes that loads in progress are expected to use, by device.",
         ["device"],
-        _of_devices(lambda device: device.reserved_bytes),
+        _per_device(lambda device: device.reserved_bytes),
     ),
-    _Reading(
+    _Scraped(
         "memory_used_by_models_bytes",
         "Bytes that loaded models are booked with, by device.",
         ["device"],
-        _of_devices(lambda device: device.used_by_models_bytes),
+        _per_device(lambda device: device.used_by_models_bytes),
     ),
-    _Reading(
+    _Scraped(
         "memory_free_bytes",
         "Bytes that the next load may use, by device.",
         ["device"],
-        _of_devices(lambda device: device.free_bytes),
+        _per_device(lambda device: device.free_bytes),
     ),
-    _Reading(
+    _Scraped(
         "memory_used_bytes",
         "Bytes that all programs use of each device, at most 2 seconds old; missing while they"
         " cannot be read.",
         ["device"],
-        _of_devices(lambda device: device.used_bytes),
+        _per_device(lambda device: device.used_bytes),
     ),
-    _Reading(
+    _Scraped(
         "memory_not_attributed_bytes",
         "Bytes of each device that neither an empty Triton nor a loaded model accounts for: growth,"
         " leaks, other programs, memory that allocators keep.",
         ["device"],
-        _of_devices(lambda device: device.not_attributed_bytes),
+        _per_device(lambda device: device.not_attributed_bytes),
     ),
-    _Reading(
+    _Scraped(
         "gpu_unread",
         "1 while a GPU is visible and its memory cannot be read.",
         (),
-        lambda state: _one(state.gpu_unread()),
+        lambda state: _single(state.gpu_unread()),
     ),
-    _Reading("triton_live", "1 while Triton answers.", (), lambda state: _one(state.triton_live())),
-    _Reading("ready", "1 while /readyz returns 200.", (), lambda state: _one(state.ready())),
-    _Reading(
+    _Scraped(
+        "triton_live", "1 while Triton answers.", (), lambda state: _single(state.triton_live())
+    ),
+    _Scraped("ready", "1 while /readyz returns 200.", (), lambda state: _single(state.ready())),
+    _Scraped(
         "abandoned_requests",
         "Requests that Triton still works on after their callers have left or timed out.",
         (),
-        lambda state: _one(state.abandoned()),
+        lambda state: _single(state.abandoned()),
     ),
-    _Reading(
+    _Scraped(
         "least_recently_used_seconds",
         "Seconds since the last use of the least recently used model; missing without models.",
         (),
-        lambda state: _one(state.idle_seconds()),
+        lambda state: _single(state.idle_seconds()),
+    ),
+    _Scraped(
+        "log_lines_dropped",
+        "Lines of the log dropped because stdout was not read in time.",
+        (),
+        lambda state: _single(state.lost_lines()),
+        CounterMetricFamily,
+    ),
+    _Scraped(
+        "build_info",
+        "Always 1.",
+        _ABOUT,
+        lambda state: [([state.about[label] for label in _ABOUT], 1)],
+    ),
+)
+_MODEL_METRICS: tuple[_Scraped[Models], ...] = (
+    _Scraped(
+        "models_without_series",
+        "Models without triton_adapter_model_... series, once more than"
+        f" {MOST_MODELS} are loaded; else 0.",
+        (),
+        lambda models: _single(models.left_out),
+    ),
+    _Scraped(
+        "model_bytes",
+        "Bytes of each model by the ledger and by device: reserved while its state is LOADING,"
+        " then booked.",
+        ["model", "device", "state"],
+        lambda models: [
+            ((record.id, device, record.state.value), count)
+            for record in models.records
+            for device, count in models.bytes_of(record).items()
+        ],
+    ),
+    _Scraped(
+        "model_last_used_seconds",
+        "Seconds since the last inference of each model began, or its load ended; 0 while one"
+        " is in flight.",
+        ["model"],
+        lambda models: [
+            ((record.id,), 0.0 if record.usage.in_flight else models.now - record.usage.used_at)
+            for record in models.loaded
+        ],
+    ),
+    _Scraped(
+        "model_requests",
+        "Inferences of each model begun since its load.",
+        ["model"],
+        lambda models: [((record.id,), record.usage.served) for record in models.loaded],
+        CounterMetricFamily,
     ),
 )
 
 
-def _family(
-    name: str,
-    meaning: str,
-    labels: Sequence[str],
-    series: _Series,
-    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
-) -> Metric:
-    family = kind(PREFIX + name, meaning, labels=labels)
-    for values, value in series:
-        family.add_metric(values, value)
-    return family
-
-
-class _Scraped(Collector):
-    """Collects what is read at each scrape, and so not at registration."""
+class _ScrapeCollector(Collector):
+    """Collects metrics at each scrape, and so not at registration."""
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing: no other collector has these names."""
         return []
 
 
-class StateCollector(_Scraped):
+class StateCollector(_ScrapeCollector):
+    """Collects the metrics about the adapter, its devices and Triton."""
+
     def __init__(self, state: State) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        for each in _READINGS:
-            yield _family(each.name, each.meaning, each.labels, each.read(self._state))
-        yield _family(
-            "log_lines_dropped",
-            "Lines of the log dropped because stdout was not read in time.",
-            (),
-            _one(self._state.lost_lines()),
-            CounterMetricFamily,
-        )
-        about = self._state.about
-        yield _family("build_info", "Always 1.", [*about], [([*about.values()], 1)])
+        """Yield each metric, read now."""
+        return (metric.collect(self._state) for metric in _STATE_METRICS)
 
 
-class Models(Protocol):
+class Registry(Protocol):
     """Lists the models whose metrics are read."""
 
     def __len__(self) -> int: ...
@@ -182,63 +243,29 @@ class Models(Protocol):
         """Return the record of each model."""
 
 
-class ModelCollector(_Scraped):
-    """Reads registry and ledger at each scrape; an inference pays nothing for it.
-
-    With more than `most` models loaded, none has series.
-    """
+class ModelCollector(_ScrapeCollector):
+    """Collects the metrics of each model; an inference pays nothing for it."""
 
     def __init__(
         self,
-        registry: Models,
-        bytes_of: Callable[
-            [Any], Bytes
-        ],  # what the model of a record has reserved or is booked with
-        most: int = MOST_MODELS,
+        registry: Registry,
+        bytes_of: Callable[[Any], Bytes],  # reserved by a record, or booked for it
+        limit: int = MOST_MODELS,  # with more models loaded, none has series
         clock: Callable[[], float] = clock.now,
     ) -> None:
         self._registry = registry
         self._bytes_of = bytes_of
-        self._most = most
+        self._limit = limit
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        count, now = len(self._registry), self._clock()
-        is_left_out = count > self._most
-        records = [] if is_left_out else self._registry.records()
-        loaded = [record for record in records if record.state.value not in _NOT_LOADED]
-        yield _family(
-            "models_without_series",
-            "Models without triton_adapter_model_... series, once more than"
-            f" {MOST_MODELS} are loaded; else 0.",
-            (),
-            _one(count if is_left_out else 0),
+        """Yield each metric, read now."""
+        count = len(self._registry)
+        is_left_out = count > self._limit
+        models = Models(
+            records=[] if is_left_out else self._registry.records(),
+            left_out=count if is_left_out else 0,
+            bytes_of=self._bytes_of,
+            now=self._clock(),
         )
-        yield _family(
-            "model_bytes",
-            "Bytes of each model by the ledger and by device: reserved while its state is LOADING,"
-            " then booked.",
-            ["model", "device", "state"],
-            [
-                ((record.id, device, record.state.value), taken)
-                for record in records
-                for device, taken in self._bytes_of(record).items()
-            ],
-        )
-        yield _family(
-            "model_last_used_seconds",
-            "Seconds since the last inference of each model began, or its load ended; 0 while one"
-            " is in flight.",
-            ["model"],
-            [
-                ((each.id,), 0.0 if each.usage.in_flight else now - each.usage.used_at)
-                for each in loaded
-            ],
-        )
-        yield _family(
-            "model_requests",
-            "Inferences of each model begun since its load.",
-            ["model"],
-            [((each.id,), each.usage.served) for each in loaded],
-            CounterMetricFamily,
-        )
+        return (metric.collect(models) for metric in _MODEL_METRICS)

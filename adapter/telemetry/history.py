@@ -18,10 +18,10 @@ from adapter.errors import (
 )
 from adapter.runtime import clock
 
-_MOST = 40  # of what went well, and as many of what did not
-_MOST_OF_CALLERS = 20  # mistakes: anybody can make many
+_MAX_OCCURRENCES = 40  # of successes, and as many of failures
+_MAX_MISTAKES = 20  # of callers: anybody can make many
 _REASON_CHARACTERS = 1000
-# What a model has shown to work once this went well.
+# Which failures of a model are over once one of its operations succeeds.
 _MENDS = {
     "load": frozenset({"load", "fetch", "infer", "unload"}),
     "fetch": frozenset({"fetch"}),
@@ -30,6 +30,8 @@ _MENDS = {
 
 
 class Outcome(Enum):
+    """Names the ways in which an operation ends."""
+
     DONE = "done"
     REFUSED = "refused"  # nothing was tried
     FAILED = "failed"
@@ -37,13 +39,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """An operation that has ended; of several equal failures in a row, the latest."""
+    """Describes an operation that has ended; of several equal failures in a row, the latest."""
 
-    # load, unload, fetch, infer; triton for its end and its return; lost for models that Triton
+    # load, unload, fetch, infer; triton for its exit and its return; lost for models that Triton
     # does not have any more
     operation: str
     outcome: Outcome
-    at: float  # time.time() of the end
+    at: float  # of the end, in seconds since 1970
     model_id: ModelId | None = None
     seconds: float = 0.0
     size_bytes: int = 0  # taken or freed
@@ -56,7 +58,7 @@ class Occurrence:
     is_mended: bool = False  # the model has since done what it failed at
 
 
-def _why_evicted(fields: Mapping[str, str]) -> str:
+def _explain_eviction(fields: Mapping[str, str]) -> str:
     """Return for whom a model has made room, and at what price."""
     if "worth" not in fields:
         return ""
@@ -65,25 +67,27 @@ def _why_evicted(fields: Mapping[str, str]) -> str:
 
 
 class History:
-    """The latest occurrences, in memory. Successes never push out failures, nor do mistakes of
-    callers push out other failures.
+    """Remembers the latest occurrences.
+
+    Successes never push out failures, nor do mistakes of callers push out other failures.
     """
 
     def __init__(self) -> None:
-        self._done: deque[Occurrence] = deque(maxlen=_MOST)  # both oldest first
-        self._failed: deque[Occurrence] = deque(maxlen=_MOST)
-        self._mistaken: deque[Occurrence] = deque(maxlen=_MOST_OF_CALLERS)
+        # the oldest come first
+        self._done: deque[Occurrence] = deque(maxlen=_MAX_OCCURRENCES)
+        self._failed: deque[Occurrence] = deque(maxlen=_MAX_OCCURRENCES)
+        self._mistaken: deque[Occurrence] = deque(maxlen=_MAX_MISTAKES)
         self._triton_down_at: float | None = None
 
     def latest(self) -> list[Occurrence]:
-        """Return all of them, newest first."""
-        return list(_newest_first(self._done, self._failed, self._mistaken))
+        """Return all occurrences, the newest first."""
+        return list(_merge_newest_first(self._done, self._failed, self._mistaken))
 
     def failures(self, operations: Iterable[str]) -> list[Occurrence]:
-        """Return what failed or was refused of these operations, newest first."""
+        """Return which of these operations failed or were refused, the newest first."""
         wanted = {*operations}
-        found = _newest_first(self._failed, self._mistaken)
-        return [each for each in found if each.operation in wanted]
+        failures = _merge_newest_first(self._failed, self._mistaken)
+        return [failure for failure in failures if failure.operation in wanted]
 
     def done(
         self,
@@ -93,69 +97,83 @@ class History:
         size_bytes: int,
         log_fields: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Note what went well, and that it mends what failed before; `log_fields` say why the model
-        was evicted, if it was.
+        """Record a success, and that the failures before it are over.
+
+        `log_fields` say why the model was evicted, if it was.
         """
         self._mend(model_id, _MENDS[operation])
         if operation == "fetch":
             self.disk_has_room()
-        took, evicted = (model_id, seconds, size_bytes), log_fields.get("evicted")
-        one = Occurrence(operation, Outcome.DONE, clock.wall(), *took, evicted)
-        self._done.append(replace(one, reason=_why_evicted(log_fields)))
+        occurrence = Occurrence(
+            operation,
+            Outcome.DONE,
+            clock.wall(),
+            model_id,
+            seconds,
+            size_bytes,
+            evicted=log_fields.get("evicted"),
+            reason=_explain_eviction(log_fields),
+        )
+        self._done.append(occurrence)
 
     def _mend(self, model_id: ModelId, operations: frozenset[str]) -> None:
-        for noted in (self._failed, self._mistaken):
-            for at, known in enumerate(noted):
-                if known.model_id == model_id and known.operation in operations:
-                    noted[at] = replace(known, is_mended=True)
+        """Mark the failures of a model in these operations as mended."""
+        for failures in (self._failed, self._mistaken):
+            for index, failure in enumerate(failures):
+                if failure.model_id == model_id and failure.operation in operations:
+                    failures[index] = replace(failure, is_mended=True)
 
     def disk_has_room(self) -> None:
-        """Mend all refusals for want of room on disk; one that lacks room again is noted anew."""
-        for at, known in enumerate(self._failed):
-            if known.operation == "fetch" and known.kind is NoRoom:
-                self._failed[at] = replace(known, is_mended=True)
+        """Mark all refusals for want of room on disk as mended."""
+        for index, failure in enumerate(self._failed):
+            if failure.operation == "fetch" and failure.kind is NoRoom:
+                self._failed[index] = replace(failure, is_mended=True)
 
     def worst(
-        self, *, are_lost: bool, answered_at: Callable[[ModelId], float]
+        self,
+        *,
+        are_lost: bool,  # whether models that Triton has lost have not come back
+        answered_at: Callable[[ModelId], float],  # of a model's last success, since 1970
     ) -> Occurrence | None:
-        """Return the latest failure that is not mended: of Triton, else of one model. `are_lost`:
-        models that Triton has lost have not come back. `answered_at`: when a model has last
-        answered well (time.time).
-        """
+        """Return the latest failure that is not over: one of Triton, otherwise one of a model."""
 
-        def is_over(one: Occurrence) -> bool:
-            if one.operation == "triton":
-                return one.at != self._triton_down_at
-            if one.operation == "lost":
+        def is_over(failure: Occurrence) -> bool:
+            if failure.operation == "triton":
+                return failure.at != self._triton_down_at
+            if failure.operation == "lost":
                 return not are_lost
-            # of others than lacks of memory a model that answers says nothing
-            is_of_moment = one.operation == "infer" and one.figures is not None
-            answers = is_of_moment and one.model_id and answered_at(one.model_id) > one.at
-            return one.is_mended or bool(answers)
+            if failure.is_mended:
+                return True
+            # a later answer of the model says only that memory is there again
+            if failure.operation != "infer" or failure.figures is None or not failure.model_id:
+                return False
+            return answered_at(failure.model_id) > failure.at
 
-        found = [each for each in reversed(self._failed) if not is_over(each)]
-        of_triton = (each for each in found if each.model_id is None)
-        return next(of_triton, next(iter(found), None))
+        failures = [failure for failure in reversed(self._failed) if not is_over(failure)]
+        of_triton = (failure for failure in failures if failure.model_id is None)
+        return next(of_triton, next(iter(failures), None))
 
     def failed(
         self, operation: str, model_id: ModelId, error: AdapterError, seconds: float = 0.0
     ) -> None:
-        """Note a failure or a refusal; the same one of the same model again is counted, and so is
-        one for lack of memory or of room on disk whose figures differ.
+        """Record a failure or a refusal, once for all that are equal.
+
+        Failures for lack of memory or of room on disk are equal though their figures differ.
         """
         is_about_memory = isinstance(error, AboutMemory)
         has_figures = is_about_memory or isinstance(error, NoRoom)
         is_mistake = isinstance(error, CallerError) and was_refused(error) and not is_about_memory
-        noted = self._mistaken if is_mistake else self._failed
-        same, earlier = (operation, model_id, type(error)), 0
+        failures = self._mistaken if is_mistake else self._failed
+        key = (operation, model_id, type(error))
+        earlier_count = 0
         reason = str(error)[:_REASON_CHARACTERS]
-        for known in noted:
-            is_same = (known.operation, known.model_id, known.kind) == same
-            if is_same and (has_figures or known.reason == reason):
-                earlier = known.count
-                noted.remove(known)
+        for failure in failures:
+            is_same = (failure.operation, failure.model_id, failure.kind) == key
+            if is_same and (has_figures or failure.reason == reason):
+                earlier_count = failure.count
+                failures.remove(failure)
                 break
-        one = Occurrence(
+        occurrence = Occurrence(
             operation,
             Outcome.REFUSED if was_refused(error) else Outcome.FAILED,
             clock.wall(),
@@ -164,39 +182,43 @@ class History:
             kind=type(error),
             reason=reason,
             figures=error.figures if isinstance(error, AboutMemory) else None,
-            count=earlier + 1,
+            count=earlier_count + 1,
         )
-        noted.append(one)
+        failures.append(occurrence)
 
     def lost(self, reason: str) -> None:
-        """Note that Triton does not have models any more."""
+        """Record that Triton does not have models any more."""
         self._failed.append(Occurrence("lost", Outcome.FAILED, clock.wall(), reason=reason))
 
     def triton_ended(self, reason: str) -> None:
-        """Note that Triton has ended, in place of its silence if that was noticed first."""
+        """Record that Triton has exited, in place of its silence if that was noticed first."""
         if self._triton_down_at is None:
-            self._triton_down(reason)
+            self._note_triton_down(reason)
             return
-        for at, known in enumerate(self._failed):
-            if known.operation == "triton" and known.at == self._triton_down_at:
-                self._failed[at] = replace(known, reason=reason)
+        for index, failure in enumerate(self._failed):
+            if failure.operation == "triton" and failure.at == self._triton_down_at:
+                self._failed[index] = replace(failure, reason=reason)
 
     def triton_silent(self) -> None:
-        """Note that Triton does not answer; until it is back that is noted once."""
+        """Record that Triton does not answer, once until it is back."""
         if self._triton_down_at is None:
-            self._triton_down("Triton does not answer")
+            self._note_triton_down("Triton does not answer")
 
-    def _triton_down(self, reason: str) -> None:
+    def _note_triton_down(self, reason: str) -> None:
+        """Record a failure of Triton, and when it began."""
         self._triton_down_at = clock.wall()
-        one = Occurrence("triton", Outcome.FAILED, self._triton_down_at, reason=reason)
-        self._failed.append(one)
+        failure = Occurrence("triton", Outcome.FAILED, self._triton_down_at, reason=reason)
+        self._failed.append(failure)
 
     def triton_back(self) -> None:
+        """Record that Triton answers again, and how long it did not."""
         if self._triton_down_at is not None:
-            now, down_at = clock.wall(), self._triton_down_at
+            now = clock.wall()
+            seconds = now - self._triton_down_at
             self._triton_down_at = None
-            self._done.append(Occurrence("triton", Outcome.DONE, now, seconds=now - down_at))
+            self._done.append(Occurrence("triton", Outcome.DONE, now, seconds=seconds))
 
 
-def _newest_first(*noted: deque[Occurrence]) -> Iterable[Occurrence]:
-    return merge(*map(reversed, noted), key=lambda one: -one.at)
+def _merge_newest_first(*occurrences: deque[Occurrence]) -> Iterable[Occurrence]:
+    """Merge lists that begin with the oldest into one that begins with the newest."""
+    return merge(*map(reversed, occurrences), key=lambda occurrence: -occurrence.at)

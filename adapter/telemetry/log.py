@@ -205,7 +205,7 @@ def setup_logging(
 
 
 def is_text(format: str, stream: TextIO | io.TextIOBase) -> bool:  # noqa: A002 - see above
-    """Return whether lines are for people; else they are JSON."""
+    """Return whether lines are for people, and not JSON."""
     return format == "text" or (format == "auto" and stream.isatty())
 
 
@@ -219,16 +219,18 @@ def _is_own(record: logging.LogRecord) -> bool:
 
 
 def _is_no_caller_who_left(record: logging.LogRecord) -> bool:
-    """Filter out what grpc logs when an answer is ready and its caller has just gone: that is not
-    an error, as frequent as callers' short deadlines are, and each case is counted already.
+    """Filter out what grpc logs when an answer is ready and its caller has disconnected.
+
+    That is no error, as frequent as callers' short deadlines are, and each case is counted already.
     """
     return not _event(record).startswith("ExecuteBatchError raised in core by servicer method")
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes ASCII only, so lone surrogates and the stream's encoding do not matter."""
+    """Formats a line as JSON, in ASCII: lone surrogates and the stream's encoding do not matter."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line, bounded in length."""
         fields = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -240,17 +242,19 @@ class JsonFormatter(logging.Formatter):
             fields["exception"] = self.formatException(record.exc_info)[-_MAX_CHARACTERS:]
         try:
             line = _ENCODER.encode(fields)
-            if len(line) <= _MAX_CHARACTERS:  # else there may be a field to cut
+            if len(line) <= _MAX_CHARACTERS:
                 return line
-        except (TypeError, ValueError, RecursionError):  # one of them is odd
+        except (TypeError, ValueError, RecursionError):
             pass
+        # a field may have to be cut, or has no form in JSON: write each by itself
         return "{" + ", ".join(f"{_json(str(k))}: {_json(v)}" for k, v in fields.items()) + "}"
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56.789 warning model.load_failed model_id=fraud reason="no such file"`.
+    """Formats lines for people.
 
-    Lines of the embedded Triton are bare: `12:34:56.789 info    triton | loading: digits:1`.
+    As in `12:34:56.789 warning model.load_failed model_id=fraud reason="no such file"`. Lines of
+    the embedded Triton are bare: `12:34:56.789 info    triton | loading: digits:1`.
     """
 
     def __init__(self, *, is_coloured: bool = False) -> None:
@@ -258,9 +262,12 @@ class TextFormatter(logging.Formatter):
         self._is_coloured = is_coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        event, head = _event(record), f"{_time(record)[11:23]} {self._level(record)}"
-        if event == "triton.log" and isinstance(said := getattr(record, "line", None), str):
-            return f"{head} triton | {_printable(_cut(_without_stamp(said))).rstrip()}"
+        """Return the line, with the traceback of an exception below it."""
+        event = _event(record)
+        head = f"{_time(record)[11:23]} {self._level(record)}"
+        triton_line = getattr(record, "line", None)
+        if event == "triton.log" and isinstance(triton_line, str):
+            return f"{head} triton | {_printable(_cut(_without_stamp(triton_line))).rstrip()}"
         fields = (f"{k}={_bare(v)}" for k, v in _extra(record).items())
         line = " ".join([head, _printable(event), *fields])
         if record.exc_info:
@@ -326,7 +333,7 @@ def _cut(text: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON has no form for as something that it has: sets as sorted lists."""
+    """Return a value that JSON has no form for as one that it has: a set as a sorted list."""
     return sorted(map(_text, value)) if isinstance(value, set | frozenset) else _text(value)
 
 
@@ -356,7 +363,7 @@ def _printable(text: str) -> str:
 _ENCODER = json.JSONEncoder(default=_plain, allow_nan=False)
 
 
-def _later(seconds: float, act: Callable[[], None]) -> None:
+def _call_later(seconds: float, act: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(seconds, act)
 
 
@@ -371,10 +378,10 @@ class LogLimit:
         self,
         listener: str,
         *,
-        later: Callable[[float, Callable[[], None]], None] = _later,  # call after so many seconds
+        call_later: Callable[[float, Callable[[], None]], None] = _call_later,
     ) -> None:
         self._listener = listener
-        self._later = later
+        self._call_later = call_later
         self._counts: dict[_Kind, int] = {}
         self._flood: set[_Kind] = set()  # of the last second
 
@@ -383,21 +390,32 @@ class LogLimit:
         if log.isEnabledFor(logging.DEBUG):
             return True
         model_id = error.model_id if isinstance(error, _OF_MODEL) else None
-        counts, key = self._counts, (type(error), level, model_id)
-        if not counts:
-            self._later(_SECONDS, self._sum_up)
-        count = counts[key] = counts.get(key, 0) + 1
+        key = (type(error), level, model_id)
+        if not self._counts:
+            self._call_later(_SECONDS, self._sum_up)
+        count = self._counts.get(key, 0) + 1
+        self._counts[key] = count
         return count <= (1 if key in self._flood else _LINES)
 
     def _sum_up(self) -> None:
-        counts, self._counts = self._counts, {}
-        before, self._flood = self._flood, {key for key, n in counts.items() if n > _LINES}
+        """Log how many more requests failed alike in the last second, and begin another."""
+        counts = self._counts
+        last_flood = self._flood
+        self._counts = {}
+        self._flood = {key for key, count in counts.items() if count > _LINES}
         for key, count in counts.items():
             kind, level, model_id = key
-            if (more := count - (1 if key in before else _LINES)) > 0:
-                fields: dict[str, object] = {"listener": self._listener, "error": kind.__name__}
-                fields |= {"requests": more} | ({"model_id": model_id} if model_id else {})
-                log.log(level, "request.failed_again", extra=fields)
+            more = count - (1 if key in last_flood else _LINES)
+            if more <= 0:
+                continue
+            fields: dict[str, object] = {
+                "listener": self._listener,
+                "error": kind.__name__,
+                "requests": more,
+            }
+            if model_id:
+                fields["model_id"] = model_id
+            log.log(level, "request.failed_again", extra=fields)
 
 
 class LogStream(io.TextIOBase):
@@ -420,9 +438,11 @@ class LogStream(io.TextIOBase):
         threading.Thread(target=self._run, name="log-writer", daemon=True).start()
 
     def isatty(self) -> bool:
+        """Return whether the lines go to a terminal."""
         return self._is_terminal
 
     def write(self, text: str) -> int:
+        """Buffer a line, or drop it if the buffer is full."""
         data = text.encode(errors="backslashreplace")
         with self._news:
             if len(self._lines) >= _MAX_LINES or self._bytes + len(data) > _MAX_BYTES:
@@ -435,13 +455,15 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def drain(self, seconds: float) -> None:
-        """Wait until all lines are written, for `seconds` at most. The thread need not be ended: it
-        does not keep the process alive.
+        """Wait until all lines are written, for `seconds` at most.
+
+        The thread need not be ended: it does not keep the process alive.
         """
         with self._news:
             self._news.wait_for(lambda: not self._bytes, seconds)
 
     def _run(self) -> None:
+        """Write buffered lines for ever; run by the thread."""
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._lines)
@@ -449,15 +471,17 @@ class LogStream(io.TextIOBase):
             with self._news:
                 data = b"".join(self._lines)
                 self._lines.clear()
-            self._put_out(data)
+            self._write_out(data)
             with self._news:
                 self._bytes -= len(data)
-                dropped, self._dropped = self._dropped, 0
+                dropped = self._dropped
+                self._dropped = 0
                 self._news.notify_all()
             if dropped:
                 log.warning("log.dropped", extra={"lines": dropped})
 
-    def _put_out(self, data: bytes) -> None:
+    def _write_out(self, data: bytes) -> None:
+        """Write all bytes to the descriptor, however long the reader takes."""
         rest = memoryview(data)
         while rest:
             try:
@@ -472,12 +496,17 @@ class LogStream(io.TextIOBase):
 
 def ids_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the request ids in `headers` as log fields; names are compared without case."""
-    present = {field: name for name, field in _FIELDS.items() if name in headers}
-    found = {field: headers[name][:_MAX_ID_CHARACTERS] for field, name in present.items()}
-    if (trace := _TRACEPARENT.fullmatch(headers.get("traceparent", ""))) is not None:
-        found["trace_id"] = trace[1]
-    return found
+    fields = {
+        field: headers[name][:_MAX_ID_CHARACTERS]
+        for name, field in _FIELDS.items()
+        if name in headers
+    }
+    trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if trace is not None:
+        fields["trace_id"] = trace[1]
+    return fields
 
 
 def ids_of_metadata(metadata: RpcMetadata) -> dict[str, str]:
+    """Return the request ids in the metadata of a gRPC call as log fields."""
     return ids_of_headers({key: value for key, value in metadata if isinstance(value, str)})

@@ -1,7 +1,8 @@
 """Defines the Prometheus metrics, on a registry of their own. Their meanings: docs/metrics.md.
 
-Each is one declaration in the body of Metrics; gauges.py has those that are read at each scrape.
-Labels are bounded: by listener, method, code and outcome.
+Each metric is one declaration in the body of Metrics. The tables of gauges.py declare those that
+are read at each scrape, and traffic.py those of requests, which are counted there. Labels are
+bounded: by listener, method, code and outcome.
 """
 
 import platform
@@ -26,8 +27,8 @@ _SIZE_BUCKETS = tuple(4**power * 2**20 for power in range(9))  # 1 MiB to 64 GiB
 _LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _RECOVERY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 5)
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 4, 10)
-# Series that are shown before their first event, which Prometheus would not see otherwise: what
-# alerts and platforms go by.
+# Series that are shown before their first event, which Prometheus would not see otherwise: alerts
+# and platforms read them.
 _HTTP_CODES = (200, 400, 404, 500, 503, 504, 507)
 _GRPC_CODES = (
     *("OK", "NOT_FOUND", "INVALID_ARGUMENT", "INTERNAL", "UNAVAILABLE"),
@@ -51,11 +52,12 @@ _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
 def own_version() -> str:
+    """Return the version of the adapter."""
     return version("triton-adapter")
 
 
 def about(triton: str) -> dict[str, str]:
-    """Return the labels of the gauge build_info. `triton` is the setting of that name."""
+    """Return the labels of the gauge build_info, by the value of the setting `triton`."""
     return {
         "version": own_version(),
         "python": platform.python_version(),
@@ -65,21 +67,22 @@ def about(triton: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A metric of the class Metrics, of which each instance makes its own."""
+    """Declares a metric of the class Metrics, of which each instance makes its own."""
 
     kind: type[Counter | Gauge | Histogram]
     meaning: str
     labels: Sequence[str]
-    name: str  # that of the attribute if empty
-    expected: Iterable[Sequence[str]]  # labels of the series that are there from the start on
+    name: str  # if empty, the attribute's name
+    expected: Iterable[Sequence[str]]  # labels of the series that are shown from the start on
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, attribute: str, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+        """Make the metric, and register it."""
         name = PREFIX + (self.name or attribute)
-        made = self.kind(name, self.meaning, self.labels, registry=registry, **self.options)
+        metric = self.kind(name, self.meaning, self.labels, registry=registry, **self.options)
         for values in self.expected:
-            made.labels(*values)
-        return made
+            metric.labels(*values)
+        return metric
 
 
 def _metric(
@@ -90,16 +93,18 @@ def _metric(
     expected: Iterable[Sequence[str]] = (),
     **options: object,
 ) -> _M:
+    """Declare a metric; typed as the metric that Metrics makes of it."""
     return cast("_M", _Declared(kind, meaning, labels, name, expected, options))
 
 
 class Metrics:
-    """All metrics but those that are read at each scrape."""
+    """Counts and times what happens in the adapter, and writes the page of all metrics."""
 
     operations = _metric(
         Counter,
         "Loads and unloads ended, by outcome: ok, or the name of the error.",
-        *("operation", "outcome"),
+        "operation",
+        "outcome",
         expected=[("load", each) for each in _LOAD_OUTCOMES]
         + [("unload", each) for each in _UNLOAD_OUTCOMES],
     )
@@ -148,7 +153,8 @@ class Metrics:
         "Connections above the limit: idle ones closed to make room, new ones refused. Connections"
         " closed for pipelined requests beyond the buffer, or for a flood of HTTP/2 frames."
         " Requests refused beyond the streams of their connection.",
-        *("listener", "how"),
+        "listener",
+        "how",
         name="connections_shed",
     )
     body_bytes = _metric(
@@ -174,7 +180,8 @@ class Metrics:
     _out_of_memory_patterns = _metric(
         Counter,
         "The same by the pattern of the failure's text, empty without one.",
-        *("phase", "pattern"),
+        "phase",
+        "pattern",
         name="oom_patterns",
     )
     load_retries = _metric(
@@ -241,7 +248,8 @@ class Metrics:
         "Models evicted from memory (room: for memory; disk: for room on disk; idle; changed: for"
         " a new version in the store; died: without their process) or from disk (limit: by"
         " cache_limit; disk: as the disk was full).",
-        *("from", "reason"),
+        "from",
+        "reason",
         expected=[("memory", each) for each in ("room", "disk", "idle", "changed")]
         + [("disk", each) for each in ("limit", "disk")],
     )
@@ -269,7 +277,7 @@ class Metrics:
 
     def __init__(self, trace_id: Callable[[], str | None] | None = None) -> None:
         self.registry = CollectorRegistry()
-        self.traffic = Traffic(trace_id)  # counts requests
+        self.traffic = Traffic(trace_id)
         self.registry.register(self.traffic)
         self.history = History()  # the latest events that are counted here
         ProcessCollector(registry=self.registry)
@@ -280,17 +288,18 @@ class Metrics:
             self.traffic.served(frontend, method).expect(codes)
 
     def shedding(self, listener: str, *hows: str) -> Callable[[str], None]:
-        """Return what counts connections that are shed, in one of these ways."""
-        shed = {how: self._connections_shed.labels(listener, how) for how in hows}
-        return lambda how: shed[how].inc()
+        """Return a function that counts one connection that is shed in one of these ways."""
+        counters = {how: self._connections_shed.labels(listener, how) for how in hows}
+        return lambda how: counters[how].inc()
 
     def count_out_of_memory(self, phase: str, pattern: str | None) -> None:
-        """Count a failure for lack of memory; `phase`: refused, load or infer."""
+        """Count a failure for lack of memory in a phase: refused, load or infer."""
         self._out_of_memory.labels(phase).inc()
         self._out_of_memory_patterns.labels(phase, pattern or "").inc()
 
     @contextmanager
     def waiting_load(self, reason: str) -> Iterator[None]:
+        """Count a load that waits in this block, and how long it does."""
         with (
             self.loads_waiting.labels(reason).track_inprogress(),
             self.load_wait_seconds.labels(reason).time(),
@@ -298,15 +307,17 @@ class Metrics:
             yield
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics, and their content type: OpenMetrics where the caller's `Accept` asks
-        for it, else Prometheus's text format.
+        """Return all metrics, and their content type.
+
+        That is OpenMetrics where the caller's `Accept` asks for it, otherwise Prometheus's text.
         """
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # prometheus_client trips over versions that are none
+        except (TypeError, ValueError):  # prometheus_client fails for versions that are no numbers
             encode, content_type = choose_encoder("")
         return encode(self.registry), content_type
 
     def bind(self, state: State, models: ModelCollector) -> None:
+        """Add the metrics that are read at each scrape."""
         self.registry.register(StateCollector(state))
         self.registry.register(models)

@@ -21,12 +21,15 @@ CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-# An embedded Triton and a platform's SIGKILL come after it.
+# After this flush an embedded Triton has to stop before the SIGKILL of a platform.
 _FLUSH_SECONDS = 3.0
 
 
 class Tracing:
+    """Opens spans of requests and of calls to Triton, and passes their context on."""
+
     def __init__(self, provider: "TracerProvider") -> None:
+        """Use the tracer of a provider. Raises ImportError without OpenTelemetry."""
         from opentelemetry import trace  # noqa: PLC0415 - see the top
         from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - see the top
 
@@ -39,10 +42,10 @@ class Tracing:
 
     @contextmanager
     def server(self, name: str, headers: Mapping[str, str]) -> Iterator["Span"]:
-        """Open the span of a request to the adapter. `headers` are the caller's, with names in
-        lower case or compared without case.
+        """Open the span of a request to the adapter, below the span of its caller's headers.
 
-        An exception does not mark the span as failed, as many are the caller's fault: see `failed`.
+        The names of the headers are in lower case, or are compared without case. An exception does
+        not mark the span as failed, as many are the caller's fault: see `failed`.
         """
         caller = {name: headers[name] for name in CONTEXT_HEADERS if name in headers}
         with self._tracer.start_as_current_span(
@@ -55,7 +58,7 @@ class Tracing:
             yield span
 
     def trace_id(self) -> str | None:
-        """Return the trace of the current span, None where it is not recorded."""
+        """Return the trace of the current span; None if it is not recorded."""
         context = self._current().get_span_context()
         return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 
@@ -69,17 +72,22 @@ class Tracing:
         self, name: str, attributes: Mapping[str, str], model_id: str | None
     ) -> Iterator["Span"]:
         """Open the span of a call to Triton, and set the model of the request's span."""
-        about = {} if model_id is None else {MODEL: model_id}
-        self._current().set_attributes(about)
-        kind, given = self._kinds.CLIENT, {**attributes, **about}
-        with self._tracer.start_as_current_span(name, kind=kind, attributes=given) as span:
+        about_model = {} if model_id is None else {MODEL: model_id}
+        self._current().set_attributes(about_model)
+        with self._tracer.start_as_current_span(
+            name,
+            kind=self._kinds.CLIENT,
+            attributes={**attributes, **about_model},
+        ) as span:
             yield span
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return `headers` with the trace context of the current span."""
-        kept = {name: v for name, v in headers.items() if name.lower() not in CONTEXT_HEADERS}
-        self._context.inject(kept)
-        return kept
+        """Return `headers` with the trace context of the current span in place of theirs."""
+        passed = {
+            name: value for name, value in headers.items() if name.lower() not in CONTEXT_HEADERS
+        }
+        self._context.inject(passed)
+        return passed
 
     def close(self) -> None:
         """Flush the last spans, for a limited time if the collector does not answer."""
@@ -89,7 +97,10 @@ class Tracing:
 
 
 def tracing_of(environ: Mapping[str, str], version: str) -> Tracing | None:
-    """Return None without an endpoint; raise InvalidSettings for an unsupported exporter."""
+    """Build tracing by the OTEL_ variables; return None if they name no collector.
+
+    Raises InvalidSettings for an exporter or protocol that is not supported.
+    """
     exporter = environ.get("OTEL_TRACES_EXPORTER", "otlp")
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"
     if is_off or not any(environ.get(name) for name in _ENDPOINTS):

@@ -24,7 +24,8 @@ from prometheus_client.samples import Exemplar
 
 from adapter.runtime import clock
 
-log, _ROOT = logging.getLogger(__name__), logging.getLogger()
+log = logging.getLogger(__name__)
+_ROOT = logging.getLogger()
 
 _SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -32,12 +33,12 @@ _SECONDS = (
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 240, 300, 360),
 )
 _GOOD = {200, "OK"}
-_NOTED = 256  # are added up at once: 0.07 ms
+_NOTED = 256  # requests that are added up at once, in 0.07 ms
 _OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 0.5, 1, 2.5, 5, 10, 30)
 
 
 class _Histogram:
-    """A histogram that observes many values at once."""
+    """Counts values in buckets, many at once."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
@@ -48,8 +49,9 @@ class _Histogram:
         self._sum = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
-        """Count the values. Sorting many and searching for each bound takes half as long as
-        searching for each value.
+        """Count the values.
+
+        Sorting many and searching for each bound takes half as long as searching for each value.
         """
         ordered = sorted(values)
         self._sum += sum(ordered)
@@ -57,9 +59,11 @@ class _Histogram:
             self._counts[bucket] += bisect_right(ordered, bound)
 
     def keep(self, exemplar: Exemplar) -> None:
+        """Show this request as the example of its bucket."""
         self._exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Add the series of these labels to a metric, unless there are no values yet."""
         buckets = [
             (str(bound), float(self._counts[bucket]), self._exemplars.get(bucket))
             for bucket, bound in enumerate((*self._bounds[:-1], "+Inf"))
@@ -79,8 +83,9 @@ class InFlight:
 
 
 class Served:
-    """The answers of one method of one frontend. Keep a reference: a look-up costs as much as a
-    count. The figures are complete after `add_up`.
+    """Counts the answers of one method of one frontend. The figures are complete after `add_up`.
+
+    Callers keep a reference: a look-up costs as much as a count.
     """
 
     __slots__ = (
@@ -115,8 +120,9 @@ class Served:
         self.callers = _Histogram(_SECONDS)
 
     def expect(self, codes: Iterable[int | str]) -> None:
-        """Show these codes from the start: Prometheus does not see a series' first event if the
-        series begins with it.
+        """Show these codes from the start.
+
+        Prometheus does not see the first event of a series that begins with it.
         """
         self.codes = dict.fromkeys(codes, 0) | self.codes
 
@@ -124,17 +130,16 @@ class Served:
         self,
         code: int | str,
         seconds: float,
+        # that the request waited for Triton; None if Triton was not asked, or for a stream
         upstream_seconds: float | None = None,
+        # that it waited for its caller to send the body and to take the answer
         callers_seconds: float = 0.0,
-        model_id: str | None = None,
+        model_id: str | None = None,  # for the log
     ) -> None:
-        """Count one answer. `upstream_seconds`: how long the request waited for Triton; None if it
-        was not asked, or for a stream. `callers_seconds`: how long it waited for its caller to
-        send the body and to take the answer. `model_id` is for the log, where there is one.
-        """
+        """Count one answer."""
         if _ROOT.level <= logging.DEBUG:  # a quarter of what isEnabledFor takes
             self._log(code, seconds, upstream_seconds, model_id)
-        exemplar = None if self._trace_id is None else _exemplar(self._trace_id(), seconds)
+        exemplar = None if self._trace_id is None else _make_exemplar(self._trace_id(), seconds)
         self._noted.append((code, seconds, upstream_seconds, callers_seconds, exemplar))
         if len(self._noted) == _NOTED:
             self.add_up()
@@ -142,6 +147,7 @@ class Served:
     def _log(
         self, code: int | str, seconds: float, triton_seconds: float | None, model_id: str | None
     ) -> None:
+        """Log one answer, at debug."""
         fields: dict[str, object] = {**self._names, "status": code, "seconds": round(seconds, 6)}
         if model_id is not None:
             fields["model_id"] = model_id
@@ -151,9 +157,10 @@ class Served:
 
     def add_up(self) -> None:
         """Count what was noted, by the column: that takes half as long as request by request."""
-        if not self._noted:
+        noted = self._noted
+        if not noted:
             return
-        noted, self._noted = self._noted, []
+        self._noted = []
         codes, totals, upstreams, callers, exemplars = zip(*noted, strict=True)
         counts = Counter(codes)
         for code, count in counts.items():
@@ -175,7 +182,7 @@ class Served:
         self.own.observe([seconds if seconds > 0 else 0.0 for seconds in own])
 
 
-def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
+def _make_exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
     return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, clock.wall())
 
 
@@ -189,66 +196,72 @@ class Traffic(Collector):
 
     @property
     def in_flight(self) -> int:
+        """Return how many requests are not answered yet."""
         return sum(each.count for each in self._frontends.values())
 
     @property
     def answers(self) -> int:
         """Return how many successful answers came from Triton, without streams."""
-        return sum(served.answers for served in self._added_up().values())
+        return sum(served.answers for served in self._add_up().values())
 
-    def in_flight_of(self, frontend: str) -> InFlight:
+    def find_in_flight(self, frontend: str) -> InFlight:
+        """Return the count of a frontend's requests that are not answered yet."""
         return self._frontends.setdefault(frontend, InFlight())
 
     def served(self, frontend: str, method: str) -> Served:
-        found = self._served.get((frontend, method))
-        if found is None:
-            found = self._served[frontend, method] = Served(
-                self.in_flight_of(frontend), frontend, method, self._trace_id
-            )
-        return found
+        """Return what counts the answers of a method."""
+        served = self._served.get((frontend, method))
+        if served is None:
+            in_flight = self.find_in_flight(frontend)
+            served = Served(in_flight, frontend, method, self._trace_id)
+            self._served[frontend, method] = served
+        return served
 
-    def _added_up(self) -> dict[tuple[str, str], Served]:
+    def _add_up(self) -> dict[tuple[str, str], Served]:
+        """Return all counts, after they are complete."""
         for served in self._served.values():
             served.add_up()
         return self._served
 
     def describe(self) -> Iterable[Metric]:
-        return []  # no other collector has these names
+        """Return nothing: no other collector has these names."""
+        return []
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of requests."""
         requests = CounterMetricFamily(
             "triton_adapter_requests",
             "Requests answered, by listener, method and status.",
             labels=("frontend", "method", "code"),
         )
-        total = _seconds(
+        total = _make_histogram(
             "triton_adapter_request_seconds",
             "Duration of requests, from their head to the last byte of the answer.",
         )
-        upstream = _seconds(
+        upstream = _make_histogram(
             "triton_adapter_upstream_seconds",
             "Part of a request that waited for Triton, from the first byte sent to it to the head"
             " of its answer. Streams are left out.",
         )
-        own = _seconds(
+        own = _make_histogram(
             "triton_adapter_overhead_seconds",
             "The rest of the same requests: the time in the adapter itself.",
         )
-        callers = _seconds(
+        callers = _make_histogram(
             "triton_adapter_caller_seconds",
             "Part of the same requests that waited for the caller: while bodies arrive that are"
             " buffered first, and while answers are sent.",
         )
-        for names, served in self._added_up().items():
+        for names, served in self._add_up().items():
             for code, count in served.codes.items():
                 requests.add_metric((*names, str(code)), count)
             served.total.add_to(total, names)
             served.upstream.add_to(upstream, names)
             served.own.add_to(own, names)
             served.callers.add_to(callers, names)
-        yield from (requests, total, upstream, own, callers, self._in_flight())
+        yield from (requests, total, upstream, own, callers, self._collect_in_flight())
 
-    def _in_flight(self) -> Metric:
+    def _collect_in_flight(self) -> Metric:
         gauge = GaugeMetricFamily(
             "triton_adapter_requests_in_flight", "Requests not answered yet.", labels=("frontend",)
         )
@@ -257,13 +270,14 @@ class Traffic(Collector):
         return gauge
 
 
-def _seconds(name: str, meaning: str) -> HistogramMetricFamily:
+def _make_histogram(name: str, meaning: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, meaning, labels=("frontend", "method"))
 
 
 class Waited:
-    """How long one request waited for Triton and for its caller: data planes and front ends add to
-    it, the middleware reads it.
+    """Records how long one request waited for Triton and for its caller.
+
+    The code that calls Triton and the frontends add to it; whoever counts the answer reads it.
     """
 
     __slots__ = ("callers_seconds", "is_left_out", "seconds")
@@ -274,33 +288,37 @@ class Waited:
         self.is_left_out = False  # the request waited for its model, so no duration is meaningful
 
     def add(self, seconds: float) -> None:
+        """Add how long the request has waited for Triton."""
         if not self.is_left_out:
             self.seconds = (self.seconds or 0.0) + seconds
 
 
-# of the request that the current task serves; tasks that it starts share it
+# The record of the request that the current task serves; tasks that it starts share the record.
 WAITED: ContextVar[Waited | None] = ContextVar("waited", default=None)
 
 
 @contextmanager
 def waiting_for_caller() -> Iterator[None]:
-    """Add how long the block takes to what the current request waits for its caller."""
-    begun = clock.monotonic()
+    """Count the time of this block as one in which the current request waits for its caller."""
+    started_at = clock.monotonic()
     try:
         yield
     finally:
         if (waited := WAITED.get()) is not None:
-            waited.callers_seconds += clock.monotonic() - begun
+            waited.callers_seconds += clock.monotonic() - started_at
 
 
 def add_waited(seconds: float) -> None:
+    """Add how long the current request, if there is one, has waited for Triton."""
     if (waited := WAITED.get()) is not None:
         waited.add(seconds)
 
 
 def leave_out() -> None:
-    """Keep the current request, if there is one, out of the figures on what the adapter itself
-    takes: it waits for its model.
+    """Leave the current request, if there is one, out of the figures about the adapter's own time.
+
+    Such a request waits for its model.
     """
     if (waited := WAITED.get()) is not None:
-        waited.seconds, waited.is_left_out = None, True
+        waited.seconds = None
+        waited.is_left_out = True

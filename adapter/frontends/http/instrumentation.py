@@ -246,7 +246,7 @@ class Instrumentation:
         self._metrics = metrics
         self._lines = LogLimit(listener)
         contracts = set(CONTRACTS.values())
-        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in contracts}
+        self._in_flight = {name: metrics.traffic.find_in_flight(name) for name in contracts}
 
     def in_flight(self, contract: str) -> InFlight:
         """Return the gauge of requests in flight of a contract."""

@@ -28,7 +28,7 @@ def later() -> Later:
 @pytest.fixture
 def limit(later: Later, caplog: pytest.LogCaptureFixture) -> LogLimit:
     caplog.set_level(logging.INFO)
-    return LogLimit("http", later=later)
+    return LogLimit("http", call_later=later)
 
 
 def admitted(limit: LogLimit, error: Exception, count: int) -> int:

@@ -12,7 +12,7 @@ from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
 from adapter.telemetry.gauges import ModelCollector, State
-from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.metrics import Metrics, about
 from tests.cases import rows
 
 
@@ -44,7 +44,7 @@ class World:
                 lost_lines=lambda: 0,
                 wanted=dict[str, int],
                 idle_seconds=lambda: self.registry.longest_idle_seconds(1000.0),
-                about={"version": "1.2.3"},
+                about=about("external"),
             ),
             ModelCollector(self.registry, lambda _: {}, 100),
         )
