@@ -613,7 +613,7 @@ def _read_control_settings(
         ),
         memory=MemorySettings(
             limit_bytes=settings.memory_limit,
-            headroom_of=settings.memory_reserve.of,
+            headroom_of=settings.memory_reserve.compute_bytes,
             process_limits=process_limits,
             places_gpus=settings.gpu_placement == "most_free",
             mesh_default_bytes=settings.modelmesh_default_size,

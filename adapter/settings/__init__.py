@@ -14,7 +14,6 @@ from adapter.settings.sources import (
     for_programs,
     help_of,
     load_settings,
-    masked,
 )
 from adapter.settings.values import (
     Address,
@@ -40,7 +39,6 @@ __all__ = [
     "for_programs",
     "help_of",
     "load_settings",
-    "masked",
     "metavar_of",
     "parse_address",
     "parse_endpoint_key",

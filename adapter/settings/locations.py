@@ -14,6 +14,8 @@ _FORMS = (
 
 
 class StoreKind(Enum):
+    """Lists the kinds of stores by the schemes of their URLs."""
+
     S3 = "s3"
     GCS = "gs"
     AZURE = "az"
@@ -36,7 +38,7 @@ class HoldsCredentials(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """The location of a store."""
+    """Says where a store is."""
 
     kind: StoreKind
     base: str  # bucket or container, URL of a web server without a slash at its end, or folder
@@ -44,11 +46,13 @@ class StoreLocation:
 
     @property
     def is_folder(self) -> bool:
+        """Return whether the store is a folder of this machine."""
         return self.kind is StoreKind.FOLDER
 
     def place(self, path: str) -> str:
-        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`; the store for
-        an empty path. The text has no path of this machine.
+        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`.
+
+        An empty path names the store. The text has no path of this machine.
         """
         if self.is_folder:
             return f"key: {path}" if path else "the folder itself"
@@ -62,17 +66,18 @@ class StoreLocation:
 
 
 def parse_location(value: object) -> StoreLocation:
-    """Read a URL or the path of a folder. ValueError names the accepted forms."""
+    """Parse a URL or the path of a folder. Raises ValueError, which names the accepted forms."""
     if isinstance(value, StoreLocation):
         return value
     text = str(value)
     if text and "\0" not in text:
         is_url = _SCHEME.match(text) is not None
-        return _of_url(text) if is_url else StoreLocation(StoreKind.FOLDER, text)
+        return _parse_url(text) if is_url else StoreLocation(StoreKind.FOLDER, text)
     raise ValueError(f"write {_FORMS}")
 
 
-def _of_url(text: str) -> StoreLocation:
+def _parse_url(text: str) -> StoreLocation:
+    """Parse the URL of a store. Raises ValueError; HoldsCredentials for one with a password."""
     try:
         url = urlsplit(text)
     except ValueError as error:
@@ -90,10 +95,11 @@ def _of_url(text: str) -> StoreLocation:
         raise ValueError(f"put two slashes after the colon: write {_FORMS}")
     if url.scheme in {"http", "https"} and url.netloc:
         return StoreLocation(StoreKind.HTTP, text.rstrip("/"))
-    return _of_bucket(url)
+    return _parse_bucket(url)
 
 
-def _of_bucket(url: SplitResult) -> StoreLocation:
+def _parse_bucket(url: SplitResult) -> StoreLocation:
+    """Parse the URL of a bucket or container. Raises ValueError."""
     kind = _BUCKETS.get(url.scheme)
     if kind is not None and not url.netloc:
         raise ValueError(f"there is no {_CALLED[kind]} in it: write {_FORMS}")
@@ -104,7 +110,7 @@ def _of_bucket(url: SplitResult) -> StoreLocation:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A name that callers use, and the store behind it."""
+    """Names a store for callers of the endpoint."""
 
     name: str
     models: StoreLocation
@@ -114,37 +120,39 @@ class Endpoint:
 
 
 def parse_endpoints(value: object) -> tuple[Endpoint, ...]:
-    """Read lines of NAME=URL, or YAML's `NAME: {models: URL}`. ValueError says what is wrong."""
+    """Parse lines of NAME=URL, or YAML's `NAME: {models: URL}`. Raises ValueError."""
     if isinstance(value, dict):
-        pairs = [(str(name), _models(what)) for name, what in value.items()]
+        pairs = [(str(name), _find_url(fields)) for name, fields in value.items()]
     elif isinstance(value, list | tuple):
-        pairs = [_pair(line) for line in value]
+        pairs = [_split_line(line) for line in value]
     else:
-        pairs = [_pair(line) for line in str(value).splitlines()]
+        pairs = [_split_line(line) for line in str(value).splitlines()]
     names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice!r} occurs twice")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"{repeated!r} occurs twice")
     for number, name in enumerate(names, 1):
         if _ENDPOINT_NAME.fullmatch(name) is None:  # not quoted: it may be a URL with a password
             raise ValueError(
                 f"endpoint {number}: a name has letters, digits and dashes, at most 63"
             )
-    return tuple(Endpoint(name, parse_location(where)) for name, where in pairs)
+    return tuple(Endpoint(name, parse_location(url)) for name, url in pairs)
 
 
-def _pair(line: object) -> tuple[str, object]:
+def _split_line(line: object) -> tuple[str, object]:
+    """Return the name and the URL of a line. Raises ValueError."""
     if isinstance(line, Endpoint):
         return line.name, line.models
-    name, equals, where = str(line).partition("=")
+    name, equals, url = str(line).partition("=")
     if not equals:
         raise ValueError("write NAME=URL")
-    return name, where
+    return name, url
 
 
-def _models(what: object) -> object:
-    """Return the URL in the value of an endpoint in the file."""
-    if isinstance(what, dict) and set(what) == {"models"}:
-        return what["models"]
-    if isinstance(what, str):
-        return what
+def _find_url(fields: object) -> object:
+    """Return the URL in the value of an endpoint in the file. Raises ValueError."""
+    if isinstance(fields, dict) and set(fields) == {"models"}:
+        return fields["models"]
+    if isinstance(fields, str):
+        return fields
     raise ValueError("write NAME: {models: URL}")

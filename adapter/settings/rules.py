@@ -36,7 +36,7 @@ class Rules(BaseModel):
 
     @field_validator("triton_http", "triton_grpc", "triton_metrics", check_fields=False)
     @classmethod
-    def _known_port(cls, address: Address, info: ValidationInfo) -> Address:
+    def _refuse_any_port(cls, address: Address, info: ValidationInfo) -> Address:
         if address.port == 0 and info.data.get("triton") == "external":
             raise ValueError("port 0 (any free one) needs triton=embedded")
         return address
@@ -60,9 +60,7 @@ class Rules(BaseModel):
     @field_validator("endpoint_keys", check_fields=False)
     @classmethod
     def _refuse_bad_keys(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        """Raise ValueError for a malformed key, one whose secret cannot be read, or a second one of
-        the same name.
-        """
+        """Raise ValueError for a key that is malformed, has no secret, or occurs twice."""
         environ = (info.context or {}).get("environ", {})
         names = []
         for number, key in enumerate(keys, 1):
@@ -76,7 +74,7 @@ class Rules(BaseModel):
 
     @field_validator("drain_min_seconds", check_fields=False)
     @classmethod
-    def _time_left_to_drain(cls, seconds: float, info: ValidationInfo) -> float:
+    def _refuse_long_minimum(cls, seconds: float, info: ValidationInfo) -> float:
         limit = info.data.get("drain_timeout_seconds", seconds)
         if seconds > limit:
             raise ValueError(f"longer than drain_timeout_seconds, {limit:g}")
@@ -84,20 +82,20 @@ class Rules(BaseModel):
 
     @field_validator("staging", check_fields=False)
     @classmethod
-    def _upload_to_another(cls, staging: str, info: ValidationInfo) -> str:
+    def _refuse_upload(cls, staging: str, info: ValidationInfo) -> str:
         if staging == "upload" and info.data.get("triton") == "embedded":
             raise ValueError("upload needs triton=external: an embedded Triton shares the disk")
         return staging
 
     @field_validator("repository", check_fields=False)
     @classmethod
-    def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+    def _choose_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
         is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
         return EXTERNAL_REPOSITORY if path is None and is_shared else path
 
     @field_validator("modelmesh_capacity", check_fields=False)
     @classmethod
-    def _enough_for_the_mesh(cls, size: int | None, info: ValidationInfo) -> int | None:
+    def _refuse_small_capacity(cls, size: int | None, info: ValidationInfo) -> int | None:
         default = info.data.get("modelmesh_default_size")
         if size is not None and default is not None:
             refuse_capacity(size, default)

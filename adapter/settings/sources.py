@@ -1,12 +1,13 @@
-"""Merges flags, environment, file and inherited names, and collects the problems of all; renders
-what is in force.
+"""Merges flags, environment, file and inherited names, and reports the problems of all at once.
+
+It also shows the settings in force, to people and to programs.
 """
 
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
 _AT_FILE = "file:"
 _LISTENERS = ("http", "grpc", "admin")
-# Without a store each of these is an error or, if it is not a switch, of no use.
+# Settings that, without a store, are errors or, if they are no switches, of no use.
 _OF_STORES = [n for n in GROUPS[Group.ENDPOINT] if n not in {"model_store", "endpoints"}]
 _OFF = frozenset({"", "0", "0.0", "false", "off", "no", "()", "[]", "none"})
 _NOT_OF_A_SCHEMA = frozenset({"title", "unset", "gt", "ge", "lt"})
@@ -59,8 +60,8 @@ class _Given:
 
     value: object
     origin: str
-    label: str  # begins the text of a problem with it
-    written: object  # by the user; asterisks where it may hold a secret
+    label: str  # begins the text of a problem with the value
+    written: object  # as the user wrote it; asterisks where it may hold a secret
 
 
 def load_settings(
@@ -72,23 +73,23 @@ def load_settings(
     """
     problems = modelmesh.problems(environ)
     given = {
-        **_from_file(environ, file, problems),
-        **_from_environment(environ, problems),
-        **_from_flags(flags),
+        **_read_file(environ, file, problems),
+        **_read_environment(environ, problems),
+        **_read_flags(flags),
     }
     _read_token(given, problems)
     written = {name: item.value for name, item in given.items()}
     problems += [
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
-        for name in _without_a_store(written)
+        for name in _find_storeless(written)
     ]
-    problems += _store_problems(written, environ)
+    problems += _find_store_problems(written, environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
-    inherited = _inherited(environ, is_embedded=is_embedded, given=given)
-    given = {name: each for name, each in given.items() if not _is_left_to(inherited, name, each)}
+    inherited = _read_inherited(environ, is_embedded=is_embedded, given=given)
+    given = {name: each for name, each in given.items() if not _is_auto(inherited, name, each)}
     listeners = {
-        **_at_listen_host(given.get("listen_host")),
+        **_list_at_host(given.get("listen_host")),
         **_default_triton_ports(is_embedded=is_embedded),
     }
     given = {**listeners, **inherited, **given}
@@ -96,13 +97,13 @@ def load_settings(
         values = {name: item.value for name, item in given.items()}
         settings = Settings.model_validate(values, context={"environ": environ})
     except ValidationError as error:
-        problems += [_problem(detail, given) for detail in error.errors()]
+        problems += [_describe_problem(detail, given) for detail in error.errors()]
         raise InvalidSettings(problems) from error
     if problems:
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
-    warnings += _store_warnings(settings.model_store, settings.endpoints, given)
+    warnings += _find_store_warnings(settings.model_store, settings.endpoints, given)
     return Loaded(settings, origins, warnings)
 
 
@@ -125,28 +126,32 @@ def _keywords(node: Any) -> Any:
     return [_keywords(each) for each in node] if isinstance(node, list) else node
 
 
-def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
-    return {
-        name: _Given(value, origin := f"flag {flag_of(name)}", origin, _quoted(name, value))
-        for name, value in flags.items()
-        if value is not None
-    }
+def _read_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
+    """Return the settings of the command line."""
+    given = {}
+    for name, value in flags.items():
+        if value is not None:
+            origin = f"flag {flag_of(name)}"
+            given[name] = _Given(value, origin, origin, _quote(name, value))
+    return given
 
 
-def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+def _read_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+    """Return the settings of the environment; unknown names are problems."""
     names = {variable_of(name): name for name in Settings.model_fields}
-    found = {}
+    given = {}
     for variable, value in environ.items():
         if not variable.startswith(_PREFIX) or variable in {CONFIG_VARIABLE, "ADAPTER_PORT"}:
             continue
-        if (name := names.get(variable)) is None:
+        name = names.get(variable)
+        if name is None:
             if not _SERVICE_LINK.fullmatch(f"{variable}={value}"):
-                advice = _no_such(variable, [*names, CONFIG_VARIABLE])
+                advice = _explain_unknown(variable, [*names, CONFIG_VARIABLE])
                 problems.append(f"environment {variable}: {advice}")
         elif value:
             origin = f"environment {variable}"
-            found[name] = _Given(value, origin, origin, _quoted(name, value))
-    return found
+            given[name] = _Given(value, origin, origin, _quote(name, value))
+    return given
 
 
 def _read_token(given: dict[str, _Given], problems: list[str]) -> None:
@@ -166,11 +171,13 @@ def _read_token(given: dict[str, _Given], problems: list[str]) -> None:
     given["control_token"] = _Given(text, origin, origin, "***")
 
 
-def _from_file(
+def _read_file(
     environ: Mapping[str, str], file: Path | None, problems: list[str]
 ) -> dict[str, _Given]:
+    """Return the settings of the file; one that cannot be read, and unknown names, are problems."""
     named_by = "flag --config" if file else f"environment {CONFIG_VARIABLE}"
-    if (path := str(file or environ.get(CONFIG_VARIABLE, ""))) == "":
+    path = str(file or environ.get(CONFIG_VARIABLE, ""))
+    if not path:
         return {}
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -178,22 +185,22 @@ def _from_file(
         problems.append(f"{named_by}: {path!r}: {error.strerror}")
         return {}
     except (ValueError, yaml.YAMLError) as error:
-        problems.append(f"{named_by}: {path}{_fault(error)}")
+        problems.append(f"{named_by}: {path}{_describe_fault(error)}")
         return {}
     if not isinstance(content, dict | None):
         problems.append(f"{named_by}: {path!r}: write `name: value` lines")
         return {}
-    found = {}
+    given = {}
     for key, value in (content or {}).items():
         label = f"file {path}, key {key}"
-        if why := _find_key_fault(str(key)):
-            problems.append(f"{label}: {why}")
+        if reason := _find_key_fault(str(key)):
+            problems.append(f"{label}: {reason}")
         elif value is not None:
-            found[key] = _Given(value, f"file {path}", label, _quoted(key, value))
-    return found
+            given[key] = _Given(value, f"file {path}", label, _quote(key, value))
+    return given
 
 
-def _quoted(name: str, value: object) -> object:
+def _quote(name: str, value: object) -> object:
     """Return the value as a refusal of it quotes it."""
     return "***" if name in UNQUOTED else value
 
@@ -203,11 +210,11 @@ def _find_key_fault(key: str) -> str:
     if key in SECRETS:
         return f"no place for a secret: give it as {variable_of(key)}, or as file:PATH there"
     if key not in Settings.model_fields:
-        return _no_such(key, list(Settings.model_fields))
+        return _explain_unknown(key, list(Settings.model_fields))
     return ""
 
 
-def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
+def _list_at_host(host: _Given | None) -> dict[str, _Given]:
     """Return the listeners at `listen_host`, with their default ports."""
     if host is None:
         return {}
@@ -222,20 +229,22 @@ def _default_triton_ports(*, is_embedded: bool) -> dict[str, _Given]:
     """Return the addresses of an embedded Triton that nobody but the adapter needs to know."""
     if not is_embedded:
         return {}
-    at, origin = "127.0.0.1:0", "default with triton=embedded"
-    return {name: _Given(at, origin, origin, at) for name in ("triton_http", "triton_grpc")}
+    address = "127.0.0.1:0"
+    origin = "default with triton=embedded"
+    given = _Given(address, origin, origin, address)
+    return {"triton_http": given, "triton_grpc": given}
 
 
-def _fault(error: Exception) -> str:
+def _describe_fault(error: Exception) -> str:
     """Return the problem of a YAML text, after `:LINE:COLUMN` if that is known."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f": {' '.join(str(error).split())}"
-    said = [text for text in (error.context, error.problem) if text]  # type: ignore[attr-defined]
-    return f":{mark.line + 1}:{mark.column + 1}: {', '.join(said)}"
+    texts = [text for text in (error.context, error.problem) if text]  # type: ignore[attr-defined]
+    return f":{mark.line + 1}:{mark.column + 1}: {', '.join(texts)}"
 
 
-def _inherited(
+def _read_inherited(
     environ: Mapping[str, str], *, is_embedded: bool, given: Mapping[str, _Given]
 ) -> dict[str, _Given]:
     """Return the settings that SageMaker and ModelMesh set by names of their own."""
@@ -245,34 +254,30 @@ def _inherited(
         *sagemaker.inherited(environ, is_embedded=is_embedded),
         *modelmesh.inherited(environ, host),
     )
-    return _named(names, environ)
-
-
-def _is_left_to(inherited: Mapping[str, _Given], name: str, given: _Given) -> bool:
-    """Return whether the user left a setting of the platform at `auto`."""
-    return name in inherited and given.value == "auto"
-
-
-def _named(
-    names: Iterable[tuple[str, str, object]], environ: Mapping[str, str]
-) -> dict[str, _Given]:
     return {
         name: _Given(value, variable, variable, environ.get(variable, value))
         for variable, name, value in names
     }
 
 
-def _no_such(name: str, known: list[str]) -> str:
+def _is_auto(inherited: Mapping[str, _Given], name: str, given: _Given) -> bool:
+    """Return whether the user left a setting of the platform at `auto`."""
+    return name in inherited and given.value == "auto"
+
+
+def _explain_unknown(name: str, known: list[str]) -> str:
+    """Return the text about an unknown name, with the one that was probably meant."""
     bare = {known_name.removeprefix(_PREFIX): known_name for known_name in known}
     near = difflib.get_close_matches(name.removeprefix(_PREFIX), bare, n=1)
     return f"no such setting; did you mean {bare[near[0]]}?" if near else "no such setting"
 
 
-def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
+def _describe_problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
+    """Return the text about a value that pydantic refuses."""
     name = str(detail["loc"][0])
     item = given[name]
     inside = len(detail["loc"]) > 1  # the problem is one of several values
-    written = _quoted(name, detail["input"]) if inside else item.written
+    written = _quote(name, detail["input"]) if inside else item.written
     is_list = detail["type"] == "tuple_type"
     if isinstance(detail.get("ctx", {}).get("error"), HoldsCredentials):
         written = "***"
@@ -281,21 +286,22 @@ def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
 
 
 def _is_switch(name: str) -> bool:
-    """Return whether a setting is off by default: then it changes what is served, and without a
-    store it is an error.
+    """Return whether a setting is off by default.
+
+    A switch changes what is served, so without a store it is an error.
     """
     return Settings.model_fields[name].default in (False, (), 0.0)
 
 
-def _without_a_store(values: Mapping[str, object]) -> list[str]:
-    """Return the settings that need a store, if none is set. `values`: all that are set."""
+def _find_storeless(values: Mapping[str, object]) -> list[str]:
+    """Return the switches among these values that need a store, if none is set."""
     if values.get("model_store") or values.get("endpoints"):
         return []
     switches = (n for n in _OF_STORES if n in values and _is_switch(n))
     return [n for n in switches if str(values[n]).lower() not in _OFF]
 
 
-def _store_problems(values: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
+def _find_store_problems(values: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
     """Return the problems of variables that stores read by themselves."""
     if "s3://" not in f"{values.get('model_store')} {values.get('endpoints')}":
         return []
@@ -306,20 +312,22 @@ def _store_problems(values: Mapping[str, object], environ: Mapping[str, str]) ->
     ]
 
 
-def _store_warnings(
+def _find_store_warnings(
     model_store: StoreLocation | None, endpoints: Sequence[Endpoint], given: Mapping[str, object]
 ) -> list[str]:
     """Return what may be intended, or be repaired while the adapter runs."""
     stores = [("model_store", model_store)] if model_store else []
     stores += [(f"endpoints, {each.name}", each.models) for each in endpoints]
-    found = [f"{name}: {why}" for name, store in stores if (why := _why_unusable(store))]
+    reasons = [(name, _explain_unusable(store)) for name, store in stores]
+    found = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
     if not stores:
         unused = (n for n in _OF_STORES if n in given and not _is_switch(n))
         found += [f"{name}: has no effect without model_store or endpoints" for name in unused]
     return found
 
 
-def _why_unusable(store: StoreLocation) -> str | None:
+def _explain_unusable(store: StoreLocation) -> str | None:
+    """Return why a store that is a folder cannot be read now; None if it can."""
     if not store.is_folder:
         return None
     path = os.path.expanduser(store.base)  # noqa: PTH111 - as a text
@@ -332,7 +340,7 @@ def _why_unusable(store: StoreLocation) -> str | None:
     return None
 
 
-def masked(name: str, value: object) -> object:
+def _mask(name: str, value: object) -> object:
     """Return the value, or asterisks for a secret."""
     return "***" if name in SECRETS and value is not None else value
 
@@ -340,19 +348,23 @@ def masked(name: str, value: object) -> object:
 def for_programs(loaded: Loaded) -> dict[str, Any]:
     """Return each setting's value and origin as JSON values."""
     return {
-        name: {"value": _plain(masked(name, value)), "origin": loaded.origins[name]}
+        name: {"value": _to_json(_mask(name, value)), "origin": loaded.origins[name]}
         for name, value in loaded.settings
     }
 
 
 def for_people(loaded: Loaded) -> list[tuple[str, str, str]]:
-    """Return the name, the value and the origin of each setting. The origin of one without a value
-    also says what that means.
+    """Return the name, the value and the origin of each setting.
+
+    For a setting without a value the origin also says what that means.
     """
-    return [
-        (name, _with_unit(name, masked(name, value)), _origin(name, value, loaded.origins[name]))
-        for name, value in loaded.settings
-    ]
+    rows = []
+    for name, value in loaded.settings:
+        origin = loaded.origins[name]
+        if value is None:
+            origin = f"{origin}: {as_text(name, None)}"
+        rows.append((name, _format_value(name, _mask(name, value)), origin))
+    return rows
 
 
 def help_of(name: str) -> str:
@@ -362,7 +374,8 @@ def help_of(name: str) -> str:
     return f"{field.description} (default: {default}; environment: {variable_of(name)})"
 
 
-def _with_unit(name: str, value: object) -> str:
+def _format_value(name: str, value: object) -> str:
+    """Return a value for people, with its unit."""
     if value is None:
         return "-"
     if isinstance(value, Reserve) and not value.percent:
@@ -375,11 +388,8 @@ def _with_unit(name: str, value: object) -> str:
     return text
 
 
-def _origin(name: str, value: object, origin: str) -> str:
-    return f"{origin}: {as_text(name, None)}" if value is None else origin
-
-
-def _plain(value: object) -> object:
+def _to_json(value: object) -> object:
+    """Return a value as JSON has it."""
     if isinstance(value, tuple):
         return [str(item) for item in value]
     return value if isinstance(value, bool | int | float | None) else str(value)

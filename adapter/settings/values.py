@@ -42,7 +42,7 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to listen at or to connect to. Only the parts of its kind are set."""
+    """Says where to listen or to connect. Only the parts of its kind are set."""
 
     kind: Literal["tcp", "unix", "off"]
     host: str = ""
@@ -51,6 +51,7 @@ class Address:
 
     @property
     def host_port(self) -> tuple[str, int]:
+        """Return host and port of a TCP address."""
         return self.host, self.port
 
     @property
@@ -84,7 +85,10 @@ class Address:
 
 
 def parse_address(value: object) -> Address:
-    """Read `HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`, which YAML reads as False."""
+    """Parse `HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`, which YAML reads as False.
+
+    Raises ValueError.
+    """
     if isinstance(value, Address):
         return value
     if value is False or value == "off":
@@ -93,9 +97,10 @@ def parse_address(value: object) -> Address:
     if text.startswith("unix:/"):
         return Address("unix", path=text.removeprefix("unix:"))
     host, _, port = text.rpartition(":")
-    if bracketed := host.startswith("[") and host.endswith("]"):
+    has_brackets = host.startswith("[") and host.endswith("]")
+    if has_brackets:
         host = host[1:-1]
-    if not host or (":" in host) is not bracketed or re.fullmatch("[0-9]{1,5}", port) is None:
+    if not host or (":" in host) is not has_brackets or re.fullmatch("[0-9]{1,5}", port) is None:
         raise ValueError("write HOST:PORT, [IPV6]:PORT, unix:/path or off")
     if int(port) > _MAX_PORT:
         raise ValueError(f"a port is at most {_MAX_PORT}")
@@ -104,12 +109,13 @@ def parse_address(value: object) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory that no load is admitted into: a share of the limit or a number of bytes."""
+    """Keeps memory free of loads: a share of the limit or a number of bytes."""
 
     percent: float = 0.0
     size_bytes: int = 0
 
-    def of(self, limit_bytes: int) -> int:
+    def compute_bytes(self, limit_bytes: int) -> int:
+        """Return how many bytes of a limit no load is admitted into."""
         return int(limit_bytes * self.percent / _ALL_PERCENT) + self.size_bytes
 
     def __str__(self) -> str:
@@ -118,7 +124,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class SingleModel:
-    """The one package of a container, and folders beside it whose models its code names."""
+    """Names the one package of a container, and folders beside it whose models its code calls."""
 
     folder: Path
     helpers: tuple[str, ...] = ()  # names of the folders
@@ -127,15 +133,15 @@ class SingleModel:
         return ":".join((str(self.folder), *self.helpers))
 
 
-def _single_model(value: object) -> SingleModel:
-    """Read `FOLDER` or `FOLDER:NAME...`, also as a list."""
+def _parse_single_model(value: object) -> SingleModel:
+    """Parse `FOLDER` or `FOLDER:NAME...`, also as a list."""
     folder, *helpers = value if isinstance(value, list) else str(value).split(":")
     return SingleModel(Path(folder), tuple(helpers))
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointKey:
-    """A key of callers of the endpoint: `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`."""
+    """Allows callers who sign with a key to call some models of the endpoint."""
 
     access_key: str
     secret: str = field(repr=False)
@@ -143,7 +149,7 @@ class EndpointKey:
 
 
 def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:
-    """Read a key, and its secret from the variable or file it names.
+    """Parse `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`, and read the secret at that place.
 
     Raises ValueError, which quotes nothing: any word may be a secret in the wrong place.
     """
@@ -165,6 +171,7 @@ def secret_variables(keys: Iterable[str]) -> frozenset[str]:
 
 
 def _read_secret(where: str, environ: Mapping[str, str]) -> str:
+    """Return the secret of a key. Raises ValueError."""
     kind, _, name = where.partition(":")
     match kind:
         case "env":
@@ -184,29 +191,31 @@ def _read_secret(where: str, environ: Mapping[str, str]) -> str:
     return secret
 
 
-def _reserve(value: object) -> Reserve:
+def _parse_reserve(value: object) -> Reserve:
+    """Parse `10%` or a number of bytes. Raises ValueError."""
     if isinstance(value, Reserve):
         return value
     if (share := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", str(value))) is None:
-        return Reserve(size_bytes=_size(value))
+        return Reserve(size_bytes=_parse_size(value))
     if float(share[1]) >= _ALL_PERCENT:
         raise ValueError("a share is less than 100%")
     return Reserve(percent=float(share[1]))
 
 
-def _lines(value: object) -> object:
+def _split_lines(value: object) -> object:
     return value.splitlines() if isinstance(value, str) else value
 
 
-def _by_commas(value: object) -> object:
+def _split_commas(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
-def _size(value: object) -> int:
+def _parse_size(value: object) -> int:
     return parse_size(str(value))
 
 
-def _concurrency(value: object) -> object:
+def _parse_concurrency(value: object) -> object:
+    """Parse a number or `instances`. Raises ValueError."""
     if value == "instances":
         return value
     if re.fullmatch("[0-9]{1,9}", str(value)) is None:
@@ -214,7 +223,8 @@ def _concurrency(value: object) -> object:
     return int(str(value))
 
 
-def _listen_host(text: str) -> str:
+def _check_listen_host(text: str) -> str:
+    """Return an address or name without a port. Raises ValueError."""
     if re.fullmatch(r"[\w.-]+", text, re.ASCII) is None:
         try:
             IPv6Address(text)
@@ -223,19 +233,22 @@ def _listen_host(text: str) -> str:
     return text
 
 
-def _tcp(address: Address) -> Address:
+def _check_tcp(address: Address) -> Address:
+    """Return an address of TCP. Raises ValueError."""
     if address.kind != "tcp":
         raise ValueError("write HOST:PORT or [IPV6]:PORT")
     return address
 
 
-def _host(name: str) -> str:
+def _check_host(name: str) -> str:
+    """Return the name of a host. Raises ValueError."""
     if re.fullmatch(r"[A-Za-z0-9._-]+", name) is None:
         raise ValueError("write the name of a host, without scheme and port")
     return name
 
 
-def _regex(text: str) -> str:
+def _check_regex(text: str) -> str:
+    """Return a regular expression. Raises ValueError."""
     try:
         re.compile(text)
     except re.error as error:
@@ -243,14 +256,16 @@ def _regex(text: str) -> str:
     return text
 
 
-def _key(text: str) -> str:
+def _check_key(text: str) -> str:
+    """Return a model's key in a store. Raises ValueError."""
     try:
         return parse_artifact_path(text)
     except InvalidRequest as error:
         raise ValueError(str(error)) from error
 
 
-def _token(secret: SecretStr) -> SecretStr:
+def _check_token(secret: SecretStr) -> SecretStr:
+    """Return a token that is long enough. Raises ValueError."""
     text = secret.get_secret_value()
     if len(text) < _TOKEN_CHARACTERS or re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", text) is None:
         raise ValueError(
@@ -265,12 +280,12 @@ _Text = str | Literal[False]
 _Texts = str | list[str]
 _EndpointLines = _Texts | dict[str, dict[str, str]]
 
-ListenHost = Annotated[str, AfterValidator(_listen_host), Metavar("HOST")]
+ListenHost = Annotated[str, AfterValidator(_check_listen_host), Metavar("HOST")]
 AnyAddress = Annotated[
     Address, BeforeValidator(parse_address, json_schema_input_type=_Text), Metavar("HOST:PORT")
 ]
-TcpAddress = Annotated[AnyAddress, AfterValidator(_tcp)]
-_ToBytes = BeforeValidator(_size, json_schema_input_type=int | str)
+TcpAddress = Annotated[AnyAddress, AfterValidator(_check_tcp)]
+_ToBytes = BeforeValidator(_parse_size, json_schema_input_type=int | str)
 Size = Annotated[int, _ToBytes, Field(gt=0), Metavar("SIZE")]
 AnySize = Annotated[int, _ToBytes, Field(ge=0), Metavar("SIZE")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
@@ -294,8 +309,8 @@ Models = Annotated[
     Metavar("[NAME=]PATH"),
 ]
 ModelKeys = Annotated[
-    tuple[Annotated[str, AfterValidator(_key)], ...],
-    BeforeValidator(_lines, json_schema_input_type=_Texts),
+    tuple[Annotated[str, AfterValidator(_check_key)], ...],
+    BeforeValidator(_split_lines, json_schema_input_type=_Texts),
     Metavar("KEY"),
 ]
 Arguments = Annotated[
@@ -306,13 +321,13 @@ Arguments = Annotated[
     Metavar("ARGUMENT"),
 ]
 Patterns = Annotated[
-    tuple[Annotated[str, AfterValidator(_regex)], ...],
-    BeforeValidator(_lines, json_schema_input_type=_Texts),
+    tuple[Annotated[str, AfterValidator(_check_regex)], ...],
+    BeforeValidator(_split_lines, json_schema_input_type=_Texts),
     Metavar("REGEX"),
 ]
 _Lines = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(_lines, json_schema_input_type=_Texts),
+    BeforeValidator(_split_lines, json_schema_input_type=_Texts),
 ]
 KeyLines = Annotated[_Lines, Metavar("KEY")]
 NamePatterns = Annotated[_Lines, Metavar("PATTERN")]
@@ -328,18 +343,20 @@ Endpoints = Annotated[
 ]
 Single = Annotated[
     SingleModel,
-    BeforeValidator(_single_model, json_schema_input_type=_Texts),
+    BeforeValidator(_parse_single_model, json_schema_input_type=_Texts),
     Metavar("FOLDER[:NAME]"),
 ]
 Share = Annotated[
-    Reserve, BeforeValidator(_reserve, json_schema_input_type=int | str), Metavar("PERCENT|SIZE")
+    Reserve,
+    BeforeValidator(_parse_reserve, json_schema_input_type=int | str),
+    Metavar("PERCENT|SIZE"),
 ]
 Hosts = Annotated[
-    tuple[Annotated[str, AfterValidator(_host)], ...],
-    BeforeValidator(_by_commas, json_schema_input_type=_Texts),
+    tuple[Annotated[str, AfterValidator(_check_host)], ...],
+    BeforeValidator(_split_commas, json_schema_input_type=_Texts),
     Metavar("HOST"),
 ]
-Token = Annotated[SecretStr, AfterValidator(_token), Metavar("TOKEN")]
+Token = Annotated[SecretStr, AfterValidator(_check_token), Metavar("TOKEN")]
 OnOff = Annotated[
     Literal["on", "off"],
     # YAML reads them as True and False
@@ -350,11 +367,11 @@ OnOff = Annotated[
 ]
 Passthrough = Annotated[
     tuple[Literal["shared_memory", "trace", "log"], ...],
-    BeforeValidator(_by_commas, json_schema_input_type=_Texts),
+    BeforeValidator(_split_commas, json_schema_input_type=_Texts),
     Metavar("shared_memory|trace|log"),
 ]
 Concurrency = Annotated[
     int | str,
-    BeforeValidator(_concurrency, json_schema_input_type=int | Literal["instances"]),
+    BeforeValidator(_parse_concurrency, json_schema_input_type=int | Literal["instances"]),
     Metavar("N|instances"),
 ]

@@ -253,7 +253,7 @@ class TestTypes:
         ("text", "kept"), [("5%", 50), ("0%", 0), ("2.5 %", 25), ("0", 0), ("1KiB", 1024)]
     )
     def test_a_reserve_is_a_share_or_a_size(self, text, kept):
-        assert load({"memory_reserve": text}).settings.memory_reserve.of(1000) == kept
+        assert load({"memory_reserve": text}).settings.memory_reserve.compute_bytes(1000) == kept
 
     def test_a_reserve_is_written_as_it_was_read(self):
         assert str(Reserve(percent=2.5)) == "2.5%"
