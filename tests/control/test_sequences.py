@@ -1,6 +1,7 @@
 """Plays sequences of loads, calls, unloads and exits of Triton, each judged by an oracle."""
 
 import asyncio
+import math
 from contextlib import suppress
 from functools import partial
 
@@ -1180,6 +1181,27 @@ async def test_leftover_that_triton_keeps_is_stuck():
         await stage.load(A)
         await asyncio.sleep(300)
         stage.check(A)
+
+
+@played
+async def test_slow_load_without_python_is_waited_for():
+    """Only of models with a python process is one missed."""
+    async with Stage({"a": Script(load_seconds=90)}) as stage:
+        await stage.load(A)
+        stage.check(A)
+
+
+@played
+async def test_eviction_that_never_ends_leaves_model_stuck():
+    """Otherwise it would be UNLOADING for good, and each of its callers would wait in vain."""
+    sizes = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
+    async with Stage(sizes) as stage:
+        await stage.call(A)
+        stage.triton.unload_seconds = math.inf
+        await fails(stage.call(B), ModelNotReady)
+        await asyncio.sleep(400)
+        states = [record.state for record in stage.control.registry.records_of(A)]
+        assert states == [ModelState.STUCK]
 
 
 @played
