@@ -124,6 +124,9 @@ def judge_load(verdict: Verdict, text: str, scene: Scene) -> Judgement:
 def is_refuted(verdict: Verdict, text: str, scene: Scene) -> bool:
     """Return whether a load that ran out of memory asked for a tenth of what was free, or less, in
     each reading since its begin.
+
+    A text without a figure is not refuted. Most of them are true, and with nothing else loaded a
+    507 would have a platform unload other models for one that never fits.
     """
     requested = verdict.requested_bytes
     devices = _devices_of(text, scene)

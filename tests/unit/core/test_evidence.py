@@ -8,6 +8,7 @@ from adapter.core.evidence import (
     Outcome,
     Place,
     Scene,
+    is_refuted,
     judge_inference,
     judge_load,
     name_place,
@@ -168,6 +169,21 @@ def test_text_is_doubted_only_if_each_device_refutes_it():
     assert judged(CUDA.format(11), 1, around) == OUT_OF_MEMORY  # 100 are free on the first GPU
     assert judged(CUDA.format(2000), 0, around) == OUT_OF_MEMORY
     assert judged(CUDA.format(2001), 0, around) == (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
+
+
+def test_load_is_refuted_by_what_was_free():
+    """A text without a figure is believed: most are true, and 507 would promise too much."""
+    around = scene(reading(one=400), reading(one=100), reading(one=300))  # 600 were free throughout
+
+    def refuted(text, around=around):
+        verdict = Classifier().judge(text, phase=Phase.LOAD, http_status=400)
+        assert verdict.strength is Strength.STRONG
+        return is_refuted(verdict, text, around)
+
+    assert refuted(CUDA.format(60))
+    assert not refuted(CUDA.format(61))
+    assert not refuted(BARE_CUDA)
+    assert not refuted(CUDA.format(60), scene())  # nothing is read
 
 
 def test_text_without_device_is_compared_with_model():
