@@ -607,7 +607,6 @@ def _read_control_settings(
         limits=TimeLimits(
             load=settings.load_timeout_seconds,
             unload=UNLOAD_SECONDS,
-            stall=times.HANG_SECONDS,
             warm_up=settings.infer_timeout_seconds if settings.warm_up == "zeros" else None,
             model_wait=settings.model_wait_seconds,
         ),

@@ -64,9 +64,8 @@ log = logging.getLogger(__name__)
 _NO_CALLER = ("",)
 # What Triton says to a model that it could not read, whatever the reason.
 _EMPTY_FAILURE = "failed to poll from model repository"
-# Since 25.09 Triton notices after 5 to 7 s that a python process has died, and answers its load.
+# For a Triton before 25.09 to notice that a process of a model is gone (times.KILLED_SECONDS).
 _STUB_GONE_SECONDS = 5.0
-_STUB_GONE_SLOW_SECONDS = 25.0
 _STUB_UNSEEN_SECONDS = 60.0  # if none was ever seen
 
 
@@ -442,7 +441,7 @@ class Loader:
         started_at = clock.monotonic()
         self.registry.apply(record, ModelEvent.LOAD_SENT)
         note_step(record, Step.TRITON)
-        self.memory.send_load(record)
+        self.memory.ledger.send_load(record.name)
         self.at_work.start_load(record, started_at)
         try:
             for name in placement.load:
@@ -492,7 +491,7 @@ class Loader:
         call.add_done_callback(_note_seen)
         self._calls[record] = call
         is_slow = versions.has(versions.SLOW_POLLS, self.triton.version)
-        gone_seconds = _STUB_GONE_SLOW_SECONDS if is_slow else _STUB_GONE_SECONDS
+        gone_seconds = times.KILLED_SECONDS if is_slow else _STUB_GONE_SECONDS
         monitor = _StubMonitor({name, *record.placement.along}, gone_seconds)
         await self._watch(record, call, monitor)
         del self._calls[record]

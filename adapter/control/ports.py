@@ -323,7 +323,6 @@ class TimeLimits:
 
     load: float = 350.0
     unload: float = 340.0
-    stall: float = 30.0  # an unload without progress has lost its process
     warm_up: float | None = None  # of the inference that warms a model up; None for no warm-up
     model_wait: float = 55.0  # a call waits for its model to be fetched and loaded
 

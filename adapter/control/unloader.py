@@ -233,7 +233,7 @@ class Unloader:
         # requests that still compute had their time before the unload
         is_computing = record.usage.in_flight > 0
         is_hopeless = is_dead or is_computing or await self._has_lost_a_process(names)
-        grace_seconds = _NORMAL_SECONDS if is_hopeless else self.limits.stall
+        grace_seconds = _NORMAL_SECONDS if is_hopeless else times.HANG_SECONDS
         remaining = await self.triton.wait_gone(names, grace_seconds)
         if not remaining:
             return set()

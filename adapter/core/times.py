@@ -47,13 +47,13 @@ MEMORY_SECONDS = 5.0
 
 # -- Triton and its processes -------------------------------------------------------------------
 
-# After this a load or an unload that Triton has not answered hangs: another load may take its
-# thread, and the processes of an unload are killed. Few loads that work take
-# longer. A slow one is not ended by this: the time limit of a load is a setting.
+# After this a load or an unload that Triton has not finished hangs: another load may take its
+# thread, and the processes of an unload are killed. Few loads that work take longer. A slow one is
+# not ended by this: the time limit of a load is a setting.
 HANG_SECONDS = 30.0
 
-# For Triton to notice that a process of a model is gone: since 25.09 that took it 5 to 7 s, and
-# more on a busy machine.
+# For Triton to notice that a process of a model is gone, be it killed or lost during a load: since
+# 25.09 that took it 5 to 7 s, and more on a busy machine.
 KILLED_SECONDS = 25.0
 
 # For processes that a model started to end by themselves, once Triton has unloaded it. Also for a

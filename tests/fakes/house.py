@@ -19,7 +19,7 @@ from tests.fakes.packages import FakePackages, FakeStore
 from tests.fakes.steps import Steps
 from tests.fakes.triton import FakeControlTriton, FakeServer
 
-QUICK = TimeLimits(load=30, unload=10, stall=5)
+QUICK = TimeLimits(load=30, unload=10)
 MESH_DEFAULT_BYTES = 1_000_000  # of the setting modelmesh_default_size
 
 
