@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, FetchProgress
+from adapter.core.forgotten import ForgottenModel
 from adapter.core.ledger import ForgottenSize
 from adapter.core.memory import Bytes, Device, DeviceState, MemoryReading
 from adapter.core.mesh_books import MeshBooks
@@ -284,15 +285,6 @@ class WantedModel:
     state: str
     reason: str  # the error of its last load
     is_loaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ForgottenModel:
-    """Shows a model that went with Triton and does not come back by itself."""
-
-    at: float  # time.time()
-    reason: str
-    is_given_up: bool = False  # the adapter does not load it, as it may make Triton exit
 
 
 @dataclass(frozen=True, slots=True)

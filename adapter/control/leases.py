@@ -310,10 +310,6 @@ class Leases:
         """Return how many calls of this caller wait for models."""
         return sum(callers[caller] for callers in self._waiting.values())
 
-    def is_idle(self, record: ModelRecord) -> bool:
-        """Return whether nobody uses the model or waits for it."""
-        return record.usage.in_flight == 0 and record.id not in self._waiting
-
     # -- ends of leases ---------------------------------------------------------------------
 
     def note_idle(self, record: ModelRecord) -> None:

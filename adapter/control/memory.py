@@ -182,10 +182,6 @@ class Memory:
             record.inspected, guess_limit_bytes=self._limit_guess(terms.purpose)
         )
 
-    def send_load(self, record: ModelRecord) -> None:
-        """Record that Triton is asked for the load: until now it has taken nothing."""
-        self.ledger.send_load(record.name)
-
     async def settle(self, record: ModelRecord, reported: Bytes) -> None:
         """Book a loaded model, by what Triton reports and what readings show.
 
@@ -241,10 +237,6 @@ class Memory:
             return load.reserved
         return self.ledger.models.get(record.name) or self.ledger.stuck.get(record.name, NO_BYTES)
 
-    def is_booked(self, record: ModelRecord) -> bool:
-        """Return whether no booking of the model is still to come."""
-        return record.name in self.ledger.models
-
     def begin_unload(self, record: ModelRecord) -> Leaving:
         """Expect the memory of a loaded model back; nothing if Triton has exited with it."""
         self._book_at_once(record)
@@ -284,10 +276,6 @@ class Memory:
             self._book_at_once(record)
         self.ledger.start_life()
         self.changes.notify()
-
-    def adopt(self, record: ModelRecord, booked: Bytes) -> None:
-        """Book a model that an earlier run of the adapter has loaded."""
-        self.ledger.adopt(record.name, booked)
 
     def map_reports(self, reports: Collection[GpuBytes]) -> Bytes:
         """Return what Triton reports of a package, by device; nothing unless it tells all.

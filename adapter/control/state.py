@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from adapter.control.desired import Desired
 from adapter.control.door import (
     DeviceState,
-    ForgottenModel,
     RequestCounts,
     SizeState,
     StoreModel,
@@ -25,7 +24,7 @@ from adapter.control.ports import Artifacts
 from adapter.control.readings import Readings
 from adapter.control.triton import TritonStatus, TritonWatcher
 from adapter.core.artifacts import ArtifactKey, DiskUse, FetchProgress
-from adapter.core.forgotten import ForgottenModels
+from adapter.core.forgotten import ForgottenModel, ForgottenModels
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, NOT_MEASURED, Bytes, Device, MemoryReading
 from adapter.core.model import ModelId
@@ -137,10 +136,7 @@ class State:
         """Return the models that Triton has exited with and that are not loaded again, the latest
         last.
         """
-        return {
-            model_id: ForgottenModel(model.at, model.reason, model.is_given_up)
-            for model_id, model in self.forgotten_models.models().items()
-        }
+        return self.forgotten_models.models()
 
     def hangs_since(self, record: ModelRecord) -> float | None:
         """Return since when Triton has been at the load of a model; None while that is not long."""
@@ -204,7 +200,7 @@ class State:
         return SizeState(
             held=self.memory.held(record),
             is_learned=size is not None and size.is_measured,
-            is_measured=self.memory.is_booked(record),
+            is_measured=record.name in self.ledger.models,
             is_reported=size is not None and size.is_reported,
             basis=None if record.basis is None else record.basis.value,
             declared_bytes=package.declared_bytes if package else None,

@@ -447,7 +447,7 @@ class TritonWatcher:
 
     def _register_staged(self, record: ModelRecord, model: StagedModel) -> None:
         """Book the memory of what an earlier run has left, and prepare its undo."""
-        self.memory.adopt(record, model.held)
+        self.memory.ledger.adopt(record.name, model.held)
         record.undo.callback(self.memory.release, record)
         record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
 

@@ -94,7 +94,7 @@ class LoadEntry:
     is_only: bool  # nothing else was loaded on its devices
     is_sent: bool = False  # Triton was asked for it; it takes nothing while it waits for a thread
     ended_at: float | None = None  # when Triton had loaded it; None until then
-    # it says that it ran out of memory, though ten times of what it asked for was free
+    # it has failed for lack of memory, says its text, and readings refute that (`is_refuted`)
     is_doubted: bool = False
 
     def reading_before(self, device: Device) -> int | None:

@@ -68,6 +68,6 @@ def adopt(house: House, name: str, size: int = 0) -> None:
     )
     house.triton.models.add(record.name)
     house.control.registry.add(record, ModelEvent.ADOPTED)
-    house.parts.memory.adopt(record, {HOST: size})
+    house.parts.memory.ledger.adopt(record.name, {HOST: size})
     house.triton.models.add(name)
     house.sizes[name] = size
