@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from grpc import GenericRpcHandler
 
-from adapter.app.listeners import Rest, Rpc, Shared, build_rest, headers_to_triton
+from adapter.app.listeners import Rest, Rpc, Shared, access_at, build_rest, headers_to_triton
 from adapter.app.readiness import Readiness, StoreHealth
 from adapter.control.desired import Desired
 from adapter.control.eviction import Eviction
@@ -57,6 +57,7 @@ from adapter.core.victims import Cost
 from adapter.core.wanted import Wanted
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.access import Access
+from adapter.frontends.admin.actions import ModelActions
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.pages import Admin, Probes
 from adapter.frontends.admin.state import DebugState
@@ -377,7 +378,7 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         single_model=single_model,
         unload_seconds=UNLOAD_SECONDS,
     )
-    v2_repository = _build_v2_repository(settings, triton, control)
+    v2_repository = _build_v2_repository(settings, triton, control, cache)
     rpc = Rpc(shared, triton, limits)
     probes = Probes(
         state,
@@ -406,7 +407,9 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         Resident(registry, state),
         listing,
         models,
+        actions=ModelActions(models, state.triton, v2_repository, triton_http, control.on_demand),
         access=Access("admin", token=settings.token_at(settings.admin)),
+        model_access=access_at(settings, "admin", settings.admin),
         drain=drain,
         drain_seconds=settings.drain_timeout_seconds,
         config=for_programs(loaded),
@@ -642,7 +645,12 @@ def _build_budget(settings: Settings, metrics: Metrics) -> ByteBudget:
     return budget
 
 
-def _build_v2_repository(settings: Settings, triton: TritonControl, control: Control) -> Repository:
+def _build_v2_repository(
+    settings: Settings,
+    triton: TritonControl,
+    control: Control,
+    cache: ArtifactCache | None,
+) -> Repository:
     """Build V2's model repository. Its errors say whether a store was asked for the model."""
     hint = ""
     if control.on_demand is not None:
@@ -653,6 +661,7 @@ def _build_v2_repository(settings: Settings, triton: TritonControl, control: Con
         settings.all_roots,
         takes_files=settings.inline_files == "on",
         stores=control.on_demand if settings.on_demand else None,
+        catalogue=cache.packages if cache and settings.on_demand else None,
         hint=hint,
     )
 

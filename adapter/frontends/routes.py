@@ -131,6 +131,9 @@ ADMIN_ROUTES: Mapping[str, Route] = {
         ("GET", "/debug/tasks", "tasks", READ),
         ("POST", "/drain", "drain", CONTROL),
         ("POST", "/forget", "forget", CONTROL),
+        ("POST", "/load", "load", CONTROL),
+        ("POST", "/unload", "unload", CONTROL),
+        ("POST", "/infer", "infer", CONTROL),
     )
 }
 

@@ -1,19 +1,24 @@
 """The admin listener before the fake world, and models that are there without a load."""
 
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from adapter.core.calls import Hold, V2Answer, V2Call
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.states import ModelEvent
 from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.admin.actions import ModelActions
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.pages import Admin, Probes, application
 from adapter.frontends.admin.state import DebugState
 from adapter.frontends.admin.store_models import ModelListing
+from adapter.frontends.catalogue import Catalogue
 from adapter.frontends.drain import Drain
+from adapter.frontends.repository import Repository
 from adapter.settings import parse_address
 from tests.fakes.house import House
 
@@ -26,7 +31,19 @@ WELL = {
 }
 
 
-def admin_of(house: House) -> TestClient[Any, Any]:
+class NoDataPlane:
+    """Has no Triton to infer in."""
+
+    def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[V2Answer]:
+        raise NotImplementedError(call.path)
+
+
+async def list_no_versions() -> dict[str, list[str]]:
+    return {}
+
+
+def admin_of(house: House, catalogue: Catalogue | None = None) -> TestClient[Any, Any]:
+    """Return the admin listener; with a catalogue, that of an adapter with a store."""
     probes = Probes(
         house.control_state,
         house.metrics,
@@ -48,11 +65,19 @@ def admin_of(house: House) -> TestClient[Any, Any]:
             house.control.registry,
             house.control_state,
             house.metrics.history,
-            None,
+            catalogue,
             is_by_name=False,
         ),
         house.control,
+        actions=ModelActions(
+            house.control,
+            house.control_state.triton,
+            Repository(house.control, list_no_versions, ()),
+            NoDataPlane(),
+            None,
+        ),
         access=Access("admin"),
+        model_access=Access("admin"),
         drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
         drain_seconds=1,
         config={},

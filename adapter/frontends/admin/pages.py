@@ -28,6 +28,7 @@ from adapter.errors import (
     drop_tracebacks,
 )
 from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.admin.actions import MAX_BODY_BYTES, ModelActions
 from adapter.frontends.admin.models import Resident
 from adapter.frontends.admin.state import DebugState, parse_query
 from adapter.frontends.admin.store_models import ModelListing, parse_list_query
@@ -135,7 +136,10 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
             # the caller has left amid an answer: nobody reads this one, and aiohttp logs no error
             return _error(499, "the caller has left")
 
-    app = web.Application(middlewares=[_answered_bugs, _without_ambiguity, answered])
+    app = web.Application(
+        middlewares=[_answered_bugs, _without_ambiguity, answered],
+        client_max_size=MAX_BODY_BYTES,
+    )
     app.on_response_prepare.append(_without_server)
     for operation, serve in (item for each in pages for item in each.handlers().items()):
         route = ADMIN_ROUTES[operation]
@@ -207,7 +211,9 @@ class Admin:
         listing: ModelListing,
         models: Models,
         *,
+        actions: ModelActions,
         access: Access,
+        model_access: Access,  # for the calls that reach models, which `endpoint_keys` may close
         drain: Drain,
         drain_seconds: float,  # limits a drain whose request has no timeout
         config: dict[str, Any],
@@ -216,7 +222,9 @@ class Admin:
         self._resident = resident
         self._listing = listing
         self._known_models = models
+        self._actions = actions
         self._access = access
+        self._model_access = model_access
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._config = config
@@ -233,6 +241,9 @@ class Admin:
             "tasks": _tasks,
             "drain": self._finish,
             "forget": self._forget,
+            "load": self._load,
+            "unload": self._unload,
+            "infer": self._infer,
         }
 
     async def _finish(self, request: web.Request) -> web.Response:
@@ -271,6 +282,42 @@ class Admin:
             }
         )
 
+    async def _load(self, request: web.Request) -> web.Response:
+        """Load a model, which then stays."""
+        self._check_model_access(request)
+        try:
+            name = _read_name(request)
+            await self._actions.load(name)
+        except AdapterError as error:
+            return _refuse(error)
+        return answer({"status": "loaded", "model_id": name})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        """Unload a model."""
+        self._check_model_access(request)
+        try:
+            name = _read_name(request)
+            await self._actions.unload(name)
+        except AdapterError as error:
+            return _refuse(error)
+        return answer({"status": "unloaded", "model_id": name})
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        """Answer an inference; that of the package's sample if the request has no body."""
+        self._check_model_access(request)
+        try:
+            name = _read_name(request)
+            text = await self._actions.infer(name, await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        except AdapterError as error:
+            return _refuse(error)
+        return web.Response(body=text, content_type="application/json")
+
+    def _check_model_access(self, request: web.Request) -> None:
+        """Raise as Access does for a request that may not reach models."""
+        self._model_access.check(CONTROL, request.headers.getall("Authorization", ()))
+
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, self._resident.parts())
 
@@ -283,8 +330,7 @@ class Admin:
                 return answer(await self._listing.show_model(name))
             return answer(await self._listing.list_models(query))
         except AdapterError as error:
-            found = of_kind(HTTP, type(error))
-            return _error(500 if found is None else found[0], str(error))
+            return _refuse(error)
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -295,6 +341,20 @@ class Admin:
 
     async def _configuration(self, _: web.Request) -> web.Response:
         return answer(self._config, indent=2)
+
+
+def _read_name(request: web.Request) -> str:
+    """Return the model that an action is for. Raises InvalidRequest."""
+    name = request.query.get("model_id", "")
+    if not name:
+        raise InvalidRequest("model_id: the name of a model is missing")
+    return name
+
+
+def _refuse(error: AdapterError) -> web.Response:
+    """Return the answer for an error, with the status that the other listeners give it."""
+    found = of_kind(HTTP, type(error))
+    return _error(500 if found is None else found[0], str(error))
 
 
 async def _streamed(request: web.Request, parts: AsyncIterator[str]) -> web.StreamResponse:

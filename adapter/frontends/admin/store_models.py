@@ -1,14 +1,16 @@
 """Builds /store/models: the models of the stores, and where each of them is."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from adapter.control.door import ControlState, ModelRecord, Registry
-from adapter.core.artifacts import ArtifactKey, PackagePage, StorePackage, parse_artifact_path
+from adapter.core.artifacts import ArtifactKey, StorePackage, parse_artifact_path
 from adapter.core.model import ModelId
+from adapter.core.record import LoadedFor
 from adapter.errors import InvalidRequest, ModelNotFound
+from adapter.frontends.catalogue import Catalogue
 from adapter.runtime import clock
 from adapter.telemetry.history import History
 
@@ -18,25 +20,6 @@ _SEPARATOR = ":"  # between store and key in `after`; no name of an endpoint has
 _NO_STORE = (
     "this adapter has no store: set model_store or endpoints; /debug/state has the loaded models"
 )
-
-
-class Catalogue(Protocol):
-    """Lists the packages of the stores."""
-
-    @property
-    def stores(self) -> Collection[str]:
-        """Return the names of the stores."""
-
-    async def list_page(self, store: str, pattern: str, after: str, limit: int) -> PackagePage:
-        """Return at most `limit` packages of a store in the order of their keys, behind `after`.
-
-        There may be fewer although more follow: one call reads a limited number of keys. `pattern`
-        is a glob of a whole name if it has `*`, `?` or `[`, and else a text within it. A store
-        that cannot be listed has the packages that are on disk.
-        """
-
-    async def describe(self, key: ArtifactKey) -> StorePackage | None:
-        """Return the package of a key, or of the archive of that name; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +208,7 @@ class ModelListing:
             "reason": reason,
             "is_given_up": is_given_up,
             "is_pinned": self._is_pinned(names),
+            "is_kept": any(record.loaded_for is LoadedFor.PLATFORM for record in records),
             "memory_bytes": sum(sum(each.values()) for each in memory) if states else None,
             "last_used": _format_time(_wall(used_at)) if used_at else None,
         }

@@ -67,18 +67,23 @@ class Browser:
 
     def log(self) -> list[dict[str, Any]]:
         """What the browser has written to its console, and violations of the policy, since the
-        last such call.
+        last such call; without its advice on forms.
         """
-        return self.driver.get_log("browser")
+        return [each for each in self.driver.get_log("browser") if each["level"] != "DEBUG"]
 
     def requests(self) -> list[str]:
         """The URLs that were asked for since the last such call."""
-        found = []
+        return [request["url"] for request in self._read_requests()]
+
+    def methods(self) -> list[str]:
+        """The methods of the requests since the last such call."""
+        return [request["method"] for request in self._read_requests()]
+
+    def _read_requests(self) -> Iterator[dict[str, Any]]:
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                found.append(message["params"]["request"]["url"])
-        return found
+                yield message["params"]["request"]
 
     def picture(self, path: Path, height: int) -> None:
         """Save what is at the top of the page."""

@@ -1,11 +1,16 @@
-"""The page before 1000 models: what it asks for and what it shows is bounded."""
+"""The page before 1000 models, and a store of 100,000: what it asks for and shows is bounded."""
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import pytest
 
+from adapter.core.artifacts import ArtifactKey, DiskUse, PackagePage, StorePackage
+from adapter.core.model import ModelId
+from adapter.core.record import ModelRecord
 from tests.fakes.admin import admin_of, adopt
 from tests.fakes.house import House
 from tests.journeys.page.browser import PHONE, Browser
@@ -14,13 +19,59 @@ pytestmark = pytest.mark.slow
 
 MIB = 2**20
 MODELS = 1000
+STORED = 100_000
+
+
+class ManyPackages:
+    """A Catalogue of a store with many packages, which reads 20,000 keys for a page as a real one.
+
+    The names are sorted: model-000000.tar.gz, model-000001.tar.gz ...
+    """
+
+    def __init__(self) -> None:
+        self.stores: Collection[str] = [""]
+        self._paths = [f"model-{number:06}.tar.gz" for number in range(STORED)]
+
+    async def list_page(self, _: str, pattern: str, after: str, limit: int) -> PackagePage:
+        start = bisect_right(self._paths, after)
+        found: list[StorePackage] = []
+        for path in self._paths[start : start + 20_000]:
+            if len(found) == limit:
+                return PackagePage(found, found[-1].key.path)
+            if pattern in path:
+                found.append(StorePackage(ArtifactKey("", path), 2**20, "etag", 1.7e9, None))
+        end = start + 20_000
+        return PackagePage(found, None if end >= STORED else self._paths[end - 1])
+
+    async def describe(self, _: ArtifactKey) -> StorePackage | None:
+        return None
+
+
+class EmptyDisk:
+    """A StoreState of a store from which nothing was fetched."""
+
+    waiting = 0
+    evictions: Mapping[str, int] = MappingProxyType({})
+
+    def unused(self) -> tuple[int, int]:
+        return 0, 0
+
+    def disk(self) -> DiskUse:
+        return DiskUse(0, 0, 0, 2**30, 2**30)
+
+    def models(self) -> Sequence[ModelRecord]:
+        return ()
+
+    def is_pinned(self, _: ModelId) -> bool:
+        return False
 
 
 async def _serve(started: "asyncio.Future[str]", end: asyncio.Event) -> None:
     house = await House(limit=MODELS * 1000 * MIB).open()
     for number in range(MODELS):
         adopt(house, f"m{number:03}", (number + 1) * MIB)
-    async with admin_of(house) as admin:
+    house.control_state.stores = EmptyDisk()  # type: ignore[assignment]
+    async with admin_of(house, ManyPackages()) as admin:
         started.set_result(f"127.0.0.1:{admin.port}")
         await end.wait()
     await house.close()
@@ -54,7 +105,7 @@ def test_a_thousand_models_are_a_page_of_bounded_size(address: str, browser: Bro
     assert next(iter(browser.rows())) == "m999"
     assert "1,000 models" in browser.text("#counts")
     assert "100 of 1,000 shown" in browser.text("#counts")
-    assert browser.run("return document.getElementsByTagName('*').length") < 3000
+    assert browser.run("return document.getElementsByTagName('*').length") < 4000
     asked = """
       return performance.getEntriesByType('resource').filter((one) => one.name.includes('state'))
         .map((one) => one.decodedBodySize)"""
@@ -123,3 +174,54 @@ def test_models_too_small_to_be_seen_are_one_piece_and_have_no_colour(
     assert "m999" not in browser.text(".legend")
     assert "models" in browser.text(".legend")
     assert browser.run("return document.querySelectorAll('tr .swatch:not([hidden])').length") == 0
+
+
+def shelf(browser: Browser) -> list[str]:
+    """Return the names of the store's models that are shown."""
+    script = "return [...document.querySelectorAll('#shelf .name')].map((one) => one.textContent)"
+    return list(browser.run(script))
+
+
+def press(browser: Browser, button: str) -> None:
+    browser.run("document.getElementById(arguments[0]).click()", button)
+
+
+def filter_store(browser: Browser, text: str) -> None:
+    browser.run(
+        "const field = document.getElementById('store-filter'); field.value = arguments[0];"
+        "field.dispatchEvent(new Event('input'))",
+        text,
+    )
+
+
+def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.until(lambda: len(shelf(browser)) == 50, "the first page")
+    assert shelf(browser)[0] == "model-000000.tar.gz"
+    assert "there are more" in browser.text("#store-counts")
+    for start in (50, 100):
+        press(browser, "store-next")
+        name = f"model-{start:06}.tar.gz"
+        browser.until(lambda name=name: shelf(browser)[0] == name, "the next page")
+    press(browser, "store-back")
+    browser.until(lambda: shelf(browser)[0] == "model-000050.tar.gz", "the page before")
+    assert len(shelf(browser)) == 50
+    assert browser.run("return document.getElementsByTagName('*').length") < 4000
+    asked = """
+      return performance.getEntriesByType('resource').filter((one) => one.name.includes('store/'))
+        .map((one) => one.decodedBodySize)"""
+    sizes = browser.run(asked)
+    assert 4 <= len(sizes) <= 6
+    assert max(sizes) < 64 * 1024
+
+
+def test_filter_finds_last_model_of_large_store(address: str, browser: Browser) -> None:
+    """It is behind five reads of the store, of which each has nothing but the last."""
+    browser.open(address)
+    browser.until(lambda: len(shelf(browser)) == 50, "the first page")
+    filter_store(browser, "99999")
+    browser.until(lambda: shelf(browser) == ["model-099999.tar.gz"], "the one that matches")
+    filter_store(browser, "nobody")
+    browser.until(lambda: not shelf(browser), "none matches")
+    assert browser.text("#store-none") == "No model of the store matches “nobody”."
+    assert browser.run("return document.getElementById('store-next').disabled")
