@@ -34,6 +34,7 @@ from adapter.errors import (
     SourceMissing,
 )
 from adapter.frontends.bodies import json_object
+from adapter.frontends.catalogue import Catalogue, list_all
 from adapter.packages.contents import ROOTS_SETTING
 from adapter.packages.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS
@@ -49,6 +50,11 @@ _STATES = {
     ModelState.DEAD: "UNAVAILABLE",
     ModelState.LOST: "LOADING",
 }
+# the repository_name of an index that has the models of the stores, too
+STORE_REPOSITORY = "store"
+# Triton's words for a model of its repository that is not loaded
+_UNLOADED_STATE = "UNAVAILABLE"
+_UNLOADED = "unloaded"
 _REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
 
 
@@ -82,6 +88,7 @@ class Repository:
         *,
         takes_files: bool = True,  # of a load that brings them
         stores: StoreModels | None = None,  # whose models are loaded by name; None for none
+        catalogue: Catalogue | None = None,  # lists the models of `stores`
         hint: str = "",  # added to the error about a name that no model root has
     ) -> None:
         self._models = models
@@ -90,19 +97,45 @@ class Repository:
         self._roots = model_roots
         self._takes_files = takes_files
         self._stores = stores
+        self._catalogue = catalogue
         self._hint = hint
         self._prefixes = sorted({f"{way}/" for root in model_roots for way in _ways(root)}, key=len)
 
-    async def index(self, *, only_ready: bool) -> list[IndexEntry]:
-        """List our models: one entry for each version that Triton lists, else one without."""
+    async def index(self, *, only_ready: bool, repository: str = "") -> list[IndexEntry]:
+        """List our models: one entry for each version that Triton lists, else one without.
+
+        With the name of the store's repository, add its models that are not loaded.
+        """
+        self._check_repository(repository)
         versions = await self._versions()
-        return [
+        records = sorted(self._registry.records(), key=lambda r: r.id)
+        entries = [
             _entry(record, version)
-            for record in sorted(self._registry.records(), key=lambda r: r.id)
+            for record in records
             if self._registry.get(record.asked_for) is record  # not the other one of two versions
             if record.state is ModelState.READY or not only_ready
             for version in versions.get(record.name) or [""]
         ]
+        if only_ready or not repository or self._catalogue is None:
+            return entries
+        loaded = {record.key for record in self._registry.records()}
+        packages = await list_all(self._catalogue)
+        unloaded = [str(package.key) for package in packages if package.key not in loaded]
+        return entries + [
+            IndexEntry(ModelId(name), "", _UNLOADED_STATE, _UNLOADED) for name in unloaded
+        ]
+
+    def _check_repository(self, name: str) -> None:
+        """Raise InvalidRequest for a repository that there is not."""
+        if name not in {"", STORE_REPOSITORY}:
+            raise InvalidRequest(
+                f"repository_name must be empty or {STORE_REPOSITORY!r}: there is no other one"
+            )
+        if name and self._catalogue is None:
+            raise InvalidRequest(
+                f"repository_name {STORE_REPOSITORY!r} needs a store and the setting on_demand; "
+                "see docs/v2.md#models-of-a-store"
+            )
 
     async def load(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str

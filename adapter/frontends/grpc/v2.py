@@ -302,7 +302,9 @@ class GrpcRepository:
     async def index(self, call: GrpcCall) -> bytes:
         """Answer RepositoryIndex."""
         request = _parse(pb.RepositoryIndexRequest, call)
-        entries = await self._repository.index(only_ready=request.ready)
+        entries = await self._repository.index(
+            only_ready=request.ready, repository=request.repository_name
+        )
         models = [pb.RepositoryIndexResponse.ModelIndex(**asdict(entry)) for entry in entries]
         return _serialize(pb.RepositoryIndexResponse(models=models))
 
@@ -312,6 +314,7 @@ class GrpcRepository:
             await held.take(len(call.message))
             held.arrived()
             request = _parse(pb.RepositoryModelLoadRequest, call)
+            _refuse_repository(request)
             model_id = parse_model_id(request.model_name)
             await self._repository.load(model_id, _read_parameters(request), **call.read_ids())
         return _serialize(pb.RepositoryModelLoadResponse())
@@ -319,6 +322,7 @@ class GrpcRepository:
     async def unload(self, call: GrpcCall) -> bytes:
         """Answer RepositoryModelUnload."""
         request = _parse(pb.RepositoryModelUnloadRequest, call)
+        _refuse_repository(request)
         model_id = parse_model_id(request.model_name)
         await self._repository.unload(model_id, _read_parameters(request), **call.read_ids())
         return _serialize(pb.RepositoryModelUnloadResponse())
@@ -330,16 +334,17 @@ def _serialize(message: Any) -> bytes:
 
 
 def _parse(kind: Any, call: GrpcCall) -> Any:
-    """Parse a request about the model repository; raise InvalidRequest if it is malformed or names
-    a repository.
-    """
+    """Parse a request about the model repository; raise InvalidRequest if it is malformed."""
     try:
-        request = kind.FromString(call.message)
+        return kind.FromString(call.message)
     except DecodeError as error:
         raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name}") from error
-    if request.repository_name:  # Triton has none either
+
+
+def _refuse_repository(request: Any) -> None:
+    """Refuse a load or an unload that names a repository, as Triton does."""
+    if request.repository_name:
         raise InvalidRequest("repository_name is not supported: there is one repository")
-    return request
 
 
 def _read_parameters(request: Any) -> Mapping[str, Any]:

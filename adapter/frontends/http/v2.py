@@ -162,10 +162,14 @@ class V2:
 
     async def _index(self, request: Request) -> Answer:
         """Answer the index of the model repository."""
-        only_ready = (await _read_object(request, CONTROL_BODY_BYTES)).get("ready", False)
+        body = await _read_object(request, CONTROL_BODY_BYTES)
+        only_ready = body.get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("ready must be true or false")
-        entries = await self._repository.index(only_ready=only_ready)
+        repository = body.get("repository_name", "")
+        if not isinstance(repository, str):
+            raise InvalidRequest("repository_name must be text")
+        entries = await self._repository.index(only_ready=only_ready, repository=repository)
         return answer_json([asdict(entry) for entry in entries])
 
     async def _load(self, request: Request) -> Answer:

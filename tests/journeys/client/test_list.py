@@ -8,7 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from tests.buckets import Bucket, s3_server
 from tests.journeys.client.terminal import run
@@ -122,6 +124,36 @@ def test_show_of_an_unknown_name_says_what_to_do(environ) -> None:
     assert shown.returncode == 1
     assert b"no model 'nobody' is loaded, and no store has it" in shown.stderr
     assert b"triton-adapter list" in shown.stderr
+
+
+def test_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
+    """It names them as Triton's index does those of its repository."""
+    with closing(adapter.client()) as client:
+        path = "/v2/repository/index"
+        entries = client.post(path, {"repository_name": "store"}).json()
+        ours = client.post(path).json()
+        ready = client.post(path, {"repository_name": "store", "ready": True}).json()
+        refused = client.post(path, {"repository_name": "other"})
+
+    states = {entry["name"]: (entry["state"], entry["reason"]) for entry in entries}
+    assert states == {
+        "called.tar.gz": ("READY", ""),
+        **dict.fromkeys(
+            ("broken.tar.gz", "folder", "team-a/idle.tar.gz"), ("UNAVAILABLE", "unloaded")
+        ),
+    }
+    assert [entry["name"] for entry in ours] == ["called.tar.gz"]
+    assert ready == ours
+    assert (refused.status, "repository_name" in refused.json()["error"]) == (400, True)
+
+
+def test_grpc_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
+    with grpc.insecure_channel(adapter.grpc) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+        message = pb.RepositoryIndexRequest(repository_name="store").SerializeToString()
+        answer = pb.RepositoryIndexResponse.FromString(ask(message, timeout=60))
+
+    assert len(answer.models) == 4
 
 
 @pytest.mark.parametrize(
