@@ -715,7 +715,7 @@ def _describe_lost(records: Sequence[ModelRecord], given_up: ModelId | None) -> 
     }
     text = "; ".join(f"{fate}: {_list_names(ids)}" for fate, ids in parts.items() if ids)
     plural = "" if len(records) == 1 else "s"
-    return f"Triton has lost {len(records)} model{plural}. {text}."
+    return f"Triton has lost {len(records)} model{plural}: {text}."
 
 
 def _list_names(ids: Sequence[ModelId]) -> str:

@@ -196,16 +196,16 @@ def filter_store(browser: Browser, text: str) -> None:
 
 def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> None:
     browser.open(address)
-    browser.until(lambda: len(shelf(browser)) == 50, "the first page")
+    browser.until(lambda: len(shelf(browser)) == 25, "the first page")
     assert shelf(browser)[0] == "model-000000.tar.gz"
     assert "there are more" in browser.text("#store-counts")
-    for start in (50, 100):
+    for start in (25, 50):
         press(browser, "store-next")
         name = f"model-{start:06}.tar.gz"
         browser.until(lambda name=name: shelf(browser)[0] == name, "the next page")
     press(browser, "store-back")
-    browser.until(lambda: shelf(browser)[0] == "model-000050.tar.gz", "the page before")
-    assert len(shelf(browser)) == 50
+    browser.until(lambda: shelf(browser)[0] == "model-000025.tar.gz", "the page before")
+    assert len(shelf(browser)) == 25
     assert browser.run("return document.getElementsByTagName('*').length") < 4000
     asked = """
       return performance.getEntriesByType('resource').filter((one) => one.name.includes('store/'))
@@ -218,7 +218,7 @@ def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> No
 def test_filter_finds_last_model_of_large_store(address: str, browser: Browser) -> None:
     """It is behind five reads of the store, of which each has nothing but the last."""
     browser.open(address)
-    browser.until(lambda: len(shelf(browser)) == 50, "the first page")
+    browser.until(lambda: len(shelf(browser)) == 25, "the first page")
     filter_store(browser, "99999")
     browser.until(lambda: shelf(browser) == ["model-099999.tar.gz"], "the one that matches")
     filter_store(browser, "nobody")
