@@ -44,7 +44,7 @@ _EXPECTED_CODES: tuple[tuple[str, str, Sequence[int | str]], ...] = (
 )
 _LOAD_OUTCOMES = (
     *("ok", "InvalidModel", "SourceMissing", "ModelTooLarge", "InsufficientMemory"),
-    *("OutOfMemory", "LoadFailed", "BackendUnavailable", "BackendTimeout", "bug"),
+    *("OutOfMemory", "LoadFailed", "NoRoom", "BackendUnavailable", "BackendTimeout", "bug"),
 )
 _UNLOAD_OUTCOMES = ("ok", "BackendUnavailable", "BackendTimeout", "bug")
 

@@ -192,6 +192,28 @@ def test_the_notes_warn_of_a_budget_that_keeps_nodes_from_being_drained():
     assert "node drains" not in render({"pdb": {"enabled": True}})[NOTES]
 
 
+def test_notes_wait_for_a_start_as_long_as_the_deployment():
+    """`--wait` of Helm and `rollout status` give up after times of their own."""
+    for values in ({}, {"progressDeadlineSeconds": 77}):
+        seconds = only("Deployment", values)["spec"]["progressDeadlineSeconds"]
+        assert (
+            f"rollout status deployment/demo-triton-adapter --timeout {seconds}s"
+            in (render(values)[NOTES])
+        )
+
+
+def test_notes_name_needs_that_no_value_shows():
+    """The chart sees neither the Secret's length nor the owner of a volume."""
+    secret = {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
+    cache = {"type": "existingClaim", "existingClaim": "c"}
+    store = {"settings": {"model_store": "s3://b"}, "endpoint": {"cache": cache}}
+
+    assert "The token of the secret s needs 16 characters or more" in render(secret)[NOTES]
+    assert "The claim c must be writable for user 65532." in render(store)[NOTES]
+    assert "16 characters" not in render({})[NOTES]
+    assert "must be writable" not in render({})[NOTES]
+
+
 def test_the_notes_do_not_warn_of_a_claim():
     assert "nothing fills it" not in render(values_of("pvc"))[NOTES]
 

@@ -322,10 +322,13 @@ def test_a_model_that_raises(pod):
 
 
 def test_model_that_becomes_slow(pod):
-    """It answers at once for longer than it is slow, as half of the time is what is usual."""
+    """Half of the time is what is usual, so that it answers at once for longer than it is slow.
+
+    20 callers of one instance wait 2 s each.
+    """
     fault = pod()
     switch = fault.folder / "slow"
-    answer = f"import os, time\nif os.path.exists({str(switch)!r}): time.sleep(2)"
+    answer = f"import os, time\nif os.path.exists({str(switch)!r}): time.sleep(0.1)"
     assert fault.load("m", fault.model("m", answer=answer)) == 200
     calls = f'triton_adapter_upstream_seconds_count{{job="{fault.job}"}}'
     with ExitStack() as callers:
@@ -471,6 +474,24 @@ def test_callers_that_keep_connections(pod):
         for _ in range(330):
             callers.enter_context(socket.create_connection((host, int(port)), timeout=30))
         fault.await_alerts("TritonAdapterFilesRunOut")
+
+
+def test_disk_cache_in_which_nothing_may_leave(pod, tmp_path):
+    """Two pinned models take four fifths of it, and the third needs more than is left."""
+    for name in ("x", "y", "z"):
+        package = write_python_model(tmp_path / "store" / name, config=sized("16MiB"))
+        (package / "weights.bin").write_bytes(bytes(40 * 2**20))
+    store = (f"--model-store={tmp_path}/store", f"--cache-dir={tmp_path}/cache")
+    fault = pod(*store, "--cache-limit=100MiB", "--pin=x", "--pin=y")
+
+    def call(name: str) -> int:
+        headers = {"X-Amzn-SageMaker-Target-Model": name}
+        with closing(fault.client()) as client:
+            return client.post("/endpoints/any/invocations", infer_body(1.0), headers).status
+
+    assert [call("x"), call("y"), call("z")] == [200, 200, 503]
+    with in_a_loop(lambda: call("z")):
+        fault.await_alerts("TritonAdapterDiskFull")
 
 
 def test_something_ends_the_process_again_and_again(pod):

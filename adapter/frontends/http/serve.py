@@ -192,7 +192,8 @@ async def _call(handle: Handle, request: Request) -> Answer | None:
         answer = await handle(request)
     finally:
         request.note_waited()
-    request.is_answered = answer is None  # what comes before the task is seen to end is a new one
+    # bytes that arrive before the task is seen to end belong to the next request
+    request.is_answered = answer is None
     return answer
 
 
