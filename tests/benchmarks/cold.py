@@ -170,7 +170,7 @@ def _write_command(url: str, model: ColdModel, folder: Path) -> str:
     if model.is_folder:
         files = ("config.pbtxt", "1/model.py", "1/weights.bin")
         targets = " ".join(f"{url}/{file} -o '{folder}/{file}'" for file in files)
-        return f"{curl} -sf --parallel --create-dirs {targets}"
+        return f"{curl} -sf --no-progress-meter --parallel --create-dirs {targets}"
     inflate = f"| {find_program('igzip', 'isal')} -d -c" if model.suffix.endswith("gz") else ""
     return f"{curl} -sf {url} {inflate} | tar -x -C '{folder}'"
 

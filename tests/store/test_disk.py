@@ -324,6 +324,27 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
     assert artifact.size_bytes == cache.cache.used_bytes > 400 * 4096
 
 
+async def test_folders_fetched_at_once_stop_before_inodes_run_out(folder, open_cache):
+    """Each has room for its own files as it begins: both together have none."""
+    for key in "ab":
+        (folder / key).mkdir()
+        for number in range(200):
+            (folder / key / str(number)).touch()
+    cache = await open_cache(folder, concurrency=2)
+    most = 0
+
+    def free() -> Free:
+        nonlocal most
+        made = sum(1 for _ in cache.cache.root.rglob("*"))
+        most = max(most, made)
+        return Free(2**40, RESERVE_INODES + 300 - made)
+
+    cache.cache._folder.free = free
+    fetched = await asyncio.gather(cache.fetch("a"), cache.fetch("b"), return_exceptions=True)
+    assert any(isinstance(each, NoRoom) for each in fetched)
+    assert most <= 300 + 2 * 8, "eight files of each fetch are made at once"
+
+
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[Free]:
     """What the disk has free, to be replaced."""

@@ -173,6 +173,19 @@ async def test_large_object_comes_in_parts(lying: LyingBucket, tmp_path):
     assert sorted(lying.gets) == sorted([*ranges[:-1], last])
 
 
+async def test_download_releases_its_connections(lying: LyingBucket):
+    """All downloads share them: one that keeps its own makes each later download slower."""
+    store = open_store("model_store", parse_location("s3://models"), 0.3)
+    file = await store.stat("a.tar.gz")
+    assert file is not None
+    connections = asyncio.Semaphore(2)
+    async for _ in download.Download(store, file, connections).chunks():
+        pass
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            await connections.acquire()
+
+
 async def test_store_without_ranges_sends_the_object_whole(lying: LyingBucket, tmp_path):
     lying.faults = ["ignores ranges"] * 16
     assert await fetch(tmp_path) == _FILES
