@@ -170,9 +170,6 @@ class RoutingPolicy(Protocol):
         not.
         """
 
-    def error_of(self, name: bytes, metadata_name: str | None) -> Exception | None:
-        """Return why the model takes no inference now; None where it does."""
-
 
 def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     """Return what a request's headers mean. Raise StreamFault if they are malformed."""

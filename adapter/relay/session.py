@@ -357,26 +357,24 @@ class RelaySession(Downstream):
         elif exchange.is_answered:
             return  # `_admit` has refused the request
         elif (error := self._find_excess(exchange, size)) is not None:
-            self._refuse_too_large(exchange, name, piece, error)
+            self._handle_too_large(exchange, name, piece, error)
         else:
             self._to_fallback(exchange, piece, end=end)
 
-    def _refuse_too_large(
+    def _handle_too_large(
         self, exchange: Exchange, name: bytes | Peek, piece: Piece, error: RelayError
     ) -> None:
         """Refuse a message that is too large for the fallback server, unless its model may take it
-        directly later.
+        directly later: then wait once for the model.
         """
         model = exchange.call.metadata_name
-        if exchange.call.direct is None or not isinstance(name, bytes):
-            self.refuse(exchange, error)
-            return
-        model_error = self.context.policy.error_of(name, model)
         is_of_another = model is not None and model.encode() != name
-        if model_error is not None and not is_of_another:
+        has_waited = exchange.stage is _WAITING
+        may_wait = exchange.call.direct is not None and not is_of_another and not has_waited
+        if may_wait and isinstance(name, bytes):
             self._wait_for_model(exchange, name, piece)
         else:
-            self.refuse(exchange, model_error or error)
+            self.refuse(exchange, error)
 
     def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
         """Keep back a message that is too large for the fallback server until its model takes

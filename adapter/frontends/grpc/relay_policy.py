@@ -227,23 +227,6 @@ class RelayPolicy:
             return InferenceFailed(self.calls.status_of(_METHOD, bug)[1])
         return None
 
-    def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
-        """Return the error that keeps the model from inferences now; None if it takes them, or if
-        its name is not UTF-8.
-        """
-        try:
-            model_id = ModelId(name.decode())
-            if self.is_of_mesh(mesh_id):
-                self.triton.refuse_lost(model_id)
-            record = self._models.lease(model_id).record
-        except UnicodeDecodeError:
-            return None
-        except AdapterError as error:
-            return error
-        if self._loads_on_demand and self.triton.has_lost(record):
-            return self.triton.explain_lost(record.id)
-        return None
-
 
 def _convert_relay_error(error: Exception) -> Exception:
     """Return the adapter's error for an error of the relay; another error as it is."""

@@ -32,9 +32,6 @@ class NotLoaded:
     def admit(self, _name, _metadata_name, _message):
         return None
 
-    def error_of(self, _name, _metadata_name):
-        return RuntimeError("it is being loaded")
-
     async def ready(self, name, _metadata_name):
         self.waits.append(name)
         await asyncio.Event().wait()
@@ -79,7 +76,7 @@ async def test_large_message_waits_for_its_own_model(metadata_name, waits):
     session.data_received(request_of(500))
     await asyncio.sleep(0)
     assert policy.waits == ([b"m"] if waits else [])
-    assert policy.refusals == ([] if waits else ["it is being loaded"])
+    assert policy.refusals == ([] if waits else ["message larger than max (519 vs. 100)"])
     session.close_all()
     for task in context.tasks:
         task.cancel()
