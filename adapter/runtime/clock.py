@@ -7,7 +7,7 @@ function gets `now`.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,8 +22,12 @@ def now() -> float:
     return monotonic()
 
 
-async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work to its end, even if the caller is cancelled; then raise the cancellation."""
+async def run_to_end(
+    work: Coroutine[Any, Any, T], on_cancel: Callable[[], object] = lambda: None
+) -> T:
+    """Await the work to its end, even if the caller is cancelled; then raise the cancellation. Call
+    `on_cancel` for each cancellation.
+    """
     task = asyncio.create_task(work)
     cancellation: asyncio.CancelledError | None = None
     while not task.done():
@@ -31,6 +35,7 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancellation = error
+            on_cancel()
     if cancellation is None:
         return task.result()
     if not task.cancelled():

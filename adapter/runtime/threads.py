@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from adapter.errors import BackendUnavailable
+from adapter.runtime.clock import run_to_end
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,19 +49,8 @@ class Threads:
         For what writes: whoever cancels it removes what was written.
         """
         done: Future[T] = Future()
-        waiting = asyncio.ensure_future(self._result(done, partial(act, *args, **kwargs)))
-        cancellation: asyncio.CancelledError | None = None
-        while not waiting.done():
-            try:
-                await asyncio.wait({waiting})
-            except asyncio.CancelledError as error:  # maybe not the first one
-                cancellation = error
-                done.cancel()
-        if cancellation is None:
-            return waiting.result()
-        if not waiting.cancelled():
-            waiting.exception()  # seen, and of no more interest
-        raise cancellation
+        work = self._result(done, partial(act, *args, **kwargs))
+        return await run_to_end(work, on_cancel=done.cancel)
 
     async def _result(self, done: Future[T], act: Callable[[], T]) -> T:
         context = contextvars.copy_context()

@@ -127,6 +127,33 @@ def test_those_of_which_least_is_to_come_go_on_first() -> None:
     assert not again.may_send
 
 
+def test_promised_room_is_free_once_the_body_comes() -> None:
+    """A body that is resumed has room for one read, whose bytes count when they arrive."""
+    site = Site(100)
+    first, late = site.body(100), site.body(50)
+    assert first.send(90)
+    assert not late.send(20)
+    first.holding.end()
+    site.time.pass_(0.1)
+    assert not site.body(60).send(55)  # 20 have arrived, and 30 are promised
+    assert late.send(20)
+    another = site.body(60)
+    assert another.send(5)
+
+
+def test_bodies_are_resumed_for_the_room_there_is() -> None:
+    """They send what they were promised later than others are resumed."""
+    site = Site(100)
+    first = site.body(200)
+    waiting = [site.body(60) for _ in range(9)]
+    assert first.send(100)
+    admitted = [body.send(1) for body in waiting]
+    assert not any(admitted)
+    first.holding.end()
+    site.time.pass_(1)
+    assert sum(body.may_send for body in waiting) == 1
+
+
 def test_nobody_waits_longer_than_ten_seconds() -> None:
     site = Site(10)
     oldest, waiting = site.body(20), site.body(10)
