@@ -61,10 +61,11 @@ _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 _ANSWER = 2
 _LAST = pb.InferParameter(bool_param=True)
 _IS_LAST = pb.ModelInferResponse(parameters={"triton_final_response": _LAST}).SerializeToString()
-# Calls of one stream that may wait for Triton at once: each takes the adapter some KiB, and its
-# message if that has at most so many bytes. A larger one is written like a stream: that takes twice
-# the CPU, and keeps no message that Triton has.
-MOST_UNANSWERED, _KEPT_BYTES = 256, 2**16
+# Calls of one stream that may wait for Triton at once: each takes the adapter some KiB.
+MOST_UNANSWERED = 256
+# A call keeps a message of at most this size until it is answered. A larger one is written like a
+# stream: that takes twice the CPU, and keeps no message that Triton has.
+_KEPT_BYTES = 2**16
 # a parameter of requests whose order matters
 _SEQUENCE = b"sequence_id"
 _NOT_ACCEPTED = {
@@ -85,22 +86,21 @@ _Fault: TypeAlias = Callable[[grpc.aio.AioRpcError], AdapterError]
 
 
 class GrpcDataPlane:
-    """`max_message_bytes` bounds Triton's responses, `unread` those of streams that wait for their
-    callers. A call waits `timeout_seconds` for one, or
-    until the client's deadline where that is earlier; a stream has that deadline alone.
+    """Forwards calls and streams to one Triton.
 
-    Calls are cancelled only where `takes_cancels` says so, streams never: when the client leaves,
-    what comes is read and dropped. Triton 2.51 crashes on cancels, and keeps what a model goes on
-    to send to a stream that was cancelled.
+    A call waits for its answer until the time limit, or until the client's deadline where that is
+    earlier; a stream has that deadline alone. Calls are cancelled only where `takes_cancels` says
+    so, streams never: when the client leaves, their answers are read and dropped. Triton 2.51
+    crashes on cancels, and keeps the answers that a model sends to a cancelled stream.
     """
 
     def __init__(
         self,
         faults: Faults,
         *,
-        timeout_seconds: float,
-        max_message_bytes: int,
-        unread: Unread,
+        timeout_seconds: float,  # for the answer to a call
+        max_message_bytes: int,  # of an answer
+        unread: Unread,  # bounds the answers of streams that their clients have not read
         keepalive: ChannelOptions = _KEEPALIVE,
         takes_cancels: Callable[[], bool] = bool,
         metadata: HeaderTable = _EXTERNAL,  # decides which metadata Triton gets
@@ -122,6 +122,7 @@ class GrpcDataPlane:
         self._channel = grpc.aio.insecure_channel(address, options=(*self._options, limit))
 
     async def close(self) -> None:
+        """Close the connection, and wait until its calls have ended."""
         channel, self._channel = self._channel, None
         self._methods.clear()
         if channel is not None:
@@ -130,17 +131,22 @@ class GrpcDataPlane:
             await asyncio.wait(self._calls)
 
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
+        """Return Triton's answer to a call. The hold is abandoned where nobody waits for the answer
+        any more; it ends as the answer comes.
+        """
         record = hold.record if hold else None
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
-        begun = clock.monotonic()
+        started_at = clock.monotonic()
         rpc = self._method(call.method)(message, metadata=self._sent(call.metadata))
         answering = self._task(self._answer(rpc, record))
-        has_left, is_answered = True, False
+        has_left = True
+        is_answered = False
         try:
             await asyncio.wait({answering}, timeout=seconds)
-            has_left, is_answered = False, answering.done()
+            has_left = False
+            is_answered = answering.done()
         finally:
-            add_waited(clock.monotonic() - begun)
+            add_waited(clock.monotonic() - started_at)
             if not is_answered:  # also where the caller left as the answer came
                 self._abandon(answering, hold)
                 if has_left and self._takes_cancels():
@@ -185,8 +191,13 @@ class GrpcDataPlane:
 
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
-        record, metadata = hold.record, self._sent(call.metadata)
-        fault, answers = partial(self._fault, record), self._unread.stream(call.on_cut)
+        """Open a stream to Triton while the context lasts. Afterwards its answers are read and
+        dropped until Triton ends it.
+        """
+        record = hold.record
+        metadata = self._sent(call.metadata)
+        fault = partial(self._fault, record)
+        answers = self._unread.stream(call.on_cut)
         if record is not None and not await self._is_decoupled(record):
             calls = _Inferences(self._open(), metadata, record, fault)
             stream = GrpcStream(calls, calls.write, answers, fault)
@@ -233,14 +244,15 @@ class GrpcDataPlane:
         return self._channel
 
     def _fault(self, record: ServedModel | None, error: grpc.aio.AioRpcError) -> AdapterError:
-        text, model_id = error.details() or "", record.asked_for if record else ModelId("")
+        text = error.details() or ""
+        model_id = record.asked_for if record else ModelId("")
         is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if is_exhausted and _ANSWER_TOO_LARGE.search(text):
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
         if (error.code(), text) == _ENDED_EARLIER:
             # Triton ends no stream that is written to, unless it stops itself
-            why = f"the connection to Triton broke: {text}"
-            return BackendUnavailable(why, model_id=model_id, delivered=True)
+            reason = f"the connection to Triton broke: {text}"
+            return BackendUnavailable(reason, model_id=model_id, delivered=True)
         code = error.code().name
         if record is None:
             return self._faults.explain_server_call(code, text)
@@ -261,7 +273,10 @@ class GrpcStream:
         answers: Answers,
         fault: _Fault,
     ) -> None:
-        self._call, self._write, self._answers, self._fault = call, write, answers, fault
+        self._call = call
+        self._write = write
+        self._answers = answers
+        self._fault = fault
         self._news = asyncio.Event()
         self._is_over = False
         self._failure: BaseException | None = None
@@ -276,7 +291,7 @@ class GrpcStream:
         self._begin(self._call.done_writing())
 
     def _begin(self, act: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        self._writing = asyncio.create_task(_in_turn(self._writing, act))
+        self._writing = asyncio.create_task(_write_in_turn(self._writing, act))
         return self._writing
 
     async def read(self) -> None:
@@ -296,16 +311,15 @@ class GrpcStream:
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the answers. Raises NotTaken where they were dropped."""
-        answers, news = self._answers, self._news
         while True:
-            news.clear()
-            while (message := answers.take()) is not None:
+            self._news.clear()
+            while (message := self._answers.take()) is not None:
                 yield message
-            if (cut := answers.error) is not None:
-                raise cut
+            if (error := self._answers.error) is not None:
+                raise error
             if self._is_over:
                 break
-            await news.wait()
+            await self._news.wait()
         failure, self._failure = self._failure, None
         if isinstance(failure, grpc.aio.AioRpcError):
             raise self._fault(failure) from failure
@@ -313,7 +327,9 @@ class GrpcStream:
             raise BackendUnavailable("the connection to Triton was closed", delivered=True)
 
 
-async def _in_turn(before: "asyncio.Task[None] | None", act: Coroutine[Any, Any, None]) -> None:
+async def _write_in_turn(
+    before: "asyncio.Task[None] | None", act: Coroutine[Any, Any, None]
+) -> None:
     """Write to a stream, which may have ended meanwhile, behind what is being written."""
     if before is not None and not before.done():
         await asyncio.wait({before})
@@ -331,18 +347,20 @@ class _Inferences:
     def __init__(
         self, channel: grpc.aio.Channel, metadata: Any, record: ServedModel, fault: _Fault
     ) -> None:
-        self._record, self._fault = record, fault
-        whole: _UnaryMethod = channel.unary_unary(_INFER)
+        self._record = record
+        self._fault = fault
+        small: _UnaryMethod = channel.unary_unary(_INFER)
         large: _LargeMethod = channel.stream_unary(_INFER)
-        self._begin = partial(whole, metadata=metadata)
+        self._begin = partial(small, metadata=metadata)
         self._begin_large = partial(large, metadata=metadata)
         self._last: _InferCall | None = None
-        # one more is unanswered, the one that is waited for
+        # the queue lacks the call whose answer is awaited
         self._calls: asyncio.Queue[tuple[_InferCall, bytes] | None]
         self._calls = asyncio.Queue(MOST_UNANSWERED - 1)
         self._is_over = False
 
     async def write(self, message: bytes, request_id: bytes) -> None:
+        """Begin a call; one of a sequence waits for the answer before it."""
         if self._last is not None and _SEQUENCE in message:
             await self._last.code()
         if self._is_over:
@@ -355,6 +373,7 @@ class _Inferences:
             await large.done_writing()
 
     async def done_writing(self) -> None:
+        """End the answers behind those of the present calls."""
         if not self._is_over:  # nobody makes room any more
             await self._calls.put(None)
 
