@@ -1,4 +1,4 @@
-"""What connections hold: nothing of it is left when they have ended, however they did."""
+"""Counts what is left of connections that have ended, however they did: nothing."""
 
 import asyncio
 import gc
