@@ -242,6 +242,7 @@ class FakeTriton:
         return [table[name] for table in tables if name in table]
 
     are_seen = True
+    more_instances: Sequence[str] = ()  # of each python model, with a live process
 
     async def models(self) -> frozenset[TritonName]:
         names = [*self.loading, *self.loaded, *self.unloading]
@@ -256,7 +257,8 @@ class FakeTriton:
         for name in names:
             models = [model for model in self._models(name) if model.process is not None]
             if models:
-                found[name] = [f"{name}_0" for model in models if not model.has_died]
+                living = [f"{name}_0" for model in models if not model.has_died]
+                found[name] = [*living, *self.more_instances]
         return found
 
     async def claim(self, names: Collection[TritonName]) -> frozenset[ProcessId]:

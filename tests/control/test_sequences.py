@@ -29,6 +29,7 @@ from adapter.errors import (
     ModelTooLarge,
     NoRoom,
     OutOfMemory,
+    StubDied,
     UnloadedMeanwhile,
 )
 from tests.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
@@ -636,6 +637,21 @@ async def test_process_that_dies_amid_an_unload_is_noticed():
             stage.triton.kill_process_of(TritonName("a"))
             await unload
             stage.check()
+
+
+@played
+async def test_model_is_dead_without_one_of_its_processes():
+    """Triton gives the lost instance its share of the requests, and each of these fails."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        stage.triton.more_instances = ["a_1"]
+        record = await stage.load(A)
+        stage.triton.more_instances = []
+        lease = stage.models.lease(A)
+        lease.begin()
+        lease.end(StubDied("Stub process 'a_1' is not healthy."))
+        await asyncio.sleep(1)
+        assert record.state is ModelState.DEAD
+        await stage.models.unload(A)
 
 
 @played
