@@ -116,14 +116,12 @@ def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
     ("found", "is_one"),
     [("2.51.0", True), ("2.73.0dev", True), ("2.75.0", False), ("2.5.0", False)],
 )
-def test_a_patch_of_a_version_is_of_it_and_another_version_is_not(found, is_one):
+def test_patch_version_belongs_to_its_release(found, is_one):
     assert is_of(("2.51", "2.73"), found) == is_one
 
 
 @pytest.mark.parametrize(("found", "skipped"), [("2.73.0dev", 0), ("2.75.0", 1)])
-def test_what_is_bound_to_one_version_is_skipped_on_another_with_the_reason(
-    tmp_path, found, skipped
-):
+def test_version_bound_test_is_skipped_with_reason(tmp_path, found, skipped):
     (tmp_path / "test_bound.py").write_text(OF_251)
 
     done = run_tests(

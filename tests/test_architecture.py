@@ -194,7 +194,7 @@ def test_an_event_is_a_noun_and_what_happened_to_it():
     assert [event for event in EVENTS if not re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", event)] == []
 
 
-def test_the_mistakes_of_the_nightly_run_can_be_made_in_the_code_as_it_is():
+def test_nightly_mistakes_fit_the_code():
     """tests/nightly/test_mutants.py makes them; a change of their line has to change them too."""
     text = (ROOT / "tests" / "nightly" / "mutants.toml").read_text(encoding="utf-8")
     mutants = tomllib.loads(text)["mutant"]

@@ -90,7 +90,7 @@ def test_a_triton_that_dies_amid_idle_connections_is_replaced(model: Path) -> No
             assert lacking(admin) == []
 
 
-def test_with_a_request_in_hand_on_each_connection_new_ones_are_told_to_come_again(
+def test_busy_connections_make_new_ones_come_again(
     adapter: RunningAdapter,
 ) -> None:
     head = (
@@ -182,7 +182,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-def test_a_call_over_grpc_on_a_connection_too_many_is_unavailable_at_once(
+def test_grpc_connection_too_many_is_unavailable_at_once(
     adapter: RunningAdapter, listener: str
 ) -> None:
     with connected(adapter.listeners[listener], 2 * _FEW):

@@ -68,7 +68,7 @@ def model(tmp_path: Path) -> Path:
     return write_python_model(tmp_path / "m")
 
 
-def test_a_triton_that_dies_while_descriptors_lack_is_replaced_once_they_are_back(
+def test_triton_is_replaced_once_descriptors_are_back(
     model: Path,
 ) -> None:
     flags = (f"--model-roots={model.parent}", "--on-triton-restart=forget")

@@ -228,7 +228,7 @@ def test_json_of_so_many_levels_that_triton_dies_of_it_is_refused(own, path, hea
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_a_length_of_the_json_that_triton_does_not_read_hides_no_levels(own, verb) -> None:
+def test_unread_json_length_hides_no_levels(own, verb) -> None:
     hidden = {"Inference-Header-Content-Length": "0"}
     with closing(own.client()) as client:
         for body in (b"[" * 200_000, b"[" * 1_000_000, (each for each in [b"[" * 300_000])):

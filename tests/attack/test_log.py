@@ -62,9 +62,8 @@ def refuse(client: Client, count: int) -> None:
         assert client.post("/models", body, headers).status == 400
 
 
-def test_a_log_that_nobody_reads_holds_up_no_request_no_probe_and_not_the_end(
-    adapter: ReadByHand, model: Path
-) -> None:
+def test_unread_log_holds_up_nothing(adapter: ReadByHand, model: Path) -> None:
+    """Requests and probes are answered, and the process ends."""
     with closing(Client(adapter.http)) as client, closing(Client(adapter.admin)) as admin:
         refuse(client, 500)
         assert client.load("m", model).status == 200

@@ -56,7 +56,7 @@ def test_the_pattern_is_that_of_the_pods_of_a_deployment(name):
 
 
 @pytest.mark.parametrize("scope", ["", 'namespace="serving",'])
-def test_the_rules_of_a_runtime_are_for_the_pods_that_the_controller_makes(scope):
+def test_runtime_rules_select_the_controllers_pods(scope):
     given = {
         **values(),
         "mode": "servingRuntime",

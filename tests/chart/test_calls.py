@@ -90,7 +90,7 @@ def test_the_helm_test_waits_loads_calls_and_unloads(pod: RunningAdapter):
 
 
 @pytest.mark.triton
-def test_with_a_secret_loads_want_its_token_and_the_helm_test_brings_it(tmp_path):
+def test_loads_want_the_secrets_token_helm_test_has(tmp_path):
     values = values_of("cpu") | {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
     [call] = only("Pod", values)["spec"]["containers"]
     script, _, mounted = call["args"]

@@ -80,7 +80,7 @@ def test_of_a_claim_the_adapter_finds_out_itself_what_there_is(values):
     assert "ADAPTER_CACHE_LIMIT" not in variables(values)
 
 
-def test_a_claim_that_outlives_the_pod_is_left_by_the_old_one_before_the_new_one_takes_it():
+def test_old_pod_leaves_claim_before_new_one():
     values = STORE | CLAIM
 
     assert volume(values, "cache") == {"persistentVolumeClaim": {"claimName": "fast"}}
@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused_by_the_schema(values, place):
     assert f"at '{place}" in str(refused.value)
 
 
-def test_where_calls_must_be_signed_the_helm_test_needs_the_token_of_those_who_load():
+def test_helm_test_of_signed_calls_needs_control_token():
     without = KEYS | {"adapter": {"controlToken": {"existingSecret": ""}}}
 
     assert "tests/call.yaml" in {name for name, text in render(KEYS).items() if text.strip()}
@@ -303,9 +303,7 @@ def read_only_for_triton(folder: Path) -> list[str]:
 
 @pytest.mark.triton
 @pytest.mark.timeout(400)
-def test_a_pod_of_the_recipe_serves_boto3_and_curl_and_finds_its_cache_after_it_was_killed(
-    bucket, tmp_path
-):
+def test_recipe_pod_finds_its_cache_after_kill(bucket, tmp_path):
     """Triton cannot write to the cache; the variables of the bucket stand for the role."""
     (cache := tmp_path / "cache").mkdir()
     environ = {
@@ -352,7 +350,7 @@ def unreadable(folder: Path) -> list[Path]:
 
 
 @pytest.mark.triton
-def test_after_the_end_of_triton_s_container_calls_find_their_models_on_disk(bucket, tmp_path):
+def test_calls_find_models_on_disk_after_tritons_end(bucket, tmp_path):
     environ = {
         **bucket.environ,
         "ADAPTER_CACHE_DIR": str(tmp_path / "cache"),

@@ -114,7 +114,7 @@ def test_calls_go_to_the_listener_that_only_infers_where_there_is_one(settings, 
 
 
 @BOTH
-def test_each_pod_is_asked_at_the_listener_of_its_probes_whether_it_is_ready(values):
+def test_readiness_is_asked_at_the_probe_listener(values):
     active = only("BackendTrafficPolicy", values)["spec"]["healthCheck"]["active"]
     adapter = containers(pod_spec(values))["adapter"]
     ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}
@@ -292,7 +292,7 @@ def test_fleet_panics_only_without_the_patch():
     assert plain["panicThreshold"] == 1
 
 
-def test_the_headers_of_a_fleet_without_the_patch_are_those_of_deploy_fleet():
+def test_unpatched_fleet_has_headers_of_deploy_fleet():
     consistent = only("BackendTrafficPolicy", FLEET)["spec"]["loadBalancer"]["consistentHash"]
     hashes = patches(PATCHED, "serving/")["hash_policy"]
 
@@ -381,7 +381,7 @@ def check(folder: Path, found: list[dict[str, str]], expected: dict[str, list[An
 
 
 @needs_promtool
-def test_the_rules_give_each_pod_its_evictions_for_room_and_its_calls_without(tmp_path):
+def test_rules_count_evictions_and_calls_by_pod(tmp_path):
     found = [*series("a"), *series("b"), *series("a", "other")]
     each = [
         [{"labels": f'{{pod="{pod}"}}', "value": value} for pod in "ab"] for value in (0.1, 0.05)

@@ -21,7 +21,8 @@ def settings_of_the_one_container(values):
     return load_settings({}, environment_of_the_one_container(values), None).settings
 
 
-def test_the_one_container_has_the_listeners_and_models_of_a_pod_and_not_of_an_endpoint():
+def test_one_container_has_listeners_of_a_pod():
+    """Those of an endpoint of SageMaker are other ones."""
     settings = settings_of_the_one_container(SINGLE)
 
     listeners = settings.http, settings.grpc, settings.admin, settings.metrics
@@ -37,7 +38,7 @@ def test_the_one_container_has_the_listeners_and_models_of_a_pod_and_not_of_an_e
     )
 
 
-def test_an_argument_of_an_embedded_triton_comes_through_the_environment_as_it_is():
+def test_embedded_tritons_argument_comes_through_the_environment():
     values = {**SINGLE, "triton": {"extraArgs": ["--backend-config=python,name=it's mine"]}}
 
     assert settings_of_the_one_container(values).triton_args[1:] == (
@@ -53,7 +54,7 @@ def test_an_argument_of_an_embedded_triton_comes_through_the_environment_as_it_i
         ({}, None),
     ],
 )
-def test_without_gpus_an_adapter_in_the_one_container_gets_128_mib_of_its_limit(triton, limit):
+def test_adapter_in_one_container_keeps_128_mib(triton, limit):
     settings = settings_of_the_one_container({**SINGLE, "triton": triton})
 
     assert settings.memory_limit == limit

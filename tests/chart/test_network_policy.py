@@ -48,7 +48,7 @@ def rules_of(values):
 
 
 @rows("path", CASES)
-def test_no_rule_of_the_network_policy_is_for_everybody_unless_it_is_open(path):
+def test_network_policy_has_no_rule_for_everybody(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":
         assert "NetworkPolicy" not in {made["kind"] for made in objects(values)}

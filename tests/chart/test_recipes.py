@@ -58,7 +58,7 @@ def test_each_recipe_has_values_that_are_rendered():
 @pytest.mark.parametrize(
     "block", [b for b in blocks_of(PAGE, RECIPES) if b.language == "yaml"], ids=str
 )
-def test_the_values_of_the_page_are_those_of_a_file_that_is_rendered(block):
+def test_values_of_the_page_are_rendered_here(block):
     values = yaml.safe_load(block.text)
 
     files = [values_of(name) for name in names_of_the_page()]
@@ -152,7 +152,7 @@ def test_a_mig_instance_is_asked_for_instead_of_a_gpu():
 
 
 @pytest.mark.triton
-def test_a_pod_with_a_share_of_a_gpu_gives_out_no_more_than_its_share(tmp_path):
+def test_pod_with_gpu_share_keeps_to_it(tmp_path):
     """By what models declare: nothing is read."""
     size = 'parameters { key: "memory_bytes" value { string_value: "10GiB" } }'
     for name in ("one", "two"):

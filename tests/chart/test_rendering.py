@@ -156,7 +156,8 @@ def test_the_pods_keep_the_standard_restricted_of_pod_security(name):
 
 
 @pytest.mark.parametrize("values", [{}, {"mode": "single"}, values_of("two-containers")])
-def test_triton_is_user_1000_on_a_read_only_root_with_a_home_and_a_tmp_to_write_to(values):
+def test_triton_is_user_1000_on_read_only_root(values):
+    """A home and a /tmp are there to write to."""
     both = containers(pod_spec(values))
     triton = both.get("triton", both["adapter"])
     security = triton["securityContext"]
@@ -240,7 +241,8 @@ def scaled_from(replicas: int) -> dict:
         (scaled_from(2), OLD_GOES_FIRST),
     ],
 )
-def test_a_rollout_waits_for_no_gpu_or_claim_that_the_old_pod_holds(values, wanted):
+def test_rollout_waits_for_nothing_of_old_pod(values, wanted):
+    """That holds a GPU, or a claim."""
     assert only("Deployment", values)["spec"].get("strategy") == wanted
 
 
@@ -323,7 +325,7 @@ def test_a_rollout_has_the_time_that_the_probes_allow_a_start():
     assert deadline({"progressDeadlineSeconds": 77}) == 77
 
 
-def test_the_control_token_is_mounted_where_it_is_asked_for_and_nowhere_else():
+def test_control_token_is_mounted_only_where_asked_for():
     values = {"adapter": {"controlToken": {"existingSecret": "{{ .Release.Name }}-s", "key": "k"}}}
     pod, test = pod_spec(values), only("Pod", values)["spec"]
     mounted = {
@@ -380,7 +382,7 @@ def test_the_listener_of_metrics_has_the_family_of_the_others():
     assert variables({"settings": {"listen_host": "0.0.0.0"}})["ADAPTER_METRICS"] == "0.0.0.0:8082"
 
 
-def test_a_switch_that_the_chart_sets_can_be_turned_off_in_the_pod_s_spec():
+def test_pods_spec_turns_off_a_switch_of_chart():
     off = {"name": "triton", "securityContext": {"readOnlyRootFilesystem": False}}
     security = containers(pod_spec({"podSpec": {"initContainers": [off]}}))["triton"][
         "securityContext"
@@ -389,7 +391,7 @@ def test_a_switch_that_the_chart_sets_can_be_turned_off_in_the_pod_s_spec():
     assert (security["readOnlyRootFilesystem"], security["runAsUser"]) == (False, 1000)
 
 
-def test_labels_of_a_pod_beat_common_ones_and_never_those_it_is_found_by():
+def test_pod_labels_beat_common_ones_but_no_selector():
     same = {"team": "a", "app.kubernetes.io/name": "other"}
     values = {"commonLabels": same, "podLabels": {**same, "team": "b"}}
     deployment = only("Deployment", values)

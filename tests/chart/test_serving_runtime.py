@@ -34,7 +34,7 @@ def test_a_runtime_takes_nothing_that_the_controller_keeps_for_itself(name):
             assert port["containerPort"] not in {8080, 8085, 8089, 8090, *range(11881, 11900)}
 
 
-def test_the_pods_of_a_runtime_are_found_by_the_labels_of_the_controller():
+def test_runtime_pods_are_found_by_controllers_labels():
     """Those of its config/internal/base/deployment.yaml.tmpl."""
     values = values_of("serving-runtime-monitored")
     monitor = only("PodMonitor", values)["spec"]
@@ -84,7 +84,7 @@ def test_the_example_of_modelmesh_is_what_the_chart_makes():
     assert made["metadata"]["annotations"] == example["metadata"]["annotations"]
 
 
-def test_an_argument_of_tritonserver_comes_through_the_shell_of_a_runtime_as_it_is():
+def test_tritonservers_argument_comes_through_the_runtimes_shell():
     values = values_of("serving-runtime-gpu")
     [runtime] = objects(values)
 

@@ -56,7 +56,7 @@ def test_each_kind_of_value_arrives_as_it_was_meant():
 
 
 @rows("path", CASES)
-def test_a_listener_with_a_port_of_the_pod_can_be_reached_from_outside_it(path):
+def test_listener_with_port_is_reached_from_outside(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":
         return
@@ -106,7 +106,7 @@ def test_the_settings_agree_with_what_the_pod_has(path):
     )
 
 
-def test_a_pod_goes_on_accepting_for_five_seconds_but_no_longer_than_it_drains():
+def test_pod_accepts_five_seconds_within_its_drain():
     assert loaded({}).settings.drain_min_seconds == 5
     assert loaded({"settings": {"drain_timeout_seconds": 3}}).settings.drain_min_seconds == 3
 
@@ -146,7 +146,7 @@ def test_the_grace_period_is_added_up_unless_it_is_given(values, seconds):
     assert pod_spec(values)["terminationGracePeriodSeconds"] == seconds
 
 
-def test_triton_in_a_plain_container_is_held_back_longer_than_the_adapter_drains():
+def test_plain_triton_outlives_the_adapters_drain():
     values = {"triton": {"nativeSidecar": False}, "settings": {"drain_timeout_seconds": 40}}
     triton = containers(pod_spec(values))["triton"]
 
@@ -171,9 +171,8 @@ def test_the_startup_probe_waits_for_triton_and_for_a_single_model():
         (4294967296, "1Gi", 3 * 2**30),
     ],
 )
-def test_without_gpus_models_may_take_what_triton_s_container_may_beside_its_shared_memory(
-    memory, shm, limit
-):
+def test_models_have_tritons_limit_less_shared_memory(memory, shm, limit):
+    """Where there are no GPUs."""
     triton = {"gpu": {"count": 0}, "resources": {"limits": {"memory": memory}}, "shmSize": shm}
 
     assert loaded({"triton": triton}).settings.memory_limit == limit
@@ -185,7 +184,7 @@ def test_with_gpus_the_limit_is_what_they_have():
     assert loaded({}).settings.memory_limit is None
 
 
-def test_the_models_of_the_values_are_loaded_at_the_start_and_again_after_triton_s():
+def test_models_of_values_are_loaded_and_reloaded():
     settings = loaded(values_of("pvc")).settings
 
     assert settings.load_at_start == ("fraud=teams/risk/fraud-7", "shared/*")
@@ -193,7 +192,7 @@ def test_the_models_of_the_values_are_loaded_at_the_start_and_again_after_triton
     assert settings.on_triton_restart == "auto"
 
 
-def test_a_pod_gets_the_models_back_that_triton_lost_unless_its_platform_does():
+def test_pod_reloads_lost_models_unless_platform_does():
     assert loaded({}).settings.on_triton_restart == "auto"
     forgets = loaded({"settings": {"on_triton_restart": "forget"}}).settings
     assert forgets.on_triton_restart == "forget"

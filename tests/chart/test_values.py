@@ -431,7 +431,7 @@ def test_a_memory_limit_up_to_that_of_the_container_is_taken(limit):
 
 
 @pytest.mark.parametrize("values", [{}, elsewhere()], ids=["gpu", "triton elsewhere"])
-def test_a_memory_limit_is_not_compared_where_it_is_not_about_the_container(values):
+def test_foreign_memory_limit_is_not_compared(values):
     assert render({**values, "settings": {"memory_limit": "24GiB"}})
 
 

@@ -158,7 +158,8 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
 
 
 @real
-async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_are_gone(caplog):
+async def test_killed_server_is_replaced_without_its_stubs(caplog):
+    """The new one has the same addresses."""
     caplog.set_level(logging.INFO)
     async with running() as triton:
         add_model(triton.repository, "identity")
@@ -288,9 +289,7 @@ TRACKER = "triton-backend-memory-tracker"
         (True, (f"--backend-config={TRACKER}=false",), [f"--backend-config={TRACKER}=false"]),
     ],
 )
-async def test_the_memory_tracker_is_on_where_there_is_a_gpu_and_nobody_said_otherwise(
-    tmp_path, has_gpus, args, expected
-):
+async def test_memory_tracker_is_on_where_gpu_is(tmp_path, has_gpus, args, expected):
     async def answer():
         return has_gpus
 

@@ -104,9 +104,7 @@ def groups():
 
 
 @pytest.mark.parametrize(("outer_mib", "inner_mib"), [(500, None), (None, 300), (500, 300)])
-def test_a_process_knows_the_limit_of_its_own_cgroup_and_of_those_above(
-    groups, outer_mib, inner_mib
-):
+def test_process_knows_limits_of_cgroups_above(groups, outer_mib, inner_mib):
     for group, mib in zip(groups, (outer_mib, inner_mib), strict=True):
         if mib is not None:
             (group / "memory.limit_in_bytes").write_text(str(mib * MIB))

@@ -30,7 +30,7 @@ def nobody() -> Iterator[str]:
 
 
 @pytest.mark.slow
-async def test_a_triton_that_is_not_there_is_tried_again_for_a_few_seconds_only(nobody):
+async def test_absent_triton_is_tried_for_few_seconds(nobody):
     retries: list[str] = []
     control = made(nobody, retries.append)
     with pytest.raises(BackendUnavailable) as caught:
@@ -72,7 +72,7 @@ async def test_a_call_that_arrived_is_not_sent_again(error):
 
 
 @pytest.mark.slow
-async def test_before_it_is_connected_and_after_it_is_closed_triton_is_not_up(nobody):
+async def test_triton_is_up_only_while_connected(nobody):
     control = TritonControl(FAULTS, load_timeout_seconds=5, call_timeout_seconds=5)
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match="starting or stopping"):
@@ -82,7 +82,7 @@ async def test_before_it_is_connected_and_after_it_is_closed_triton_is_not_up(no
 
 
 @pytest.mark.slow
-async def test_a_call_that_is_tried_again_while_the_connection_is_closed_ends_as_unavailable(
+async def test_repeated_call_on_closed_connection_is_unavailable(
     nobody,
 ):
     retried = asyncio.Event()
@@ -153,9 +153,7 @@ class Relay:
 
 
 @real
-async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(
-    triton, port, caplog
-):
+async def test_watched_triton_is_noticed_going_and_returning(triton, port, caplog):
     caplog.set_level(logging.INFO)
     relay = Relay(triton.grpc_address, port)
     await relay.open()

@@ -72,7 +72,7 @@ def server(adapter: RunningAdapter) -> int:
     return found
 
 
-def test_a_server_that_dies_again_and_again_is_tried_ever_more_rarely_and_comes_back(
+def test_dying_server_is_restarted_ever_more_rarely(
     script: Script,
 ) -> None:
     with (

@@ -114,7 +114,7 @@ async def test_a_load_that_fails_tells_tritons_reason(shelf):
 
 
 @real
-async def test_a_model_that_failed_to_load_is_not_present_and_loads_once_mended(shelf, triton):
+async def test_failed_model_is_absent_and_loads_once_mended(shelf, triton):
     shelf.put("m", initialize='raise ValueError("no weights")')
     with pytest.raises(LoadFailed):
         await shelf.load("m")
@@ -214,9 +214,8 @@ async def test_a_load_over_grpc_does_not_hold_up_inference_over_http(shelf, gate
 
 
 @real
-async def test_a_load_goes_on_in_triton_after_the_time_limit_and_its_unload_waits(
-    shelf, triton, gate
-):
+async def test_load_over_its_time_goes_on_in_triton(shelf, triton, gate):
+    """Its unload waits for it."""
     shelf.put("m", initialize=gate.statements)
     hasty = made(triton.grpc_address, load=1)
     await hasty.ready()  # it is connected
@@ -254,7 +253,8 @@ async def test_an_unload_waits_for_the_requests_under_way_and_they_are_answered(
 
 
 @real
-async def test_a_dead_process_is_told_by_the_inference_and_needs_a_load_before_its_unload(shelf):
+async def test_dead_process_needs_a_load_before_unload(shelf):
+    """An inference tells of it."""
     shelf.put("m", answer="import os; os._exit(1)")
     await shelf.load("m")
     assert type(await shelf.fault("m", 1)) is StubDied

@@ -79,7 +79,7 @@ def test_pages_are_in_short_sentences_without_banned_expressions() -> None:
     assert {where: what for where, what in found.items() if what} == {}
 
 
-def test_the_pages_have_no_more_words_than_a_reader_can_be_asked_to_read() -> None:
+def test_pages_keep_to_their_number_of_words() -> None:
     """Counted as `wc -w` does. A page that grows makes room: it or another one loses as much."""
     written = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "docs/design/triton.md"]
     counts = {

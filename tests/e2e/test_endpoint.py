@@ -49,7 +49,7 @@ def invoke(stack: Stack, target: str, body: bytes) -> tuple[dict[str, list[Any]]
     return {each["name"]: each["data"] for each in outputs}, headers["x-triton-adapter-cache"]
 
 
-def test_boto3_calls_a_model_of_a_web_server_that_a_killed_adapter_finds_on_disk(
+def test_killed_adapter_finds_web_model_on_disk(
     engine: DockerClient, images: dict[str, str], web: Path
 ) -> None:
     call = "identity.tar.gz", json.dumps(infer_body(1.0, 2.0)).encode()
@@ -65,7 +65,7 @@ def test_boto3_calls_a_model_of_a_web_server_that_a_killed_adapter_finds_on_disk
         assert invoke(stack, *call) == ({"OUT": [1.0, 2.0]}, "disk")
 
 
-def test_the_example_models_are_a_store_and_triton_cannot_write_to_its_cache(
+def test_triton_cannot_write_to_the_examples_cache(
     engine: DockerClient, images: dict[str, str]
 ) -> None:
     sample = (EXAMPLES / "digits" / "sample.json").read_bytes()

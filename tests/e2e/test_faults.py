@@ -57,7 +57,7 @@ def callers(stack: Stack, model: str) -> Iterator[tuple[Caller, Caller]]:
         yield http, grpc
 
 
-def test_a_triton_that_dies_is_503_until_it_and_the_models_are_back(stack, identity):
+def test_dead_triton_is_503_until_models_are_back(stack, identity):
     with callers(stack, identity) as (http, grpc):
         stack.kill("triton-cpu")
         http.wait_other(200)
@@ -72,7 +72,7 @@ def test_a_triton_that_dies_is_503_until_it_and_the_models_are_back(stack, ident
     assert stack.restarts("adapter") == 0
 
 
-def test_an_adapter_that_dies_comes_back_with_the_models_that_triton_still_has(stack, identity):
+def test_restarted_adapter_has_the_models_triton_kept(stack, identity):
     with callers(stack, identity) as (http, grpc):
         stack.kill("adapter")
         http.wait_other(200)

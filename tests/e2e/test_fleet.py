@@ -63,7 +63,7 @@ def models(machine: Container) -> set[str]:
     return {each["modelName"] for each in json.loads(done.output)["models"]}
 
 
-def test_boto3_calls_each_model_at_one_machine_and_at_another_when_that_is_killed(
+def test_killed_machines_models_are_called_at_another(
     fleet: Stack,
 ) -> None:
     machines = fleet.containers("machine")

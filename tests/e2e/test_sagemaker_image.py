@@ -159,9 +159,7 @@ def test_a_triton_that_dies_is_started_again_and_leaves_no_dead_process(many):
     assert [name for name, state in many.processes() if state == "Z"] == []
 
 
-def test_what_does_not_fit_into_the_containers_memory_is_507_before_the_kernel_kills(
-    engine, sagemaker_image
-):
+def test_too_much_for_container_is_507_not_killed(engine, sagemaker_image):
     """The ledger's limit is the container's less 128 MiB for the adapter; a model takes 700."""
     mounts = {EXAMPLES / "hungry_declared": "/opt/ml/models/hungry"}
     multi = {"SAGEMAKER_MULTI_MODEL": "true"}

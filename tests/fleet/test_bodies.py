@@ -87,9 +87,8 @@ def refusing(tmp_path):
 
 @pytest.mark.parametrize("way", ["HTTP", "gRPC"])
 @pytest.mark.parametrize(("size", "attempts"), [(HELD - MIB // 2, 2), (HELD + MIB, 1)])
-def test_a_body_of_up_to_8_mib_goes_to_another_machine_when_its_own_one_has_no_room(
-    refusing, way, size, attempts
-):
+def test_body_of_8_mib_goes_to_another_machine(refusing, way, size, attempts):
+    """Its own one has no room."""
     machines, envoy = refusing
     code, _, made = ask(envoy, way, pieces_of(size), size)
     wanted = {("HTTP", 2): "200", ("gRPC", 2): "OK", ("HTTP", 1): "503"}
@@ -98,9 +97,7 @@ def test_a_body_of_up_to_8_mib_goes_to_another_machine_when_its_own_one_has_no_r
 
 
 @pytest.mark.parametrize("way", ["HTTP", "gRPC"])
-def test_a_body_that_grows_too_large_to_be_sent_again_while_that_is_due_is_unavailable(
-    tmp_path, way
-):
+def test_body_too_large_to_repeat_is_unavailable(tmp_path, way):
     """Never 507, which says here that models must be unloaded."""
     size = HELD + 4 * MIB
 
@@ -130,7 +127,7 @@ def test_a_507_of_a_machine_passes(tmp_path):
         assert http(envoy, [PIECE], len(PIECE))[0] == "507"
 
 
-def test_an_answer_that_comes_before_the_body_is_read_by_a_caller_who_reads_while_it_sends(
+def test_answer_before_the_body_reaches_reading_caller(
     tmp_path,
 ):
     with stub_fleet(tmp_path, 1, lambda call: call.answer(400)) as (_, envoy):

@@ -21,7 +21,7 @@ def test_the_table_and_the_plot_are_those_of_the_data(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_by_cost_callers_wait_no_longer_than_by_lru_and_longer_than_with_hindsight(kind):
+def test_cost_policy_waits_between_lru_and_hindsight(kind):
     found = measure(kind, 0)
     assert found["offline"] <= found["cost"] <= LRU * found["lru"]
     assert measure(kind, 0) == found

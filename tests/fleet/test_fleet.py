@@ -113,7 +113,8 @@ def test_each_model_is_answered_by_one_machine_alone(client, fleet):
         assert each.models() == {name for name, home in homes.items() if home == each.name}
 
 
-def test_v2_by_its_path_and_grpc_by_its_metadata_meet_the_endpoint_s_machine(envoy, client, homes):
+def test_v2_and_grpc_meet_the_endpoints_machine(envoy, client, homes):
+    """By the path and by the metadata."""
     value = grpc.InferInput("IN", [1], "FP32")
     value.set_data_from_numpy(np.zeros(1, np.float32))
     with closing(grpc.InferenceServerClient(envoy.address)) as rpc:
@@ -139,9 +140,8 @@ def test_an_unchanged_boto3_calls_models_and_is_told_what_is_wrong(envoy):
 
 
 @pytest.mark.parametrize("size", [1, 6_291_456])
-def test_what_a_full_machine_refuses_another_one_answers_and_the_full_one_stays(
-    envoy, client, fleet, homes, size
-):
+def test_another_machine_answers_for_a_full_one(envoy, client, fleet, homes, size):
+    """The full one stays in the fleet."""
     name = NAMES[0]
     home = the(fleet, homes[name])
     body = json.dumps(infer_body(0.0)).encode().ljust(size)
@@ -169,7 +169,7 @@ def filled(machine: Machine) -> Iterator[None]:
             assert own.delete("/models/whole").status == 200
 
 
-def test_an_error_of_the_model_is_told_and_asked_of_no_other_machine(client, bucket, fleet, folder):
+def test_model_error_is_asked_of_no_other_machine(client, bucket, fleet, folder):
     put_model(bucket, folder, "wrong.tar.gz", number=0, before="raise ValueError('no such thing')")
     answer = invoke(client, "wrong.tar.gz")
     assert (answer.status, answer.attempts) == (424, 1)
@@ -187,9 +187,8 @@ def test_a_request_that_kills_a_triton_kills_one_and_not_three(client, bucket, f
     wait_until(victim.is_ready, 60, f"{victim.name} is ready again")
 
 
-def test_a_machine_that_dies_costs_what_it_had_in_flight_and_models_of_others_stay(
-    envoy, client, fleet, homes, held
-):
+def test_dead_machine_costs_only_what_was_in_flight(envoy, client, fleet, homes, held):
+    """The models of others stay where they are."""
     busy = []
     for number in count():
         (call,) = held.call(name := held.put(f"held-{number}.tar.gz"))

@@ -56,7 +56,7 @@ def test_envoy_takes_what_is_written(tmp_path, arguments):
     assert "warning" not in run.stderr
 
 
-def test_the_file_that_is_there_is_the_one_for_a_name_of_many_addresses():
+def test_committed_file_is_for_one_shared_name():
     written = configuration("--listen=0.0.0.0:8080", "--dns", "adapters")
     assert (GENERATE.parent / "envoy.yaml").read_text() == written
 
@@ -68,7 +68,7 @@ def test_envoy_listens_for_this_machine_alone_unless_told_otherwise():
         assert address["socket_address"]["address"] == "127.0.0.1"
 
 
-def test_machines_have_their_ports_and_a_key_that_does_not_depend_on_their_address():
+def test_machines_key_does_not_depend_on_address():
     text = configuration("adapter-0", "adapter-1:9080", "c=10.0.0.9:1:2:3", "[fd00::1]")
     assert endpoints(text) == [
         ("adapter-0", 8080, 8081, "adapter-0"),

@@ -101,9 +101,7 @@ def test_with_room_for_all_models_nearly_all_calls_find_theirs_in_memory(
     assert hits >= AT_LEAST or factor != CHOSEN
 
 
-def test_a_machine_that_is_killed_costs_what_was_in_flight_on_it_and_moves_a_third(
-    envoy, roomy, figures
-):
+def test_killed_machine_of_three_moves_a_third(envoy, roomy, figures):
     before = homes(envoy, NAMES)
     victim = roomy[1]
     with going_on(envoy, NAMES, 16, SEED) as calls:
@@ -220,9 +218,7 @@ def test_a_request_that_kills_a_triton_kills_one(envoy, roomy, figures):
 
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("callers", CALLERS)
-def test_with_room_for_sixty_of_a_hundred_most_calls_find_theirs_in_memory(
-    tight, figures, callers, factor
-):
+def test_room_for_sixty_of_hundred_serves_most(tight, figures, callers, factor):
     hits = measured(tight, ZIPF, callers, factor)
     figures.add_ratio(Ratio(20, "Zipf 1.0", callers, factor, CALLS, hits))
     assert hits >= MOST or factor != CHOSEN

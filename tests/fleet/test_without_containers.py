@@ -70,7 +70,8 @@ def envoy(settings, bucket, tmp_path) -> Iterator[RunningEnvoy]:
         machine.stop()
 
 
-def test_the_machine_of_the_page_drains_longer_than_envoy_looks_and_is_open_to_others():
+def test_machine_of_the_page_outlasts_envoys_look():
+    """It is open to other machines."""
     found = on_the_page()
     own = {name: found[name].rpartition(":")[0] for name in ("http_data", "grpc_data", "metrics")}
 

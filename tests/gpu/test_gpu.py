@@ -82,7 +82,7 @@ def recovery_seconds(adapter: RunningAdapter) -> float:
     return metric(adapter, "triton_adapter_memory_recovery_seconds_sum")
 
 
-def test_models_are_loaded_until_cuda_has_no_more_and_one_eviction_heals_it(
+def test_one_eviction_heals_cuda_out_of_memory(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     """Five packages of which nothing is known: each is tried."""
@@ -167,9 +167,7 @@ def test_memory_is_back_when_each_of_ten_unloads_is_answered(
     assert book(adapter)["used_by_models_bytes"] == 0
 
 
-def test_an_inference_for_more_than_there_is_is_507_and_the_model_serves_on(
-    client: Client, root: Path
-) -> None:
+def test_inference_out_of_memory_is_507_then_serves(client: Client, root: Path) -> None:
     package = write_cuda_model(root / "eater", 512)
     assert client.load("eater", package).status == 200
     wanted = gpu().free // MIB + 1024

@@ -93,7 +93,7 @@ def test_sizes_that_triton_reports_are_the_sizes_of_models_loaded_at_once(
     assert gpu().used - empty < (context + 64) * MIB
 
 
-def test_sizes_that_nothing_reports_are_read_and_back_when_the_unload_is_answered(
+def test_unreported_sizes_are_read_and_given_back(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     package = write_model_in_triton(root / "silent", 3072)

@@ -56,9 +56,8 @@ def client(adapter: RunningAdapter) -> Iterator[Client]:
         yield client
 
 
-def test_a_model_above_the_limit_of_a_process_is_too_large_and_others_serve_beside_it(
-    client: Client, root: Path
-) -> None:
+def test_model_over_process_limit_is_too_large(client: Client, root: Path) -> None:
+    """Others serve beside it."""
     below = write_cuda_model(root / "below", 1024)
     above = write_cuda_model(root / "above", 6144, declares="6GiB")
     untold = write_cuda_model(root / "untold", 6144)

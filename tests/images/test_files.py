@@ -164,7 +164,7 @@ def test_triton_and_the_adapter_see_the_models_at_the_same_paths():
     assert f"--model-repository={path}" in SERVICES["triton"]["command"]
 
 
-def test_the_adapter_has_a_cache_that_triton_can_only_read_and_that_any_user_may_fill():
+def test_cache_is_read_only_for_triton():
     """The image has its folder: a new volume takes the mode from there."""
     path = SERVICES["adapter"]["environment"]["ADAPTER_CACHE_DIR"]
     assert f"cache:{path}" in SERVICES["adapter"]["volumes"]
@@ -174,7 +174,8 @@ def test_the_adapter_has_a_cache_that_triton_can_only_read_and_that_any_user_may
     assert path in made[0].split()
 
 
-def test_a_store_and_its_credentials_are_the_adapter_s_alone_and_only_where_they_are_set():
+def test_store_credentials_are_the_adapters_alone():
+    """And are there only where they are set."""
     environment = SERVICES["adapter"]["environment"]
     of_stores = {name for name in environment if name.startswith(("AWS_", "AZURE_"))}
     assert of_stores >= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"}
@@ -183,7 +184,7 @@ def test_a_store_and_its_credentials_are_the_adapter_s_alone_and_only_where_they
     assert not of_stores & SERVICES["triton"]["environment"].keys()
 
 
-def test_the_envoy_of_a_fleet_looks_for_the_machines_by_the_name_that_they_have():
+def test_fleets_envoy_finds_machines_by_their_name():
     envoy = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text(encoding="utf-8"))
     settings = Settings()
     found = {
@@ -201,7 +202,7 @@ def test_the_envoy_of_a_fleet_looks_for_the_machines_by_the_name_that_they_have(
     assert published("machine") == published("bucket") == []
 
 
-def test_each_machine_of_a_fleet_has_a_repository_and_a_cache_of_its_own():
+def test_each_machine_has_own_repository_and_cache():
     machine = SERVICES["machine"]
     assert machine["volumes"] == [
         str(Settings().repository),  # volumes without a name are of one container

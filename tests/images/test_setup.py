@@ -169,7 +169,7 @@ def test_a_named_interpreter_is_the_only_one_that_is_tried(clone: Clone) -> None
     assert "PYTHON=python9 cannot be run" in refused(clone.setup("run", python="python9"), clone)
 
 
-def test_an_older_interpreter_that_will_do_is_taken_before_a_newer_that_will_not(
+def test_supported_older_interpreter_beats_unsupported_newer(
     clone: Clone,
 ) -> None:
     clone.interpreter("python3", "3.13.5")
@@ -194,7 +194,7 @@ def test_run_installs_its_own_packages_once_and_then_nothing(clone: Clone) -> No
     assert (again.returncode, again.stderr, clone.calls) == (0, "", [])
 
 
-def test_pip_shows_its_progress_on_a_terminal_and_is_quiet_in_a_pipe(clone: Clone) -> None:
+def test_pip_shows_progress_only_on_terminal(clone: Clone) -> None:
     clone.interpreter("python3", "3.12.1")
     ours, terminal = pty.openpty()
     try:

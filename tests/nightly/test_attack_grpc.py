@@ -211,9 +211,7 @@ def play(listener: str, act: str, seconds: float, seed: int, root) -> None:
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
-def test_triton_lives_and_answers_though_callers_cancel_run_out_of_time_and_leave(
-    listener, seconds, seed, tmp_path
-):
+def test_triton_survives_callers_who_leave(listener, seconds, seed, tmp_path):
     play(listener, "call", seconds / 4, seed, tmp_path)
 
 

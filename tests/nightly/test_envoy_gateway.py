@@ -221,7 +221,7 @@ def test_each_model_has_one_machine_and_another_one_when_that_is_gone(envoy, fle
 
 
 @pytest.mark.parametrize("envoy", ["fleet-patch"], indirect=True)
-def test_with_the_patch_a_path_of_v2_leads_to_the_machine_of_the_model(envoy):
+def test_patched_v2_path_leads_to_models_machine(envoy):
     with closing(envoy.client()) as client:
         for name, home in homes(client).items():
             for _ in range(2):

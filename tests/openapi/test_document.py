@@ -120,7 +120,7 @@ def test_every_status_of_the_endpoints_table_is_an_answer_of_its_calls():
 
 
 @rows("operation", OPERATIONS)
-def test_each_status_is_listed_by_number_and_each_error_says_what_its_body_is(operation):
+def test_each_status_and_error_body_is_listed(operation):
     for number, answer in answers(operation):
         assert HTTPStatus(int(number)) if number != "530" else True
         is_error = int(number) >= 400

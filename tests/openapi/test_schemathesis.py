@@ -48,9 +48,7 @@ def test_calls_that_change_models_are_answered_as_described(opened: RunningAdapt
     unload_all(opened)
 
 
-def test_models_are_loaded_listed_invoked_and_unloaded_in_any_order_as_the_links_say(
-    opened: RunningAdapter, tmp_path: Path
-):
+def test_models_follow_the_links_in_any_order(opened: RunningAdapter, tmp_path: Path):
     told = play(opened.http, tmp_path, *only(CYCLE), *BOUNDED, phases("stateful"))
 
     covered = re.search(r"API Links: +(\d+) covered", told)

@@ -36,9 +36,7 @@ def test_the_document_is_served(opened: RunningAdapter, listener):
 
 
 @pytest.mark.parametrize(("listener", "is_admin"), [("http", False), ("admin", True)])
-def test_methods_that_the_document_lacks_are_405_and_allow_names_those_that_it_has(
-    opened: RunningAdapter, listener, is_admin
-):
+def test_other_methods_are_405_with_allow(opened: RunningAdapter, listener, is_admin):
     with closing(Client(opened.listeners[listener])) as client:
         for path, methods in methods_by_path(is_admin=is_admin).items():
             served = {"HEAD"} if "GET" in methods else set()

@@ -98,7 +98,7 @@ def serve_once(client: Client, url: Path) -> None:
     assert answer["outputs"][0]["data"] == [42.0]
 
 
-def test_an_environment_that_is_a_folder_is_used_and_goes_with_the_unload(tmp_path: Path) -> None:
+def test_folder_environment_is_used_until_unload(tmp_path: Path) -> None:
     module = f"only_{abs(hash(tmp_path)):x}"
     url = archive(tmp_path, module, as_a_folder)
     with (

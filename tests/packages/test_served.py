@@ -142,7 +142,7 @@ def test_an_archive_is_unpacked(
     check_nothing_is_left(adapter)
 
 
-def test_an_archive_of_an_ensemble_in_a_folder_of_its_own_is_served(
+def test_archived_ensemble_in_own_folder_is_served(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_adding(package / "source" / "all" / "one", 1)
@@ -226,7 +226,7 @@ def test_a_step_that_fails_to_load_leaves_nothing_of_the_ensemble(
 # -- models that are called by name -------------------------------------------------------------
 
 
-def test_a_helper_keeps_its_name_where_it_is_free_and_is_told_another_where_not(
+def test_helper_keeps_its_name_where_free(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     for name, add in (("a", 1), ("b", 10)):
@@ -259,7 +259,7 @@ def test_a_helper_may_be_called_what_the_caller_calls_the_package(
     check_nothing_is_left(adapter)
 
 
-def test_a_step_that_python_code_calls_as_well_can_be_found_by_it(
+def test_step_is_found_by_python_code(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_adding(package / "one", 1)

@@ -46,9 +46,7 @@ def lay(root, **configs):
     return root / "m"
 
 
-async def test_all_models_of_a_package_are_staged_for_the_gpu_it_is_put_on(
-    packages, root, repository
-):
+async def test_all_models_are_staged_for_packages_gpu(packages, root, repository):
     package = lay(root, one="", two="", whole=ensemble("one", "two"))
     prepared = await prepare(packages, "a", package)
     placement = await packages.place(TritonName("a"), ModelId("a"), prepared, 1)

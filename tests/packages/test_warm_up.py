@@ -135,15 +135,14 @@ def _target(name: str) -> dict[str, str]:
     return {"X-Amzn-SageMaker-Target-Model": name, "Content-Type": kind}
 
 
-def test_zeros_are_one_batch_of_the_least_shape_with_empty_strings_and_nothing_optional(
-    client: Client, root: Path, written: Written
-) -> None:
+def test_warm_up_zeros_are_of_least_shape(client: Client, root: Path, written: Written) -> None:
+    """One batch, with empty strings and nothing optional."""
     package = written.model(root / "two", answer=_TWO_ANSWER, config=_TWO)
     assert client.load("two", package).status == 200
     assert written.lines == ["made ready", "[[[[b''], [b'']]], [[0, 0, 0]]]"]
 
 
-def test_a_model_with_a_warm_up_of_its_own_has_that_and_no_other(
+def test_own_warm_up_is_the_only_one(
     warming: RunningAdapter, client: Client, root: Path, written: Written
 ) -> None:
     package = written.model(root / "own", config=CONFIG + _OWN)
@@ -170,9 +169,10 @@ def test_models_of_sequences_and_decoupled_ones_are_loaded_without_a_warm_up(
     assert written.lines == []
 
 
-def test_a_model_that_cannot_compute_zeros_is_served_and_the_log_says_why(
+def test_model_failing_on_zeros_is_still_served(
     warming: RunningAdapter, client: Client, root: Path, written: Written
 ) -> None:
+    """The log says why."""
     divides = 'if not values.all():\n    raise pb_utils.TritonModelException("no zeros please")\n'
     package = written.model(root / "picky", answer=divides)
     assert client.load("picky", package).status == 200
@@ -194,9 +194,10 @@ def test_inputs_of_more_than_64_mib_are_not_made_of_zeros(
     assert written.lines == []
 
 
-def test_a_warm_up_that_runs_out_of_memory_is_the_loads_507_and_leaves_nothing(
+def test_warm_up_out_of_memory_is_loads_507(
     client: Client, warming: RunningAdapter, root: Path, written: Written
 ) -> None:
+    """It leaves nothing."""
     refused = client.load("full", written.model(root / "full", answer=_FULL))
     assert (refused.status, refused.json()["code"]) == (507, "OutOfMemory")
     assert client.get("/models/full").status == 404

@@ -337,9 +337,10 @@ def visitor(zoo: RunningAdapter) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("animal", ZOO, ids=str)
-def test_a_broken_package_is_refused_by_file_and_reason_and_leaves_no_trace(
+def test_broken_package_is_refused_without_trace(
     zoo: RunningAdapter, visitor: Client, package: Path, animal: Animal
 ) -> None:
+    """By the file and the reason."""
     given = animal.make(package)
     hints = given if isinstance(given, dict) else {}
     url = package if given is None or hints else given

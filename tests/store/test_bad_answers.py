@@ -74,7 +74,7 @@ async def fetched(cache: ArtifactCache, store: str, path: str) -> CacheUse:
     return use
 
 
-async def test_a_store_that_sends_nothing_keeps_no_turn_from_the_fetches_of_another(shared):
+async def test_silent_store_does_not_block_another(shared):
     a, _, cache = shared
     a.is_silent = True
     hanging = asyncio.create_task(fetched(cache, "a", "first"))
@@ -85,7 +85,7 @@ async def test_a_store_that_sends_nothing_keeps_no_turn_from_the_fetches_of_anot
     await asyncio.wait({hanging})
 
 
-async def test_what_is_on_disk_does_not_wait_long_for_a_store_that_is_known_to_be_away(shared):
+async def test_disk_does_not_wait_for_absent_store(shared):
     a, _, cache = shared
     await fetched(cache, "a", "first")
     a.why = StoreUnavailable("it did not answer in time")
@@ -99,7 +99,7 @@ async def test_what_is_on_disk_does_not_wait_long_for_a_store_that_is_known_to_b
     assert cache.unreachable_reason is None
 
 
-async def test_a_store_that_does_not_send_what_it_says_it_has_is_not_said_to_have_changed(shared):
+async def test_short_answers_are_no_change_of_store(shared):
     a, _, cache = shared
     a.lies = True
     with pytest.raises(StoreUnavailable, match="says it has 3 bytes, and does not send them"):
@@ -119,9 +119,7 @@ _NO_LENGTH = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: -5\r\n\r\n'
         (b"", "it closes connections without an answer"),
     ],
 )
-async def test_an_address_that_is_not_that_of_the_bucket_is_named_as_such(
-    open_cache, monkeypatch, answer, reason
-):
+async def test_wrong_bucket_address_is_named(open_cache, monkeypatch, answer, reason):
     async def serve(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)

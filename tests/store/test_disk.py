@@ -205,7 +205,8 @@ async def keep(folder: CacheFolder, disk: Disk, path: str, size_bytes: int) -> N
     disk.unpin(disk.add(note, await reserve(disk, path, size_bytes)))
 
 
-async def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
+async def test_full_disk_is_as_full_cache(cache_folder):
+    """One GiB is left to others."""
     free = RESERVE_BYTES + 10
     evicted = []
 
@@ -261,7 +262,7 @@ async def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_fol
     assert evicted == ["b", "c"]
 
 
-async def test_a_limit_that_was_not_given_rises_with_the_disk_and_never_falls(cache_folder):
+async def test_derived_limit_rises_with_disk_never_falls(cache_folder):
     left = iter([100, 200, 50])  # as others write to the disk, and delete
     cache_folder.free = lambda: Free(RESERVE_BYTES + next(left), None)
     disk = Disk(cache_folder, None)
@@ -394,9 +395,7 @@ async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_c
     assert cache.cache.disk().free_bytes == 10
 
 
-async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloaded_in_vain(
-    models, open_cache, free
-):
+async def test_foreign_files_evict_no_model_in_vain(models, open_cache, free):
     class Idle:
         can_unload = True
         unloaded = 0
@@ -459,9 +458,7 @@ async def test_archive_that_outgrows_the_disk_is_refused_next_time(folder, open_
     assert cache.cache.used_bytes == sum(note["size_bytes"] for note in notes_of(cache))
 
 
-async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
-    models, open_cache, free
-):
+async def test_disk_too_small_for_cache_says_what_helps(models, open_cache, free):
     free[:] = [Free(900 * _MIB, None)]
     for at, limit_bytes in enumerate((None, 500 * _MIB)):
         cache = await open_cache(models, limit_bytes=limit_bytes, at=models.parent / str(at))
@@ -473,9 +470,9 @@ async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
         assert ("leave" in said, "0 bytes" in said) == (False, False)
 
 
-async def test_a_disk_that_takes_no_more_though_it_says_so_is_not_tried_again_at_once(
-    models, open_cache, monkeypatch
-):
+async def test_lying_disk_is_not_retried_at_once(models, open_cache, monkeypatch):
+    """It takes no more, though it says that it has room."""
+
     def full(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 

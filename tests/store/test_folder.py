@@ -62,7 +62,7 @@ async def test_a_folder_with_one_changed_file_is_another_version(folder, open_ca
     assert not await cache.cache.is_current(first)
 
 
-async def test_a_key_that_is_not_there_is_named_and_no_path_of_the_machine(folder, open_cache):
+async def test_absent_key_is_named_without_path(folder, open_cache):
     cache = await open_cache(folder)
     with pytest.raises(ArtifactNotFound) as missing:
         await cache.fetch("nope.tar.gz")
@@ -71,9 +71,7 @@ async def test_a_key_that_is_not_there_is_named_and_no_path_of_the_machine(folde
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar", ".zip"])
-async def test_a_key_without_the_suffix_of_its_archive_is_refused_with_the_whole_key(
-    folder, open_cache, suffix
-):
+async def test_key_without_suffix_is_refused_with_key(folder, open_cache, suffix):
     (folder / "team").mkdir()
     (folder / f"team/digits{suffix}").write_bytes(b"")
     cache = await open_cache(folder)
@@ -137,7 +135,7 @@ async def test_only_an_archive_of_more_than_the_limit_is_refused(folder, open_ca
     await cache.fetch("b")
 
 
-async def test_a_damaged_archive_is_named_by_its_key_not_by_where_it_was_put(folder, open_cache):
+async def test_damaged_archive_is_named_by_its_key(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive(_FILES)[:-20])
     cache = await open_cache(folder)
     with pytest.raises(InvalidModel, match="damaged") as refused:

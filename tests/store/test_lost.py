@@ -51,9 +51,7 @@ async def test_what_was_deleted_is_fetched_again_and_the_log_says_so(
     assert await cache.fetch("a.tar.gz") == (artifact, CacheUse.DISK)
 
 
-async def test_a_folder_that_was_emptied_is_still_one_adapter_s_own_and_outlives_it(
-    store, open_cache
-):
+async def test_emptied_folder_stays_its_adapters(store, open_cache):
     cache = await open_cache(store)
     await cache.fetch_and_release("a.tar.gz")
     delete("", cache.cache.root, "what is in cache_dir")
@@ -64,7 +62,7 @@ async def test_a_folder_that_was_emptied_is_still_one_adapter_s_own_and_outlives
     assert await (await open_cache(store)).fetch_and_release("a.tar.gz") is CacheUse.DISK
 
 
-def test_a_folder_that_another_took_once_it_was_emptied_is_left_to_that_one(tmp_path):
+def test_emptied_folder_taken_by_another_is_left(tmp_path):
     first, second = (CacheFolder(tmp_path / "cache", lock_seconds=0) for _ in range(2))
     first.open()
     delete("", tmp_path / "cache", "what is in cache_dir")
@@ -80,7 +78,7 @@ def test_a_folder_that_another_took_once_it_was_emptied_is_left_to_that_one(tmp_
     assert first.lost_reason is None
 
 
-async def test_what_has_lost_files_is_not_taken_where_the_store_cannot_be_asked(store, open_cache):
+async def test_incomplete_model_needs_its_store(store, open_cache):
     cache = await open_cache(store)
     artifact, _ = await cache.fetch("a.tar.gz")
     cache.cache.release(artifact)

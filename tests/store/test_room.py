@@ -52,7 +52,7 @@ def is_empty(cache: TryCache) -> bool:
     return cache.cache.used_bytes == taken and not names(cache.cache.root / "work")
 
 
-async def test_later_of_two_fetches_without_room_begins_again(tmp_path):
+async def test_later_of_two_crowded_fetches_begins_again(tmp_path):
     """First in this file: without it, the others here wait for each other until they time out."""
     disk = open_disk(tmp_path)
     with disk.reservation("the first") as first, disk.reservation("the second") as second:
@@ -70,7 +70,7 @@ async def test_later_of_two_fetches_without_room_begins_again(tmp_path):
         await reserved
 
 
-async def test_fetches_that_fit_one_by_one_all_succeed_when_they_begin_at_once(folder, open_cache):
+async def test_fetches_at_once_succeed_one_by_one(folder, open_cache):
     for number in range(6):
         put(folder, f"{number}.tar.gz", 280 * _KIB, packed=True)
     cache = await open_cache(folder, limit_bytes=_LIMIT, concurrency=6, room_seconds=3600)
@@ -135,9 +135,7 @@ class Loaded(Callers):
         raise AssertionError("a model was asked to go")
 
 
-async def test_a_fetch_that_may_unload_nothing_is_refused_at_once_and_no_model_is_asked_to_go(
-    folder, open_cache
-):
+async def test_fetch_that_may_unload_nothing_is_refused(folder, open_cache):
     for number in range(2):
         put(folder, str(number), 400 * _KIB, packed=False)
     cache = await open_cache(folder, limit_bytes=_LIMIT, room_seconds=3600)
@@ -197,7 +195,7 @@ async def waiting(
         yield disk, hand_over, reserved
 
 
-async def test_what_is_released_once_it_is_handed_over_makes_room_for_who_waits(waiting):
+async def test_released_model_makes_room_for_waiting_fetch(waiting):
     disk, hand_over, reserved = waiting
     disk.unpin(hand_over())
     await reserved

@@ -54,9 +54,7 @@ def test_what_is_said_of_a_whole_store_names_no_empty_key(url, place):
     assert parse_location(url).place("") == place
 
 
-async def test_a_store_that_cannot_be_used_is_asked_again_and_its_reason_clears_by_itself(
-    opened, caplog
-):
+async def test_unusable_store_is_asked_until_well(opened, caplog):
     store, cache = opened
     async with asyncio.timeout(30):
         for _ in range(3):

@@ -60,7 +60,8 @@ async def test_a_cut_download_goes_on_where_it_was(website, cache):
     assert int(start.removeprefix("bytes=").partition("-")[0]) >= 2 * 2**20
 
 
-async def test_a_download_that_is_given_up_by_obstore_goes_on_with_if_match(website, cache):
+async def test_download_obstore_gave_up_goes_on(website, cache):
+    """With If-Match."""
     # that a part is refused ends obstore's own attempts
     website.script = [cut_after(3 * 2**20), whole_instead_of_a_part, well]
     artifact, _ = await cache.fetch("a.tar.gz")

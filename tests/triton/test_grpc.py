@@ -176,7 +176,7 @@ async def test_failures_are_ours_and_name_the_model_as_the_caller_does(code, tex
     assert text.replace("ta.u.team_2fa", "team/a") in str(raised.value)
 
 
-async def test_an_answer_over_the_limit_is_a_failure_and_no_lack_of_memory():
+async def test_answer_over_limit_is_failure_not_memory():
     async def act(_: bytes, __: Any) -> bytes:
         return bytes(2000)
 
@@ -198,7 +198,7 @@ async def test_metadata_that_triton_does_not_take_are_the_callers_fault():
                 _ = [message async for message in upstream.messages()]
 
 
-async def test_metadata_of_an_answer_that_are_too_large_are_none_of_the_callers_fault():
+async def test_too_large_answer_metadata_blame_no_caller():
     async def act(_: bytes, context: Any) -> bytes:
         context.set_trailing_metadata((("long", "x" * 5 * 2**20),))
         return b""
@@ -263,7 +263,7 @@ class Gates:
         return answer.SerializeToString()
 
 
-async def test_of_a_model_that_is_not_decoupled_a_stream_is_inferences_answered_in_their_order():
+async def test_stream_of_coupled_model_answers_in_order():
     triton, held = Gates(), once_each()
     async with dataplane_to(triton.act) as dataplane, dataplane.stream(STREAM, held) as stream:
         for name, text in {"a": "", "b": "a message too large to be kept" * 2**12, "c": ""}.items():
@@ -319,7 +319,7 @@ async def test_a_write_waits_while_too_many_inferences_of_a_stream_are_unanswere
     ("code", "name"),
     [(grpc.StatusCode.INTERNAL, "ta.u.team_2fa"), (grpc.StatusCode.INVALID_ARGUMENT, "")],
 )
-async def test_a_failed_inference_of_a_stream_is_an_answer_and_the_stream_goes_on(code, name):
+async def test_failed_inference_does_not_end_its_stream(code, name):
     async with (
         dataplane_to(failing(code, "boom")) as dataplane,
         dataplane.stream(STREAM, once_each()) as stream,
@@ -366,7 +366,7 @@ async def test_a_full_stream_that_loses_triton_leaves_no_task_behind():
     await until(lambda: asyncio.all_tasks() <= before)
 
 
-async def test_inferences_of_a_stream_that_is_left_go_on_until_triton_has_answered():
+async def test_left_streams_inferences_go_on_until_answered():
     triton, held = Gates(), once_each()
     async with dataplane_to(triton.act) as dataplane:
         async with dataplane.stream(STREAM, held) as stream:
@@ -384,7 +384,7 @@ async def test_a_stream_asks_triton_whether_its_model_is_decoupled():
     assert held.record.is_decoupled
 
 
-async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton():
+async def test_stream_breaking_while_written_lost_triton():
     """In some of so many grpcio forgets why, and says INTERNAL."""
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -470,7 +470,7 @@ async def test_answers_of_a_stream_are_read_while_its_caller_takes_none():
         assert len([message async for message in stream.messages()]) == 64
 
 
-async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end():
+async def test_unread_stream_is_cut_and_read_out():
     sent: list[int] = []
     held, cut = lease(), asyncio.Event()
     call = RpcCall("ModelStreamInfer", (), None, cut.set)

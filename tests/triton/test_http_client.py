@@ -43,7 +43,7 @@ async def test_a_header_that_could_end_early_is_refused(value):
     assert upstream.talks == []
 
 
-async def test_a_line_that_triton_does_not_read_is_refused_and_breaks_no_connection():
+async def test_unreadable_request_line_breaks_no_connection():
     async with served() as (plane, upstream):
         await ask(plane, post())
         with pytest.raises(InvalidRequest, match="8189"):

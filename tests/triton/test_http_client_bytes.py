@@ -202,7 +202,9 @@ def test_an_answer_cut_short_is_never_taken_for_a_whole_one(answer, missing, cut
     ),
     st.lists(st.integers(0, 1000)),
 )
-def test_whatever_comes_the_call_ends_once_and_nothing_is_raised_to_the_event_loop(raw, cuts):
+def test_call_ends_once_whatever_comes(raw, cuts):
+    """Nothing is raised to the event loop."""
+
     async def play(connection, wire, taken):
         feed(connection, cut(raw, cuts))
         connection.eof_received()
@@ -215,7 +217,7 @@ def test_whatever_comes_the_call_ends_once_and_nothing_is_raised_to_the_event_lo
 
 @settings(deadline=None)
 @given(answers(), st.binary(min_size=1, max_size=20), st.lists(st.integers(0, 1000)))
-def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplus, cuts):
+def test_bytes_behind_an_answer_are_not_next(answer, surplus, cuts):
     raw, body, is_kept = answer
     if not is_kept or not surplus.strip(b"\r\n"):
         return
@@ -236,7 +238,7 @@ def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplu
     ),
     st.lists(st.integers(0, 1000), max_size=3),
 )
-def test_answers_that_come_again_are_told_to_each_call_as_the_first_time(several, cuts):
+def test_repeated_answers_are_told_to_each_call(several, cuts):
     async def play(connection, _, taken):
         for raw, body, is_kept in several:
             if is_kept:

@@ -232,7 +232,7 @@ async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failu
         assert lease.state == LeaseState.ENDED
 
 
-async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end(failures):
+async def test_unread_stream_is_cut_and_read_out(failures):
     event, cut, sent = bytes(2**18), asyncio.Event(), asyncio.Event()
     chunk = b"%x\r\n%b\r\n" % (len(event), event)
 

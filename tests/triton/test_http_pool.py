@@ -50,7 +50,7 @@ async def test_uploads_of_many_pieces_keep_the_connection_too():
         OK + b"\0",
     ],
 )
-async def test_a_connection_that_is_at_its_end_or_out_of_step_is_not_used_again(raw):
+async def test_ended_or_confused_connection_is_not_reused(raw):
     async with served(says(raw)) as (plane, upstream):
         for _ in range(2):
             assert await ask(plane) == b"{}"
@@ -86,7 +86,7 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys():
     assert len(upstream.talks) == 2
 
 
-async def test_what_is_idle_for_long_is_closed_and_what_is_used_is_not():
+async def test_only_long_idle_connections_are_closed():
     async with served() as (plane, upstream):
         plane._pool = Pool(
             Faults(Classifier(())), 10, answered_nothing=lambda _: None, keep_seconds=0.3

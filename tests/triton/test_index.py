@@ -57,7 +57,7 @@ class Calls:
         return await answer
 
 
-async def test_all_that_want_the_index_while_it_is_asked_for_share_the_next_answer():
+async def test_callers_of_index_share_next_answer():
     calls = Calls()
     listing = SharedIndex(calls.ask)
     first = asyncio.create_task(listing.read())
@@ -91,7 +91,7 @@ async def test_one_that_leaves_takes_the_index_from_nobody():
     assert leaving.cancelled()
 
 
-async def test_a_failure_is_of_those_who_waited_for_it_and_the_next_ask_anew():
+async def test_index_failure_is_only_for_who_waited():
     calls = Calls()
     listing = SharedIndex(calls.ask)
     both = [asyncio.create_task(listing.read()) for _ in range(2)]

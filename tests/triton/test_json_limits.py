@@ -169,7 +169,7 @@ def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
 
 
 @pytest.mark.parametrize("path", ["/models/m/generate", "/models/m/generate_stream", "/logging"])
-def test_all_is_looked_at_where_triton_does_not_read_how_long_the_json_is(path):
+def test_whole_body_is_checked_without_json_length(path):
     assert json_bytes(path, {"Inference-Header-Content-Length": "0"}) is None
 
 

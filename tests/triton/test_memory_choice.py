@@ -85,7 +85,7 @@ async def test_gpus_are_never_exchanged_for_the_host(place, caplog):
     assert change[2].startswith("nvml: NVML says: Uninitialized; triton: the metrics endpoint")
 
 
-async def test_a_gpu_that_only_ever_reported_zero_is_not_exchanged_for_the_host(place):
+async def test_gpu_reporting_zero_is_not_replaced_by_host(place):
     place.nvml.missing = GONE
     place.endpoint.total, place.endpoint.used = {"GPU-a": 0}, {"GPU-a": 0}
     assert await place.choose("auto").read() is None
@@ -177,7 +177,7 @@ def warned(caplog):
     return [r.reason for r in caplog.records if r.message == "memory.gpu_unread"]
 
 
-async def test_a_gpu_of_which_nothing_is_read_is_warned_of_once_until_it_is_read(place, caplog):
+async def test_unread_gpu_is_warned_of_once(place, caplog):
     place.add_gpu(is_labelled=False)
     (gpu,) = place.nvml.gpus
     gpu.error = pynvml.NVMLError_NoPermission()

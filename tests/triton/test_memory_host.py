@@ -190,9 +190,7 @@ V1_UNLIMITED = "9223372036854771712\n"
         (None, {"memory.max": "100\n"}, 100),
     ],
 )
-def test_the_limit_is_the_least_that_our_cgroup_or_one_above_it_sets(
-    tmp_path, groups, files, limit
-):
+def test_limit_is_the_least_of_all_cgroups(tmp_path, groups, files, limit):
     machine = Machine(tmp_path)
     machine.write("proc/meminfo", "MemTotal: 4000 kB\nMemFree: 1 kB\n")
     if groups is not None:
@@ -203,9 +201,7 @@ def test_the_limit_is_the_least_that_our_cgroup_or_one_above_it_sets(
 
 
 @pytest.mark.parametrize(("limit_mib", "models_mib"), [(1024, 896), (256, 128), (200, 100)])
-def test_of_the_limit_the_adapter_itself_keeps_128_mib_and_of_a_small_one_half(
-    tmp_path, limit_mib, models_mib
-):
+def test_adapter_keeps_128_mib_or_half_limit(tmp_path, limit_mib, models_mib):
     machine = Machine(tmp_path)
     machine.write("proc/meminfo", "MemTotal: 99999999 kB\n")
     machine.write("proc/self/cgroup", "0::/\n")

@@ -170,7 +170,7 @@ async def test_unified_memory_is_read_where_the_driver_knows_no_instances_either
     assert reading.used == {"GPU-a": 5000 * 1024}
 
 
-async def test_a_gpu_in_mig_mode_without_a_visible_instance_has_no_unified_memory(tmp_path):
+async def test_mig_gpu_without_instance_is_not_unified(tmp_path):
     whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), slices=[None])
     memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path))
     assert await memory.read() is None

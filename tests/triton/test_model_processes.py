@@ -58,15 +58,14 @@ def processes(machine: Machine) -> ModelProcesses:
     return ModelProcesses(KEEPER, SERVER, REPOSITORY)
 
 
-def test_the_server_is_of_no_model_and_what_a_stub_starts_is_of_its_model(machine, processes):
+def test_stubs_children_are_of_its_model(machine, processes):
+    """The server is of none."""
     machine.start(40, 20)
     machine.start(50, 40)
     assert processes.owners() == {SERVER: None, 20: "a", 30: "b", 40: "a", 50: "a"}
 
 
-def test_what_was_seen_below_its_stub_stays_of_its_model_when_it_loses_its_parent(
-    machine, processes
-):
+def test_orphan_stays_of_its_stubs_model(machine, processes):
     machine.start(40, 20)
     daemon = machine.start(50, 40)
     processes.owners()
@@ -77,9 +76,7 @@ def test_what_was_seen_below_its_stub_stays_of_its_model_when_it_loses_its_paren
     assert processes.claim(["b"]) == {ProcessId(30, 30)}
 
 
-def test_a_stub_that_has_lost_its_arguments_and_not_yet_ended_stays_of_its_model(
-    machine, processes
-):
+def test_ending_stub_stays_of_its_model(machine, processes):
     stub = ProcessId(20, 20)
     assert processes.owners()[20] == "a"
     machine.says[20] = ""
@@ -106,7 +103,7 @@ def test_what_nothing_tells_of_is_of_the_only_model_there_was(machine, processes
     assert unknown in processes.claim(["a"])
 
 
-def test_what_may_be_of_two_models_is_abandoned_when_both_have_lost_their_stubs(machine, processes):
+def test_shared_process_is_abandoned_without_both_stubs(machine, processes):
     unknown = machine.start(50, KEEPER)
     processes.owners()
     machine.end(20)

@@ -34,7 +34,7 @@ def list_family() -> list[int]:
     return [member.id.pid for member in family(os.getpid(), set())]
 
 
-def test_what_was_seen_to_be_no_descendant_is_not_read_again_and_what_begins_later_is_seen():
+def test_strangers_are_read_once_newcomers_are_seen():
     with sleeping() as ancestor, sleeping() as other:
         others: set[int] = set()
         assert family(ancestor.pid, others) == []

@@ -109,7 +109,7 @@ async def test_saves_side_by_side_leave_one_of_them_whole(path, caplog):
     assert len(set(found)) == 1
 
 
-async def test_what_is_no_json_is_a_fault_of_the_caller_and_leaves_the_old_file(path):
+async def test_sizes_without_json_keep_the_old_file(path):
     file = LearnedFile(path)
     await file.save(DATA)
     with pytest.raises(TypeError):

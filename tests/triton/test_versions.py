@@ -124,7 +124,7 @@ async def dataplane_to(triton: VersionedTriton):
             await dataplane.close()
 
 
-async def test_a_call_whose_caller_left_is_cancelled_in_a_triton_that_survives_it(repository):
+async def test_left_call_is_cancelled_where_triton_survives(repository):
     triton = VersionedTriton(NEW, repository)
     async with dataplane_to(triton) as dataplane:
         asking = asyncio.ensure_future(dataplane.call(RpcCall("ModelInfer", (), None), b"", None))
@@ -159,9 +159,7 @@ async def test_a_call_whose_caller_left_is_not_cancelled_in_an_old_triton(versio
 
 
 @pytest.mark.parametrize(("version", "code"), [(OLD, None), (NEW, InvalidRequest)])
-async def test_shared_memory_that_triton_has_closed_is_refused_with_the_option_that_opens_it(
-    version, code, repository
-):
+async def test_closed_shared_memory_is_refused_naming_option(version, code, repository):
     call = RpcCall("SystemSharedMemoryStatus", (), None)
     async with dataplane_to(VersionedTriton(version, repository)) as dataplane:
         if code is None:

@@ -156,8 +156,7 @@ SHOWN = {
     "max_inflight_body_bytes": (
         "attack/test_bodies.py::test_a_large_call_is_answered_while_others_never_end_theirs"
     ),
-    "load_concurrency": "journeys/endpoint/test_turns.py"
-    "::test_a_cold_start_of_one_key_waits_for_no_more_than_the_load_under_way",
+    "load_concurrency": "journeys/endpoint/test_turns.py::test_cold_start_waits_for_one_load",
     "memory_limit": "journeys/memory/test_first_loads.py"
     "::test_what_alone_takes_more_than_there_is_can_never_fit",
     "inline_files": (
@@ -169,17 +168,16 @@ SHOWN = {
         "journeys/endpoint/test_store.py::test_models_of_a_bucket_outlive_a_killed_adapter_on_disk"
     ),
     "endpoints": "journeys/endpoint/test_endpoints.py::test_each_endpoint_has_models_of_its_own",
-    "cache_dir": "journeys/endpoint/test_store.py"
-    "::test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text",
+    "cache_dir": "journeys/endpoint/test_store.py::test_second_adapter_of_one_cache_is_refused",
     "cache_limit": "journeys/endpoint/test_too_large.py"
-    "::test_a_small_archive_of_a_large_model_unloads_nobody_and_is_refused_until_it_changes",
+    "::test_too_large_model_unloads_nobody_until_changed",
     "pin": "journeys/endpoint/test_not_started.py"
     "::test_where_nothing_can_be_evicted_another_machine_may_be_asked",
     "preload": "journeys/endpoint/test_residency.py"
     "::test_models_of_preload_are_loaded_before_the_adapter_is_ready",
     "on_demand": "journeys/endpoint/test_residency.py::test_without_on_demand_v2_loads_nothing",
     "revalidate_seconds": "journeys/endpoint/test_versions.py"
-    "::test_another_version_in_the_store_takes_the_place_of_the_loaded_one_without_a_gap",
+    "::test_new_version_replaces_loaded_one_without_gap",
     "idle_unload_seconds": "journeys/endpoint/test_versions.py"
     "::test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it",
     "inference_type": (
@@ -235,7 +233,7 @@ def test_limit_of_mps_in_environment_reaches_memory(monkeypatch):
     assert adapter.parts.control.memory.settings.process_limits == {0: 4 * 2**30}
 
 
-def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):
+def test_mesh_loads_one_and_calls_load_two(tmp_path):
     adapter = Adapter(load_settings({"model_store": "/m", "cache_dir": str(tmp_path)}, {}, None))
     assert part(adapter, modelmesh.Options).load_concurrency == 1
     assert part(adapter, StoreSettings).load_concurrency == 2

@@ -81,7 +81,7 @@ async def refusal(call: Any) -> tuple[str, str]:
     return raised.value.code().name, raised.value.details()
 
 
-async def test_a_stream_that_breaks_ends_with_our_error_and_lets_go_of_its_models():
+async def test_broken_stream_ends_and_frees_its_models():
     async def act(requests: AsyncIterator[bytes], context: Any) -> None:
         await anext(aiter(requests))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
@@ -97,7 +97,7 @@ async def test_a_stream_that_breaks_ends_with_our_error_and_lets_go_of_its_model
         assert listener.counted("ModelStreamInfer", "UNAVAILABLE") == 1
 
 
-async def test_a_failure_that_names_no_model_is_of_the_model_whose_stream_it_came_by():
+async def test_nameless_failure_is_of_its_streams_model():
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
@@ -116,7 +116,8 @@ async def test_a_failure_that_names_no_model_is_of_the_model_whose_stream_it_cam
         assert (listener.in_flight("m"), listener.in_flight("team/a")) == (0, 0)
 
 
-async def test_each_model_of_a_stream_has_a_stream_to_triton_until_it_is_idle_and_another_comes():
+async def test_each_model_has_its_stream_to_triton():
+    """Until it is idle and another model comes."""
     seen: list[list[str]] = []
     ends: asyncio.Queue[str] = asyncio.Queue()
 

@@ -45,7 +45,7 @@ def ask_and_leave(address: str) -> None:
         messages.cancel()
 
 
-async def test_a_caller_who_leaves_before_a_write_is_counted_as_cancelled_and_is_no_bug(caplog):
+async def test_caller_leaving_before_write_counts_as_cancelled(caplog):
     """A write that waits for the caller to read fails before the task is cancelled."""
     metrics, callers = Metrics(), 20
 

@@ -38,7 +38,8 @@ def budget_of(proxy: ProxySetup) -> ByteBudget:
     return proxy.server._context.budget
 
 
-async def test_a_stream_too_many_is_refused_with_the_figures_and_the_others_go_on():
+async def test_stream_too_many_is_refused_with_figures():
+    """The other streams go on."""
     async with (
         proxy_before(each, max_inflight_bytes=TWO) as proxy,
         channel_to(proxy.address) as channel,

@@ -145,7 +145,8 @@ NOT_LOADED = "ModelNotFound: model 'nope' is not loaded"
 
 
 @pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])
-async def test_what_is_not_loaded_is_refused_in_tritons_words_and_to_a_mesh_in_others(size):
+async def test_unloaded_model_is_refused_in_callers_words(size):
+    """In those of Triton, or of a mesh."""
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
@@ -202,9 +203,8 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
 
 
 @pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])
-async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
-    size, monkeypatch
-):
+async def test_mesh_is_told_not_found_without_triton(size, monkeypatch):
+    """While the adapter starts, and after Triton's end."""
     monkeypatch.setattr("adapter.control.triton._END_SECONDS", 0.2)
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
@@ -319,7 +319,7 @@ class Slow:
         assert (proxy.abandoned("m"), self.is_cancelled) == (0, False)
 
 
-async def test_triton_that_does_not_answer_in_time_is_a_timeout_and_goes_on():
+async def test_slow_triton_is_a_timeout_and_goes_on():
     act = Slow()
     async with (
         proxy_before(act.serve, timeout_seconds=0.5) as proxy,
@@ -396,7 +396,7 @@ async def test_a_closing_listener_waits_for_what_triton_still_works_on():
         assert not act.is_cancelled
 
 
-async def test_triton_that_cannot_be_reached_is_unavailable_and_had_nothing_of_the_request():
+async def test_unreachable_triton_had_nothing_of_the_request():
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         proxy.triton = "127.0.0.1:1"
         call = channel.unary_unary(INFER)(request_of())

@@ -87,7 +87,7 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
 
 
 @pytest.mark.slow
-async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_anew():
+async def test_tritons_goaway_lets_calls_end_then_reconnects():
     async with (
         proxy_before(echo) as proxy,
         scripted_triton(proxy) as behind,
@@ -115,7 +115,7 @@ async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_an
 
 
 @pytest.mark.slow
-async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on():
+async def test_triton_dying_amid_an_answer_is_unavailable():
     async with (
         proxy_before(echo) as proxy,
         scripted_triton(proxy) as behind,
@@ -282,7 +282,7 @@ async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
         assert status((await wire.answer(1))[1]) == 0
 
 
-async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_time_limits(caplog):
+async def test_failing_look_spares_other_connections_time_limits(caplog):
     async with (
         proxy_before(echo, timeout_seconds=1) as proxy,
         wire_to(proxy.address) as first,

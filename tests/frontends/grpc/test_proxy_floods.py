@@ -98,7 +98,7 @@ async def cost_of(wire, caller, flood: bytes) -> float:
     ids=["settings", "wide settings", "long settings", "empty settings", "window updates"],
 )
 @pytest.mark.slow
-async def test_a_flood_costs_about_what_as_many_bytes_of_the_plainest_frames_cost(one, monkeypatch):
+async def test_flood_costs_no_more_than_plain_frames(one, monkeypatch):
     async with blocked_answers(monkeypatch) as (wire, caller):
         plain = await cost_of(wire, caller, PRIORITIES)
         flood = await cost_of(wire, caller, one * (FLOOD_BYTES // len(one) + 1))
@@ -262,7 +262,7 @@ async def test_a_flood_ends_its_connection_and_others_get_their_answers(flood):
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_a_thousand_calls_at_once_with_ids_of_their_own_are_no_flood():
+async def test_thousand_calls_with_own_ids_are_no_flood():
     ids = range(1, 2001, 2)
     more = [(f"x-usual-{i}".encode(), b"z" * 20) for i in range(6)]
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:

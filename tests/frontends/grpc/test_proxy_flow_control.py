@@ -139,7 +139,7 @@ async def poured_request(wire: Wire, message: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
-async def test_an_answer_in_large_frames_is_cut_into_such_as_the_caller_takes(size):
+async def test_large_frames_are_cut_for_the_caller(size):
     async with (
         proxy_before(echo) as proxy,
         scripted_triton(proxy) as behind,
@@ -203,7 +203,7 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
 
 
 @pytest.mark.slow
-async def test_a_listener_that_closes_waits_for_who_has_no_window_for_the_rest():
+async def test_closing_listener_waits_for_closed_windows():
     async with (
         proxy_before(echo) as proxy,
         scripted_triton(proxy) as behind,
@@ -291,7 +291,7 @@ class Room:
         self.left -= size
 
 
-async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
+async def test_crowd_of_unfinished_requests_is_all_answered():
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
     async with proxy_before(echo, max_inflight_bytes=MIB) as proxy, wire_to(proxy.address) as wire:
@@ -434,7 +434,7 @@ async def test_large_frames_are_taken_in_any_pieces():
         assert len(pb.ModelInferResponse.FromString(data[5:]).raw_output_contents[0]) == 200_000
 
 
-async def test_a_second_name_in_a_request_that_is_on_its_way_never_reaches_a_model():
+async def test_second_name_under_way_reaches_no_model():
     seen = []
 
     async def act(message, context):

@@ -187,7 +187,7 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     st.integers(-1, 1),
     st.sampled_from([0, 1]),
 )
-def test_a_name_that_is_read_in_one_pass_is_the_one_that_all_read(message, more, packed):
+def test_name_read_in_one_pass_is_everybodys(message, more, packed):
     framed = bytes([packed]) + max(0, len(message) + more).to_bytes(4, "big") + message
     name = plain_name(framed, MAX_MESSAGE)
     if name is not None:
@@ -229,7 +229,7 @@ def whole(decoder: Decoder, block: bytes):
     st.binary(max_size=12),
     st.booleans(),
 )
-def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garbage, huffman):
+def test_block_by_fields_means_the_whole_block(blocks, garbage, huffman):
     meanings = HeaderBlockCache(lambda headers: headers)
     encoder = Encoder()
     encoder.header_table_size = 0

@@ -54,7 +54,7 @@ UNKNOWN_ENCODING = (b"grpc-encoding", b"snappy")
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-async def test_a_caller_of_an_unknown_encoding_is_told_of_those_that_are_known(path):
+async def test_unknown_encoding_is_told_the_known_ones(path):
     """As the compression of gRPC has it, so that the caller may choose another one."""
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
@@ -97,7 +97,7 @@ async def test_a_call_without_te_trailers_is_told_so(path):
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, LIVE])
-async def test_a_message_with_an_unknown_compressed_flag_is_refused_and_others_go_on(path):
+async def test_unknown_compressed_flag_is_refused(path):
     """The C core of gRPC hands an empty message on."""
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()

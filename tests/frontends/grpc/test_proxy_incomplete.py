@@ -110,7 +110,7 @@ async def test_a_stream_whose_message_breaks_off_ends(size):
         await answered(proxy, STREAM, [MESSAGE[:size]])
 
 
-async def test_a_large_message_whose_rest_does_not_come_is_given_up_in_time():
+async def test_large_unfinished_message_is_given_up():
     async with proxy_before(echo, timeout_seconds=0.5) as proxy:
         pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
         trailers = await answered(proxy, READY, pieces, end=False)

@@ -51,7 +51,7 @@ async def test_a_call_that_says_its_length_is_served(name):
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("difference", [-1, 1])
-async def test_more_or_less_than_was_said_ends_the_stream_and_reaches_no_model(difference, name):
+async def test_wrong_length_ends_stream_before_any_model(difference, name):
     asked = []
 
     async def act(message, context):
@@ -71,7 +71,7 @@ async def test_more_or_less_than_was_said_ends_the_stream_and_reaches_no_model(d
         assert proxy.in_flight("m") == 0
 
 
-async def test_a_length_that_is_not_kept_late_in_a_large_request_reaches_no_model():
+async def test_late_wrong_length_reaches_no_model():
     message = prefixed(big_request("m", STREAM_WINDOW))
     most = 36 * (2**14 + 9)  # so much that more of the window is given, and less than all of it
     async with (
@@ -121,7 +121,7 @@ def packed(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=options, compression=gzip)
 
 
-async def test_only_what_does_not_go_straight_is_held_to_the_limit_of_the_slow_way():
+async def test_only_fallback_has_its_own_limit():
     limits = MessageLimits(unary=MIB, stream=4 * MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         infer = channel.unary_unary(INFER)

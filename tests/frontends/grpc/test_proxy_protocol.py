@@ -223,7 +223,7 @@ async def ask(wire: Wire, stream_id: int, block: bytes) -> None:
     await wire.answer(stream_id)
 
 
-async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
+async def test_client_uses_its_table_until_told_otherwise():
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         encoder = Encoder()
         wire.send(frames.PREFACE, frames.settings({}))
@@ -286,7 +286,7 @@ def test_headers_are_encoded_as_others_read_them():
     assert Decoder(2**20).decode(encoded(headers), raw=True) == headers
 
 
-async def test_a_peer_that_forgets_to_say_that_its_table_is_gone_is_understood():
+async def test_peer_with_unannounced_empty_table_is_understood():
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of()[1:], end=False))

@@ -141,7 +141,7 @@ async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
 
 
 @pytest.mark.slow
-async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
+async def test_closed_window_does_not_make_caller_slow():
     async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, behind, wire):
         wire.send(begun(STREAM_WINDOW))
         triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
@@ -170,14 +170,14 @@ async def unread(patience: CallerLimits):
                 await pouring
 
 
-async def test_an_unload_takes_from_triton_an_answer_that_its_caller_does_not_read():
+async def test_unload_reads_answer_its_caller_does_not():
     async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
         await (await unloading(proxy))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.CANCEL
 
 
-async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun():
+async def test_unload_reads_answer_that_comes_later():
     async with opened(CallerLimits(drain=0.1)) as (proxy, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
@@ -204,7 +204,7 @@ async def test_an_answer_that_nobody_takes_anything_of_is_given_up_in_time():
 
 
 @pytest.mark.slow
-async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_has_to_go():
+async def test_slow_reader_gets_all_while_nothing_unloads():
     async with unread(CallerLimits(answer=1)) as (_, wire, _):
         for _ in range(8):
             await asyncio.sleep(0.2)
@@ -215,7 +215,7 @@ async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_ha
         assert status(trailers) == 0
 
 
-async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then():
+async def test_unload_does_not_wait_for_slow_reader():
     async with unread(CallerLimits(drain=0.3)) as (proxy, wire, _):
         task = await unloading(proxy)
         while not task.done():
@@ -225,7 +225,7 @@ async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then()
 
 
 @pytest.mark.triton
-def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
+def test_unfinished_requests_are_refused_at_the_end():
     async def ask(adapter) -> tuple[int, bool]:
         async with wire_to(adapter.listeners["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
             wire.greet()
@@ -240,7 +240,7 @@ def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
 
 
 @pytest.mark.triton
-def test_the_adapter_does_not_wait_for_a_stream_that_is_not_read_when_it_is_told_to_end(tmp_path):
+def test_end_does_not_wait_for_unread_stream(tmp_path):
     """It would for `drain_timeout_seconds`, and `stop` does not wait that long."""
     zeros = "for _ in range(200): send(values.repeat(2**17))"
     write_decoupled_model(tmp_path / "many", answer=zeros)

@@ -291,7 +291,7 @@ async def refused_by(
 @pytest.mark.parametrize("pieces", [1, 2], ids=["whole", "the body behind its head"])
 @pytest.mark.parametrize("path", ["/models/{}/invoke", "/v2/models/{}/infer"])
 @pytest.mark.parametrize("why", [unknown, being_loaded, too_deep, starting])
-async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log(
+async def test_both_paths_refuse_with_same_bytes_and_log(
     why: Callable[[Listener], Awaitable[str]],
     path: str,
     pieces: int,

@@ -27,9 +27,10 @@ PATH = "/endpoints/any/invocations"
     ],
     ids=["a bug", "no Triton", "Triton had it", "Triton is busy", "no room for long"],
 )
-async def test_an_error_has_the_code_of_aws_and_says_whether_another_machine_may_be_asked(
+async def test_endpoint_error_has_code_and_retry_hint(
     error: Exception, expected: tuple[int, str, str | None, str | None]
 ) -> None:
+    """The code is that of AWS; the hint is for other machines."""
     async with opened() as listener:
         listener.raised = error
         found = await (await listener.connect()).ask(request(PATH))

@@ -64,9 +64,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-async def test_a_bug_in_an_inference_is_500_in_the_log_and_nothing_is_left_of_it(
-    fault, caplog, monkeypatch
-):
+async def test_bug_in_inference_is_500_and_logged(fault, caplog, monkeypatch):
     async with opened() as listener:
         caller = await listener.connect()
         assert (await caller.ask(request(PLANNED))).status == 200
@@ -86,9 +84,7 @@ async def test_a_bug_in_an_inference_is_500_in_the_log_and_nothing_is_left_of_it
 
 
 @pytest.mark.parametrize("fault", [forgets, finds_no_upstream, begins_badly])
-async def test_a_bug_before_a_large_body_has_come_is_500_and_the_connection_ends(
-    fault, monkeypatch
-):
+async def test_bug_before_large_body_ends_the_connection(fault, monkeypatch):
     async with opened() as listener:
         caller = await listener.connect()
         fault(listener, monkeypatch)

@@ -239,7 +239,7 @@ async def test_unknown_expectation_is_ignored(path):
 
 
 @both
-async def test_nobody_is_told_to_go_on_who_has_or_who_would_not_understand(path):
+async def test_no_100_for_old_http_or_sent_body(path):
     async with opened() as listener:
         caller = await listener.connect()
         assert (await caller.ask(request(path, b"{}", "Expect: 100-continue"))).status == 200
@@ -249,7 +249,7 @@ async def test_nobody_is_told_to_go_on_who_has_or_who_would_not_understand(path)
         assert (await caller.ask(raw[-2:])).status == 200
 
 
-async def test_who_is_refused_is_not_told_to_go_on_and_the_connection_ends():
+async def test_refused_request_has_no_100_and_ends():
     async with opened() as listener:
         caller = await listener.connect()
         expecting = head("/models/other/invoke", "Content-Length: 2", "Expect: 100-continue")

@@ -43,7 +43,7 @@ async def refused(caller) -> None:
 
 
 @pytest.mark.parametrize("frame", FRAMES[1:], ids=["streamed", "chunked"])
-async def test_an_unload_refuses_what_has_not_wholly_come_and_does_not_wait_for_it(frame):
+async def test_unload_refuses_unfinished_large_bodies(frame):
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         await caller.send(head(PLANNED, frame) + b"2\r\n{}")
@@ -56,7 +56,8 @@ async def test_an_unload_refuses_what_has_not_wholly_come_and_does_not_wait_for_
         assert not [asked for asked in listener.upstream.requests if asked.is_whole]
 
 
-async def test_an_unload_does_not_wait_for_a_small_body_either_which_then_has_no_model():
+async def test_unload_does_not_wait_for_small_body():
+    """It finds no model then."""
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         await caller.send(head(PLANNED, FRAMES[0]) + b"{}")
@@ -101,7 +102,7 @@ async def test_a_drain_refuses_what_has_not_wholly_come(path, frame):
         await closing
 
 
-async def test_a_body_that_is_begun_amid_a_drain_is_not_waited_for_either():
+async def test_drain_does_not_wait_for_begun_body():
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         assert (await caller.ask(request(PLANNED))).status == 200
@@ -133,7 +134,7 @@ async def test_a_body_below_the_least_rate_is_refused_and_the_connection_closes(
         await asyncio.wait([dribbling])
 
 
-async def test_time_in_which_a_caller_is_not_yet_told_to_send_its_body_is_not_the_callers():
+async def test_time_before_100_is_not_the_callers():
     limits = replace(SLOW, body=0.2)
     expecting = head("/app/late", "Content-Length: 2", "Expect: 100-continue")
     async with opened(limits=limits) as listener, asyncio.timeout(SECONDS):
@@ -208,7 +209,7 @@ async def test_what_is_announced_and_does_not_come_keeps_nobody_waiting(frame):
 
 
 @each_frame
-async def test_above_the_limit_a_large_body_is_not_read_until_there_is_room(frame):
+async def test_large_body_over_limit_waits_for_room(frame):
     size = 4 * MIB
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
         budget = listener.server.parts.budget
@@ -290,7 +291,7 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
         await until(lambda: budget.held == 0)
 
 
-async def test_a_body_whose_caller_leaves_while_it_is_checked_counts_no_longer_than_its_call(
+async def test_checked_body_of_leaving_caller_is_released(
     monkeypatch,
 ):
     async with opened() as listener, asyncio.timeout(SECONDS):
@@ -331,7 +332,7 @@ async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waitin
         await until(lambda: budget.waiting == listener.in_flight() == 0)
 
 
-async def test_of_many_bodies_that_take_long_to_check_a_few_go_on_in_each_turn(monkeypatch):
+async def test_few_slow_body_checks_run_each_turn(monkeypatch):
     """So that a turn takes no longer where there are more of them."""
     turn, seen = 0, list[tuple[int, int]]()
 
@@ -356,7 +357,7 @@ async def test_of_many_bodies_that_take_long_to_check_a_few_go_on_in_each_turn(m
     assert max(later.values()) <= 3
 
 
-async def test_a_body_of_tiny_chunks_is_parsed_in_pieces_with_turns_for_others_in_between(
+async def test_tiny_chunks_are_parsed_with_turns_between(
     monkeypatch,
 ):
     """A read of 256 KiB in chunks of one byte takes a tenth of a second to parse."""

@@ -162,7 +162,7 @@ async def test_a_body_that_breaks_off_is_refused(path, field):
 
 
 @both
-async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(path):
+async def test_body_broken_before_its_turn_is_refused(path):
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
         await caller.send(request(PLANNED) + head(path, "Content-Length: 10") + b"{}")
@@ -481,7 +481,7 @@ async def test_an_answer_that_breaks_off_closes_the_connection():
 
 
 @both
-async def test_at_the_drain_what_is_in_hand_is_answered_and_the_rest_is_closed(path):
+async def test_drain_answers_what_is_in_hand(path):
     async with opened(limits=LONG) as listener:
         idle, half, busy = [await listener.connect() for _ in range(3)]
         await idle.ask(request(path))
@@ -515,7 +515,7 @@ async def test_patience_has_an_end(path):
 
 
 @both
-async def test_who_is_looked_at_between_its_end_and_the_word_of_it_is_let_go(path):
+async def test_connection_ending_while_looked_at_is_released(path):
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
         await caller.send(request(await listener.waiting(path)))
@@ -526,7 +526,7 @@ async def test_who_is_looked_at_between_its_end_and_the_word_of_it_is_let_go(pat
         await let_go(listener, path)
 
 
-async def test_an_answer_that_is_under_way_at_the_drain_goes_to_its_end():
+async def test_drain_lets_answer_under_way_end():
     size = 24 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
     async with opened(says(answer), limits=LONG) as listener:

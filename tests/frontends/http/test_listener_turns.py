@@ -53,7 +53,7 @@ def connected(listener: Listener) -> Iterator[tuple[Connection, Scripted]]:
         transport.socket.close()
 
 
-async def test_whoever_resumes_a_caller_whose_read_waits_for_its_turn_it_is_held_back_again():
+async def test_resumed_caller_is_held_until_its_turn():
     async with opened() as listener:
         with connected(listener) as (connection, transport):
             body = b"x" * 20_000

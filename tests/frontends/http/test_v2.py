@@ -198,7 +198,7 @@ async def test_a_control_body_of_unknown_length_has_the_same_limit(wide):
     assert wide.upstream.seen == []
 
 
-async def test_headers_of_the_call_go_both_ways_and_those_of_the_connection_do_not(closed):
+async def test_headers_pass_except_those_of_connection(closed):
     async def answer(_: web.BaseRequest) -> web.Response:
         headers = {"endpoint-load-metrics": "x", "Connection": "X-Hop", "X-Hop": "1", "X-Own": "2"}
         return web.Response(body=b"{}", headers=headers)
@@ -399,7 +399,8 @@ async def until_at_rest(listener: Listener) -> None:
 _GENERATE = "/v2/models/m/generate_stream"
 
 
-async def test_a_stream_of_events_too_many_is_refused_with_the_figures_and_the_others_go_on(closed):
+async def test_event_stream_too_many_is_refused_with_figures(closed):
+    """The other streams go on."""
     events = Events()
     closed.upstream.answer = events.answer
     await closed.house.load("m")

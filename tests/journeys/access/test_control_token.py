@@ -195,7 +195,7 @@ def call(
 
 @rows("metadata", [(), (("authorization", f"Bearer {TOKEN}x"),), (("authorization", TOKEN),)])
 @rows("method", METHODS)
-def test_over_grpc_loads_unloads_and_every_call_of_a_mesh_want_the_token(running, method, metadata):
+def test_grpc_control_and_mesh_calls_want_token(running, method, metadata):
     service, name, _ = method
     wants = name in WANT_TOKEN or service == "mmesh.ModelRuntime"
 

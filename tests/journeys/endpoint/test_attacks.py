@@ -83,9 +83,7 @@ def test_a_packed_body_is_unpacked(caller: Caller, encoding: str) -> None:
         ),
     ],
 )
-def test_a_packed_body_that_is_no_request_is_the_callers_error_and_harms_nobody(
-    caller: Caller, made: Callable[[], bytes]
-) -> None:
+def test_packed_garbage_is_the_callers_error(caller: Caller, made: Callable[[], bytes]) -> None:
     before = tritonserver(caller.adapter)
     reply = sent(caller, made(), "gzip")
     assert (reply.status, reply.json().get("OriginalStatusCode")) in {(424, 400), (400, None)}

@@ -54,7 +54,7 @@ class Recorded(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
 
 
-def test_a_client_of_the_example_is_tritonclient_s_and_names_the_model_of_each_call(by_model: Any):
+def test_example_client_names_model_of_each_call(by_model: Any):
     assert issubclass(by_model.InferenceServerClient, InferenceServerClient)
     assert issubclass(by_model.AsyncInferenceServerClient, AsyncInferenceServerClient)
     server, recorded = grpc.server(ThreadPoolExecutor(1)), Recorded()
@@ -133,9 +133,7 @@ def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(start: Start, store:
     assert caller.loaded() == []
 
 
-def test_after_the_end_of_triton_the_next_call_loads_what_its_metadata_name(
-    start: Start, store: Store, by_model: Any
-):
+def test_call_after_tritons_end_loads_named_model(start: Start, store: Store, by_model: Any):
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:

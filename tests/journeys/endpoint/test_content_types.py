@@ -55,7 +55,7 @@ def test_boto3_is_told_what_a_model_needs_that_did_not_opt_in(
         runtime.invoke_endpoint(**given, ContentType="text/csv")
 
 
-def test_boto3_sends_csv_and_has_it_back_or_the_status_of_a_container(
+def test_boto3_has_csv_back_or_containers_status(
     runtime: Any, add_model: Callable[..., str]
 ) -> None:
     given = {"EndpointName": "any", "TargetModel": add_model("typed", config=CONFIG)}

@@ -91,7 +91,7 @@ def test_each_endpoint_has_models_of_its_own(runtime: Any) -> None:
     assert told(runtime, "two", "packed.tar.gz")[0] == 3
 
 
-def test_a_body_that_is_passed_on_as_it_comes_waits_for_its_model(runtime: Any) -> None:
+def test_streamed_body_waits_for_its_model(runtime: Any) -> None:
     body, size = binary_request(2_000_000)
     kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
     answer = runtime.invoke_endpoint(
@@ -148,9 +148,7 @@ def test_what_a_key_may_not_ask_for_is_not_fetched(stores: Path, tmp_path: Path)
     assert fetched == {"one/team-a/model"}
 
 
-def test_a_call_that_waits_for_its_model_says_nothing_of_the_adapters_own_time(
-    named: RunningAdapter, runtime: Any
-) -> None:
+def test_waiting_call_tells_no_overhead(named: RunningAdapter, runtime: Any) -> None:
     def noted() -> tuple[int, int]:
         """How many calls were answered, and of how many it was noted what the adapter took."""
         names = 'frontend="endpoint",method="invocations"'

@@ -38,9 +38,8 @@ def caller(store: Store, cache: Path) -> Iterator[Caller]:
         yield made
 
 
-def test_a_machine_that_can_keep_no_model_is_not_ready_and_leaves_its_calls_to_others(
-    caller: Caller, cache: Path
-):
+def test_full_disk_leaves_calls_to_other_machines(caller: Caller, cache: Path):
+    """The machine is not ready."""
     adapter = caller.adapter
     assert caller.http.get("/ping").status == 503
     unready = caller.admin.get("/readyz")

@@ -38,9 +38,7 @@ def refusal(runtime: Any, target: str = "plain", **members: Any) -> ClientError:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_boto3_has_the_answer_of_the_model_under_the_name_that_it_asked_for(
-    runtime: Any, name: str
-) -> None:
+def test_boto3_has_answer_under_asked_name(runtime: Any, name: str) -> None:
     answer = invoke(runtime, name, ContentType="application/json")
     body = json.loads(answer["Body"].read())
     assert body["model_name"] == name
@@ -126,7 +124,7 @@ def test_bodies_above_the_limit_of_aws_are_served_too(runtime: Any, length: int)
         ({"TargetModel": "none/such.tar.gz"}, "key: models/none/such.tar.gz)"),
     ],
 )
-def test_a_call_that_is_not_acceptable_is_a_validation_error_with_the_reason(
+def test_unacceptable_call_is_validation_error_with_reason(
     runtime: Any, members: dict[str, str], said: str
 ) -> None:
     error = refusal(runtime, **members)
@@ -179,7 +177,7 @@ def test_what_is_no_operation_is_told_as_aws_does(caller: Client) -> None:
     [({"inputs": []}, 400, "expected 1 inputs"), ("{", 400, "parse")],
 )
 @pytest.mark.of_triton("2.51", "2.73", "its words for a bad request")
-def test_what_the_model_refuses_is_a_model_error_in_the_form_that_clients_parse(
+def test_models_refusal_is_parsed_as_model_error(
     runtime: Any, body: object, status: int, said: str
 ) -> None:
     text = body if isinstance(body, str) else json.dumps(body)
@@ -217,7 +215,7 @@ def test_an_error_of_the_model_has_members_that_boto3_drops(caller: Client) -> N
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-def test_too_many_callers_of_one_model_are_told_at_once_when_to_come_again(
+def test_callers_too_many_are_told_when_to_return(
     served: RunningAdapter, caller: Client, bucket: Bucket, gate: Gate, tmp_path: Path
 ) -> None:
     crowded = write_python_model(tmp_path / "crowded", initialize=gate.statements)

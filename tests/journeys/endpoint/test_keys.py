@@ -20,9 +20,8 @@ def model_error(caller, key: str) -> str:
     return json.loads(refusal["OriginalMessage"])["error"]
 
 
-def test_a_lone_file_is_a_model_and_one_of_no_known_format_says_what_is_accepted(
-    start, store, tmp_path: Path
-):
+def test_lone_file_is_a_model_if_known(start, store, tmp_path: Path):
+    """One of no known format is told what is accepted."""
     (store.path / "lone").mkdir()
     code = write_python_model(tmp_path / "draft") / "1/model.py"
     code.rename(store.path / "lone/model.py")
@@ -55,9 +54,8 @@ def test_package_without_a_model_is_refused_before_triton(start, store, tmp_path
     assert "backend '" not in reason
 
 
-def test_no_answer_has_a_path_of_the_machine_and_the_log_says_where_the_store_is(
-    start, store, tmp_path: Path
-):
+def test_answers_have_no_path_of_the_machine(start, store, tmp_path: Path):
+    """The log says where the store is."""
     store.put("team/a.tar.gz", 1)
     (store.path / "broken.tar.gz").write_bytes(b"no archive")
     (store.path / "out").symlink_to("/etc")

@@ -51,9 +51,7 @@ def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
         assert (answer.size, set(answer)) == (size // 4, {3.0})
 
 
-def test_a_large_call_waits_while_its_model_is_loaded_and_another_one_does_not(
-    start, store: Store, tmp_path
-):
+def test_large_call_waits_only_for_own_model(start, store: Store, tmp_path):
     gate = tmp_path / "gate"
     store.put("slow.tar.gz", 2, gate=gate)
     store.put("a.tar.gz", 1)

@@ -31,9 +31,8 @@ def test_an_evicted_model_whose_files_were_deleted_is_fetched_again(start, store
     assert [line["key"] for line in caller.adapter.events("artifact.lost")] == ["a.tar.gz"]
 
 
-def test_after_the_end_of_triton_models_of_preload_whose_files_were_deleted_are_served_again(
-    start, store, tmp_path
-):
+def test_preloaded_models_return_without_their_files(start, store, tmp_path):
+    """After the end of Triton."""
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number)
     caller = start("--preload=a.tar.gz")
@@ -47,9 +46,7 @@ def test_after_the_end_of_triton_models_of_preload_whose_files_were_deleted_are_
     assert caller.invoke("b.tar.gz") == (1, "miss")
 
 
-def test_a_cache_that_another_adapter_took_is_told_and_another_machine_may_be_asked(
-    start, store, tmp_path
-):
+def test_taken_cache_sends_calls_to_other_machines(start, store, tmp_path):
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number)
     caller = start()

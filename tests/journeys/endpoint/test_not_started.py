@@ -65,9 +65,8 @@ def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start,
     assert (code, trailers[RPC_NOT_STARTED]) == ("RESOURCE_EXHAUSTED", "1")
 
 
-def test_amid_a_drain_what_is_loaded_is_answered_and_the_rest_is_for_another_machine(
-    start: Start, store: Store
-):
+def test_drain_answers_loaded_models_alone(start: Start, store: Store):
+    """The rest is for another machine."""
     put(store, "a", "b")
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")
@@ -84,9 +83,7 @@ def test_amid_a_drain_what_is_loaded_is_answered_and_the_rest_is_for_another_mac
     assert on_disk["models"] == 0  # nothing was fetched for nothing
 
 
-def test_a_request_during_which_triton_ends_is_a_model_error_for_no_other_machine(
-    start: Start, store: Store
-):
+def test_request_broken_by_triton_is_not_retried(start: Start, store: Store):
     put(store, "a")
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")

@@ -125,14 +125,12 @@ def test_no_room_is_a_503_that_boto3_sends_again(patient: Any) -> None:
     assert told(refusal(patient, "large")) == (503, "ServiceUnavailable", 2, "60000")
 
 
-def test_a_store_that_is_not_there_is_a_503_that_boto3_sends_again(patient: Any) -> None:
+def test_absent_store_is_503_with_retry(patient: Any) -> None:
     error = refusal(patient, "any.tar.gz", EndpointName="gone")
     assert told(error) == (503, "ServiceUnavailable", 2, "1000")
 
 
-def test_a_store_that_refuses_the_adapter_is_a_530_that_is_not_sent_again(
-    runtime: Any, patient: Any
-) -> None:
+def test_refusing_store_is_530_without_retry(runtime: Any, patient: Any) -> None:
     def is_known() -> bool:
         return told(refusal(runtime, "any.tar.gz", EndpointName="denied"))[0] == 530
 
@@ -183,9 +181,7 @@ def answered(runtime: Any, target: str) -> str:
         return f"refused: {error}"
 
 
-def test_a_model_without_an_answer_in_time_has_the_status_and_words_of_aws(
-    runtime: Any, gated: Callable[..., Gate]
-) -> None:
+def test_late_model_has_status_and_words_of_aws(runtime: Any, gated: Callable[..., Gate]) -> None:
     gated("silent", answer="")
     found: dict[str, Any] = {}
 

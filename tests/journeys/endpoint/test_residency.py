@@ -27,7 +27,7 @@ SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
 
 
-def test_the_least_called_of_three_models_is_evicted_and_comes_back_from_disk(start, store):
+def test_least_called_model_is_evicted_and_returns(start, store):
     for number, name in enumerate(("a.tar.gz", "team/b.tar.gz", "c.tar.gz")):
         store.put(name, number)
     caller = start(*ROOM_FOR_TWO, constants={STAY: 0})
@@ -88,9 +88,8 @@ def _ask(caller: Caller, way: str, name: str) -> tuple[bool, str]:
     return reply.status == 200, reply.body.decode()
 
 
-def test_no_call_is_sent_to_a_triton_that_lacks_the_model_and_ready_means_that_it_has_it(
-    start, store
-):
+def test_ready_means_triton_has_the_model(start, store):
+    """No call reaches a Triton without it."""
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number)
     caller = start(*ROOM_FOR_TWO, "--on-demand", "--on-triton-restart=reload")
@@ -198,7 +197,7 @@ def test_without_on_demand_v2_loads_nothing(start, store):
     assert v2_infer(caller, "a.tar.gz").status == 200
 
 
-def test_a_call_of_v2_that_waits_for_its_model_says_nothing_of_the_adapters_own_time(start, store):
+def test_waiting_v2_call_tells_no_overhead(start, store):
     for name in ("a.tar.gz", "b.tar.gz"):
         store.put(name, 1)
     caller = start("--on-demand", "--grpc=127.0.0.1:0")
@@ -230,7 +229,7 @@ def fill(store: Store, count: int) -> list[str]:
     return names
 
 
-def test_a_disk_full_of_idle_models_makes_room_by_unloading_the_least_recently_used(start, store):
+def test_full_disk_unloads_least_recently_used(start, store):
     first, second, third = fill(store, 3)
     caller = start("--cache-limit=4MiB")
     assert [caller.invoke(name)[1] for name in (first, second, first)] == ["miss", "miss", "hit"]

@@ -101,9 +101,7 @@ def test_a_stream_is_signed_too(team_a: Any) -> None:
     assert json.loads(part["PayloadPart"]["Bytes"])["model_name"] == "team-a/one"
 
 
-def test_a_model_that_is_not_allowed_answers_as_one_that_is_not_there(
-    signed: RunningAdapter, team_a: Any
-) -> None:
+def test_forbidden_model_answers_as_absent_one(signed: RunningAdapter, team_a: Any) -> None:
     def told(name: str) -> tuple[object, ...]:
         error = refusal(team_a, name)
         headers = error.response["ResponseMetadata"]["HTTPHeaders"]

@@ -157,9 +157,8 @@ def test_a_restart_in_an_outage_serves_no_withdrawn_version(start, bucket, tmp_p
     assert added(other, "rolled-back.tar.gz") == 1
 
 
-def test_what_cannot_be_unpacked_or_is_not_there_is_a_validation_error_that_names_the_key(
-    start, bucket
-):
+def test_bad_archive_is_validation_error_naming_key(start, bucket):
+    """So is one that is not there."""
     bucket.put({"models/broken.tar.gz": b"this is no archive"})
     adapter = start()
     adapter.wait_for("adapter.started")
@@ -171,7 +170,7 @@ def test_what_cannot_be_unpacked_or_is_not_there_is_a_validation_error_that_name
         assert target in error["Message"]
 
 
-def test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text(start):
+def test_second_adapter_of_one_cache_is_refused(start):
     first = start()
     first.wait_for("adapter.started")
     second = start()
@@ -180,7 +179,7 @@ def test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text(start
     assert f"is in use by another triton-adapter (process {first.process.pid})" in second.errors
 
 
-def test_a_store_that_cannot_be_reached_is_a_warning_and_a_reason_and_no_end(start):
+def test_unreachable_store_is_warned_of_at_start(start):
     adapter = start(constants={STORE: 1}, AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
     adapter.wait_for("adapter.started")
     adapter.wait_for("artifact.store_unreachable")

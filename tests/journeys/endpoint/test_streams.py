@@ -129,7 +129,7 @@ def test_what_fails_before_the_first_answer_is_an_error_of_the_model(
 
 
 @pytest.mark.parametrize("body", [infer_body(1.0), {"IN": 1.0}], ids=["V2", "generate"])
-def test_a_failure_amid_the_answers_ends_the_stream_with_a_model_stream_error(
+def test_failure_amid_answers_is_model_stream_error(
     runtime: Any, add_model: Callable[..., str], body: object, served: RunningAdapter
 ) -> None:
     error = "pb_utils.InferenceResponse(error=pb_utils.TritonError('so it is'))"

@@ -11,9 +11,8 @@ from tests.trees import infer_body
 pytestmark = pytest.mark.triton
 
 
-def test_a_small_archive_of_a_large_model_unloads_nobody_and_is_refused_until_it_changes(
-    start, store
-):
+def test_too_large_model_unloads_nobody_until_changed(start, store):
+    """Its archive is small, so it looks as if it would fit."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         info = tarfile.TarInfo("1/model.bin")

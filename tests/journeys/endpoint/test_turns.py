@@ -59,9 +59,7 @@ def invoke(adapter: RunningAdapter, key: str, model: str) -> None:
     client.invoke_endpoint(EndpointName="any", TargetModel=model, Body=body)
 
 
-def test_a_cold_start_of_one_key_waits_for_no_more_than_the_load_under_way(
-    keyed: RunningAdapter, tmp_path: Path
-) -> None:
+def test_cold_start_waits_for_one_load(keyed: RunningAdapter, tmp_path: Path) -> None:
     with ThreadPoolExecutor(_MODELS + 1) as pool:
         calls = [
             pool.submit(invoke, keyed, "AKIDMANY", f"many/{number}") for number in range(_MODELS)

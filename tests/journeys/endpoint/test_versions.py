@@ -12,7 +12,7 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 
-def test_another_version_in_the_store_takes_the_place_of_the_loaded_one_without_a_gap(start, store):
+def test_new_version_replaces_loaded_one_without_gap(start, store):
     store.put("team/a.tar.gz", 1)
     caller = start("--revalidate-seconds=0.2")
     assert caller.invoke("team/a.tar.gz") == (1, "miss")
@@ -29,7 +29,7 @@ def test_another_version_in_the_store_takes_the_place_of_the_loaded_one_without_
     assert caller.loaded() == ["team/a.tar.gz"]
 
 
-def test_without_room_for_both_the_new_version_waits_until_the_model_is_idle(start, store):
+def test_new_version_without_room_waits_for_idle(start, store):
     store.put("a.tar.gz", 1)
     caller = start("--revalidate-seconds=0.2", "--memory-source=off", "--memory-limit=150MiB")
     caller.invoke("a.tar.gz")
@@ -39,9 +39,8 @@ def test_without_room_for_both_the_new_version_waits_until_the_model_is_idle(sta
     assert caller.count(changed) == 1
 
 
-def test_where_the_disk_has_no_room_for_another_version_the_old_one_stays_and_nothing_is_unloaded(
-    start, store
-):
+def test_old_version_stays_on_full_disk(start, store):
+    """Nothing is unloaded."""
     for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
         store.put(name, number, weights=os.urandom(3 * 2**19))
     caller = start("--revalidate-seconds=0.2", "--cache-limit=4MiB")
@@ -66,9 +65,7 @@ def loading(caller: Caller) -> list[str]:
 
 
 @pytest.mark.parametrize("renewed_before", [False, True], ids=["own name", "other name"])
-def test_what_a_platform_loads_amid_a_renewal_answers_until_the_platform_unloads_it(
-    start, store, tmp_path, renewed_before
-):
+def test_platforms_load_amid_renewal_answers_until_unloaded(start, store, tmp_path, renewed_before):
     """A model that was renewed has another name in Triton, and the next version its own again."""
     own = write_python_model(tmp_path / "roots" / "own", answer="values = values + 9")
     store.put("m", 1)

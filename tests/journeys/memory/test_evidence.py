@@ -235,9 +235,10 @@ def little_shm(tmp_path: Path) -> Iterator[RunningAdapter]:
         yield adapter
 
 
-def test_shared_memory_that_one_model_has_filled_is_507_for_all_until_it_goes(
+def test_filled_shared_memory_is_507_until_freed(
     little_shm: RunningAdapter, tmp_path: Path
 ) -> None:
+    """One model has filled it, for all others."""
     answer = "import numpy; values = numpy.ones(int(values[0]), values.dtype)"
     grower = write_python_model(tmp_path / "grower", answer=answer)
     with closing(little_shm.client()) as client:

@@ -116,9 +116,7 @@ time.sleep(3600)
 """
 
 
-def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
-    adapter: RunningAdapter, root: Path
-) -> None:
+def test_load_far_over_limit_is_ended_early(adapter: RunningAdapter, root: Path) -> None:
     package = write_eater(root / "greedy", 1, initialize=_GROWS)
     with closing(adapter.client()) as client:
         assert client.load("small", write_eater(root / "small", 18)).status == 200
@@ -167,7 +165,7 @@ time.sleep(3600)
 
 
 @pytest.mark.nightly
-def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_in_triton(
+def test_load_ended_during_completion_stays_in_triton(
     tmp_path: Path,
 ) -> None:
     """One of Triton's threads for loads is stuck from there on."""

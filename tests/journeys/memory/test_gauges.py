@@ -101,9 +101,8 @@ def house(
         yield House(adapter, client, scripted, gauge, package)
 
 
-def test_behind_a_gauge_that_lags_the_third_is_refused_and_fits_once_one_has_gone(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path: Path) -> None:
+    """It fits once one has gone."""
     with house(triton, tmp_path, "--memory-source=triton", declares="") as at:
         assert at.load("a", "b") == [200, 200]
 
@@ -118,9 +117,8 @@ def test_behind_a_gauge_that_lags_the_third_is_refused_and_fits_once_one_has_gon
         assert at.gpus.used == {_GPU: 2 * _MODEL * MIB}
 
 
-def test_an_unload_is_answered_when_the_gauge_shows_it_and_no_later_than_allowed(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_unload_is_answered_when_gauge_shows_it(triton: RunningAdapter, tmp_path: Path) -> None:
+    """No later than allowed."""
     with house(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a", "b") == [200, 200]
         at.let_the_gauge_catch_up()

@@ -98,7 +98,7 @@ def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(
             check_agreement(adapter)
 
 
-def test_an_unload_of_a_dead_model_ends_where_its_initialize_hangs_by_now(
+def test_unload_of_dead_model_ends_despite_hang(
     adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
 ) -> None:
     """Triton lets go of a dead model by a load of the same name (docs/design/triton.md)."""
@@ -224,7 +224,7 @@ def test_four_hanging_loads_that_are_unloaded_cost_no_model_that_is_loaded(
 
 
 @pytest.mark.nightly
-def test_four_hanging_loads_whose_time_is_over_cost_no_model_that_is_loaded(tmp_path: Path) -> None:
+def test_four_hanging_loads_cost_no_loaded_model(tmp_path: Path) -> None:
     with (
         embedded_adapter(f"--model-roots={tmp_path}", "--load-timeout-seconds=12") as adapter,
         closing(adapter.client()) as client,
@@ -232,9 +232,7 @@ def test_four_hanging_loads_whose_time_is_over_cost_no_model_that_is_loaded(tmp_
         check_four_hanging(adapter, client, tmp_path, end="limit")
 
 
-def test_a_load_that_hangs_at_the_import_is_stuck_until_it_serves_and_is_ended_then(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_load_hanging_at_import_is_ended_later(tmp_path: Path, gate: Gate) -> None:
     """To kill it before would cost a thread for good (docs/design/triton.md)."""
     folder = tmp_path / "hanging"
     package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
@@ -284,9 +282,8 @@ def test_a_load_that_is_unloaded_soon_leaves_nothing_and_costs_no_thread(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flags", [(), (COMPLETE,)])
-def test_a_load_that_is_unloaded_at_any_moment_leaves_nothing_and_costs_no_thread(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """It costs no thread of Triton."""
     with (
         embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,
         closing(adapter.client()) as client,

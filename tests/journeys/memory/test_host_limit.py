@@ -55,9 +55,8 @@ def check_one_out_one_in(adapter: RunningAdapter, client: Client, url: Path) -> 
     check_agreement(adapter)
 
 
-def test_the_fifth_is_refused_with_what_was_measured_and_fits_once_one_has_gone(
-    adapter: RunningAdapter, root: Path
-) -> None:
+def test_fifth_is_refused_with_measured_figures(adapter: RunningAdapter, root: Path) -> None:
+    """It fits once one has gone."""
     package = write_eater(root / "measured", _MODEL_MIB)
     with closing(adapter.client()) as client:
         empty = tree_bytes(adapter)
@@ -74,9 +73,8 @@ def test_the_fifth_is_refused_with_what_was_measured_and_fits_once_one_has_gone(
         check_one_out_one_in(adapter, client, package)
 
 
-def test_a_fifth_that_declares_its_need_is_refused_though_it_was_never_loaded(
-    adapter: RunningAdapter, root: Path
-) -> None:
+def test_fifth_that_declares_its_need_is_refused(adapter: RunningAdapter, root: Path) -> None:
+    """It was never loaded."""
     packages = {
         # each with a text of its own: what is learned of one says nothing of the others
         name: write_eater(

@@ -164,9 +164,10 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.nightly
-def test_an_adapter_killed_at_any_moment_leaves_nothing_that_the_next_does_not_put_right(
+def test_next_adapter_mends_what_killed_one_left(
     tmp_path: Path,
 ) -> None:
+    """It was killed at any moment."""
     kill_at_moments(range(3), _SEED, tmp_path)
 
 

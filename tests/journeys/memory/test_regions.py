@@ -111,7 +111,7 @@ def die(client: Client, name: str = "m") -> None:
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
-def test_the_regions_of_processes_that_ended_before_their_model_are_free_when_it_is_unloaded(
+def test_unload_frees_regions_of_dead_processes(
     adapter: RunningAdapter, client: Client, package: Path, end: str
 ) -> None:
     before = mapped_bytes(adapter)
@@ -131,9 +131,10 @@ def test_the_regions_of_processes_that_ended_before_their_model_are_free_when_it
     assert mapped_bytes(adapter) - before < 2 * MIB
 
 
-def test_models_that_are_loaded_keep_their_regions_and_serve_while_others_are_freed(
+def test_loaded_models_keep_their_regions(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
+    """They serve while those of others are freed."""
     two = write_python_model(
         package.with_name("two"), imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES
     )
@@ -188,7 +189,7 @@ def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(
     assert regions(adapter) == {}
 
 
-def test_a_dead_model_that_was_unloaded_behind_the_adapters_back_leaves_no_region(
+def test_dead_model_unloaded_elsewhere_leaves_no_region(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     assert client.load("m", package).status == 200

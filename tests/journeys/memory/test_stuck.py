@@ -54,7 +54,7 @@ def is_serving(adapter: RunningAdapter, name: str) -> bool:
         return client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
 
 
-def test_a_load_that_is_stuck_is_given_up_and_its_name_serves_again(tmp_path: Path) -> None:
+def test_stuck_load_is_given_up_and_reloads(tmp_path: Path) -> None:
     sound, package = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "changing")
     with (
         embedded_adapter(f"--model-roots={tmp_path}") as adapter,
@@ -81,7 +81,7 @@ def test_a_load_that_is_stuck_is_given_up_and_its_name_serves_again(tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_when_all_load_threads_are_stuck_triton_is_restarted_and_what_was_loaded_comes_back(
+def test_stuck_load_threads_restart_triton_with_models(
     tmp_path: Path,
 ) -> None:
     sound, deadly = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "deadly")

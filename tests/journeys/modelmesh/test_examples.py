@@ -29,7 +29,7 @@ def play(adapter, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.triton
-def test_the_client_leaves_what_is_loaded_unless_it_is_told_to_unload_all(adapter, client):
+def test_client_unloads_only_when_told(adapter, client):
     def loaded() -> list[str]:
         return [model["modelName"] for model in client.get("/models").json()["models"]]
 

@@ -59,9 +59,7 @@ def test_models_of_one_name_are_left_out_until_a_namespace_is_chosen(bucket, tmp
     assert keys(bucket, "by-name/fraud") == {"by-name/fraud/config.pbtxt": b"b"}
 
 
-def test_what_an_earlier_path_left_behind_is_removed_when_asked_and_nothing_beside_it(
-    bucket, tmp_path
-):
+def test_leftovers_of_earlier_path_are_removed_alone(bucket, tmp_path):
     bucket.put({"old/config.pbtxt": b"old", "old/2/model.py": b"2", **PYTHON})
     bucket.put({"by-name/roll-2/config.pbtxt": b"not ours", "by-name/rol": b"not ours"})
     assert leave(bucket, [service("roll", "python", **at("old"))], tmp_path, "--copy")[0] == 0
@@ -99,7 +97,7 @@ def test_no_copy_is_put_where_the_mesh_reads(bucket, tmp_path, path):
     assert not keys(bucket, "by-name/a/config")
 
 
-def test_what_is_wrong_with_one_is_a_line_and_the_others_go_on(bucket, tmp_path):
+def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
     bucket.put({**PYTHON, "twice.py": b"1"})
     no_schema = at("a")
     no_schema["storage"]["schemaPath"] = "nowhere.json"

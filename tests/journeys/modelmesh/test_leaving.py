@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # each run of what is copied imports boto3
 PAGE = ROOT / "docs" / "fleet.md"
 
 
-def test_each_example_of_the_controller_is_copied_or_left_out_with_the_reason(bucket, tmp_path):
+def test_each_controller_example_is_copied_or_explained(bucket, tmp_path):
     bucket.put(
         {
             "keras/mnist.h5": b"1",

@@ -146,7 +146,7 @@ async def test_a_model_is_loaded_served_and_evicted(mesh, everywhere):
 
 
 @once
-async def test_a_model_that_was_taken_away_is_loaded_again_by_the_next_request(mesh, everywhere):
+async def test_next_request_loads_removed_model_again(mesh, everywhere):
     await mesh.load("m", IDENTITY, KEY)
     with closing(everywhere.client()) as sagemaker:
         assert sagemaker.delete("/models/m").status == 200
@@ -270,7 +270,7 @@ async def test_load_is_exhausted_after_oom_beside_others(mesh, everywhere, packa
 
 
 @once
-async def test_a_package_with_a_config_is_loaded_as_it_is_whatever_its_format(mesh):
+async def test_package_with_config_loads_whatever_its_format(mesh):
     key = json.dumps({"model_type": {"name": "xgboost", "version": "1"}})
     await mesh.load("m", IDENTITY, key)
 

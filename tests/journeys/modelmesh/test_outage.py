@@ -139,7 +139,7 @@ async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
         assert await code_of(mesh) is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_mesh_loses_no_request_of_those_under_way_when_triton_is_killed(outage):
+async def test_mesh_loses_no_request_when_triton_dies(outage):
     async with mesh_before(outage) as (mesh, adapter):
         await mesh.load("m", IDENTITY)
         callers = Callers(mesh)

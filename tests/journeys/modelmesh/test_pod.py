@@ -69,7 +69,7 @@ def test_nothing_of_the_runtime_listens_where_others_of_the_pod_do(runtime):
 
 
 @pytest.mark.triton
-def test_others_than_the_pod_reach_what_the_mesh_is_told_of_and_what_is_scraped(runtime):
+def test_outsiders_reach_mesh_ports_and_metrics(runtime):
     spec, pod = runtime
     own = {8085} if spec["grpcEndpoint"] == "port:8085" else set()
     declared = {port["containerPort"] for c in spec["containers"] for port in c.get("ports", [])}

@@ -38,7 +38,7 @@ def route(deployment: dict, name: str) -> str:
     return deployment["environment"]["inference_config"][f"{name}_route"]["path"]
 
 
-def test_the_model_lies_where_azure_ml_mounts_it_and_the_routes_are_at_one_port(deployment):
+def test_azure_ml_has_one_port_and_mount(deployment):
     model = PurePosixPath(deployment["environment_variables"]["ADAPTER_SINGLE_MODEL"])
     folder = (EXAMPLE.parent / deployment["model"]["path"]).resolve()
     assert str(model.parent) == mounted_at(deployment)

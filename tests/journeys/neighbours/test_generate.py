@@ -107,7 +107,7 @@ def test_invoke_is_generate_of_the_model_and_answers_with_its_name(client, model
     assert client.post(f"{path}/invoke", {"IN": 2.5}).status == 404
 
 
-def test_calls_of_the_endpoint_are_generate_as_well_when_they_load_and_after(client):
+def test_endpoint_calls_may_be_generate(client):
     for value in (1.5, 2.5):
         headers = {"X-Amzn-SageMaker-Target-Model": "plain"}
         reply = client.post("/endpoints/any/invocations", {"IN": value}, headers)
@@ -157,9 +157,7 @@ def test_a_model_that_raises_is_an_error_with_its_text(client, models):
 
 
 @pytest.mark.parametrize("name", ["twice", "two times"])
-def test_each_answer_of_a_decoupled_model_is_an_event_as_soon_as_it_is_there(
-    streaming, models, name
-):
+def test_each_decoupled_answer_is_an_event_immediately(streaming, models, name):
     gate = Gate(models / "gate")
     path = f"/models/{name.replace(' ', '%20')}/invoke"
     with closing(HTTPConnection(streaming.http, timeout=30)) as connection:
@@ -181,7 +179,7 @@ def test_an_ordinary_model_streams_its_one_answer(streaming):
     assert (event["OUT"], event["model_name"]) == (1.5, "plain")
 
 
-def test_a_type_that_triton_does_not_have_ends_the_start_with_the_three_that_it_has(models):
+def test_unknown_type_ends_start_with_known_types(models):
     adapter = RunningAdapter(f"--single-model={models / 'plain'}", environ={VARIABLE: "stream"})
     adapter.process.wait(60)
     assert adapter.stop() == 2

@@ -91,7 +91,7 @@ def test_a_trained_model_with_another_storage_uri_is_replaced(agent):
 
 
 @pytest.mark.triton
-def test_a_load_of_files_that_have_changed_since_the_last_one_is_no_no_op(agent):
+def test_load_of_changed_files_loads_anew(agent):
     """As where an agent did not know of the model, and so did not unload it."""
     agent.config(("a", "s3://1"))
     agent.tracked.clear()
@@ -116,7 +116,7 @@ def test_an_agent_that_comes_back_loads_nothing_twice(agent, served):
 
 
 @pytest.mark.triton
-def test_a_load_that_fails_says_why_and_a_good_version_after_it_is_served(agent):
+def test_failed_load_says_why_then_good_one_serves(agent):
     shutil.rmtree(agent.storage / "1" / "1")
     [refused] = agent.config(("a", "s3://1"))
     assert (refused.status, refused.json()["code"]) == (400, "InvalidModel")
@@ -126,9 +126,8 @@ def test_a_load_that_fails_says_why_and_a_good_version_after_it_is_served(agent)
 
 
 @pytest.mark.triton
-def test_a_container_that_comes_back_has_the_models_that_the_agent_does_not_load_again(
-    container, mounted, tmp_path
-):
+def test_returning_container_has_its_agents_models(container, mounted, tmp_path):
+    """The agent does not load them again."""
     write_python_model(tmp_path / "storage" / "1")
     for run in (1, 2):
         with started(container, mounted) as adapter, closing(adapter.client()) as client:

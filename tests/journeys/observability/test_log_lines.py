@@ -57,7 +57,7 @@ def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
     assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
 
 
-def test_a_load_that_is_refused_is_told_once_and_so_is_one_that_fails(
+def test_refused_or_failed_load_is_logged_once(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     (package / "1").mkdir()

@@ -144,7 +144,7 @@ def listed() -> tuple[dict[str, list[str]], set[str]]:
 
 
 @rows("alert", [rule["alert"] for rule in _RULES])
-def test_the_page_says_in_which_case_an_alert_fires_and_in_which_not(alert):
+def test_page_lists_when_each_alert_fires(alert):
     fired, quiet = (re.findall(r"`([^`]+)`", cell) for cell in listed()[0][alert])
     assert [alert in fires(case) for case in fired] == [True]
     assert quiet
@@ -166,7 +166,7 @@ def test_prometheus_understands_every_expression_of_the_dashboard(tmp_path):
     promtool("check", "rules", rules)
 
 
-def test_every_panel_asks_the_data_source_that_is_chosen_and_has_its_place():
+def test_every_panel_has_place_and_chosen_source():
     [chosen, *others] = _DASHBOARD["templating"]["list"]
     assert (chosen["type"], chosen["query"]) == ("datasource", "prometheus")
     assert {each["name"] for each in others} == _VARIABLES

@@ -250,7 +250,7 @@ def test_what_we_cannot_export_to_is_a_bad_setting(variable, value):
 
 
 @pytest.mark.slow
-def test_a_collector_that_does_not_answer_delays_the_end_by_seconds_at_most(monkeypatch):
+def test_silent_collector_delays_end_by_seconds(monkeypatch):
     """It takes the spans and is silent; by itself the exporter would wait for a minute."""
     monkeypatch.setitem(os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     with socket.create_server(("127.0.0.1", 0)) as silent:

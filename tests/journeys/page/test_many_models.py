@@ -163,9 +163,7 @@ def test_a_phone_has_fewer_rows_and_a_list_to_sort_by(address: str, browser: Bro
     assert browser.run("return document.getElementById('sorts').offsetHeight") > 0
 
 
-def test_models_too_small_to_be_seen_are_one_piece_and_have_no_colour(
-    address: str, browser: Browser
-) -> None:
+def test_tiny_models_are_one_colourless_piece(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     widths = """

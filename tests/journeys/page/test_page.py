@@ -77,9 +77,7 @@ def test_a_507_is_seen_with_its_figures_and_is_announced(opened: Scene, page: Br
     assert told.startswith(f"{TOO_MUCH} was not loaded: it needs 700.0 MiB")
 
 
-def test_a_mistake_of_a_caller_is_told_calmly_and_leaves_a_lack_of_memory_where_it_is(
-    opened: Scene, page: Browser
-) -> None:
+def test_callers_mistake_is_told_below_lack_of_memory(opened: Scene, page: Browser) -> None:
     assert opened.load("product-search") == 200
     assert opened.load("support-chat") == 200
     assert opened.load(TOO_MUCH) == 507
@@ -91,9 +89,7 @@ def test_a_mistake_of_a_caller_is_told_calmly_and_leaves_a_lack_of_memory_where_
     assert page.run(tones)[:2] == ["pill wait", "pill bad"]
 
 
-def test_a_load_that_fails_is_told_with_the_reason_of_the_model_until_it_is_mended(
-    opened: Scene, page: Browser
-) -> None:
+def test_failed_load_is_told_until_mended(opened: Scene, page: Browser) -> None:
     write_python_model(opened.folder / "broken", initialize="raise ValueError('no weights')")
     assert opened.load("broken") == 400
     page.until(lambda: "broken" in page.text("#last"), "the failure is shown")
@@ -273,9 +269,7 @@ def test_page_opens_behind_a_forwarded_port(browser: Browser) -> None:
             browser.until(lambda: browser.text("#state") == "ready", f"{host} is served")
 
 
-def test_an_adapter_that_is_gone_is_told_and_its_return_goes_on_by_itself(
-    opened: Scene, browser: Browser
-) -> None:
+def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) -> None:
     browser.open(opened.adapter.admin)
     opened.adapter.process.send_signal(signal.SIGSTOP)
     try:

@@ -113,9 +113,7 @@ def test_ps_is_taken(played: Scene, folder: Path) -> None:
         *((name, "docs/observability.md") for name in NAMES),
     ],
 )
-def test_the_picture_is_in_the_repository_and_on_the_pages_that_show_it(
-    name: str, page: str
-) -> None:
+def test_picture_is_committed_and_shown_on_pages(name: str, page: str) -> None:
     picture = ROOT / "docs" / "images" / name
     check(picture)
     place = picture.relative_to((ROOT / page).parent)

@@ -30,9 +30,10 @@ def told(adapter: RunningAdapter, *argv: str) -> str:
     return done.stdout.decode()
 
 
-def test_without_a_limit_it_is_told_that_memory_is_not_measured_and_sizes_are_unknown(
+def test_memory_without_limit_is_told_as_unmeasured(
     triton: RunningAdapter, browser: Browser
 ) -> None:
+    """Sizes are unknown then."""
     with beside(triton) as adapter, closing(Client(adapter.admin)) as admin:
         assert adapter.wait_for("memory.not_measured", level="warning")["reason"] == SAID
         ready = admin.get("/readyz")

@@ -153,9 +153,7 @@ def told(reply: Reply) -> Any:
 
 
 @rows("case", SENT)
-def test_what_the_serializers_of_sagemakers_sdk_send_has_the_answer_that_they_read(
-    caller: Client, case: dict[str, Any]
-) -> None:
+def test_sdk_serializers_read_what_they_asked_for(caller: Client, case: dict[str, Any]) -> None:
     body = base64.b64decode(case["body"])
     reply = caller.post("/models/numbers/invoke", body, case["headers"])
     # bytes without a shape are one example
@@ -241,7 +239,7 @@ def test_any_other_type_is_415_with_the_types_that_are_taken(
         ("two", NPY, saved(np.zeros(1, "f4")), NPY),
     ],
 )
-def test_an_answer_that_nobody_accepts_is_406_with_the_types_that_there_are(
+def test_unacceptable_answer_is_406_with_types(
     caller: Client, name: str, content_type: str, body: bytes, accept: str
 ) -> None:
     reply = invoke(caller, name, body, content_type, accept)
@@ -306,7 +304,7 @@ def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:
         (NPY, saved(np.array(b"x")), "not accepted"),
     ],
 )
-def test_a_body_that_is_none_of_its_type_is_400_with_the_reason(
+def test_body_of_wrong_type_is_400_with_reason(
     caller: Client, content_type: str, body: bytes, why: str
 ) -> None:
     for sent in (body, iter([body[:3], body[3:]])):
@@ -315,7 +313,7 @@ def test_a_body_that_is_none_of_its_type_is_400_with_the_reason(
         assert why in reply.json()["error"]
 
 
-def test_fp64_becomes_fp32_where_the_model_says_so_however_the_body_is_cut(caller: Client) -> None:
+def test_fp64_becomes_fp32_however_body_is_cut(caller: Client) -> None:
     array = np.random.default_rng(1).normal(size=(50, 3))
     body = saved(array)
     cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
@@ -362,7 +360,7 @@ def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Cli
         ("strict", np.array([[1]]), "; with application/x-npy;cast in the model's adapter_content"),
     ],
 )
-def test_what_does_not_become_the_input_s_type_is_400_with_what_would_help(
+def test_inconvertible_input_is_400_with_advice(
     caller: Client, name: str, array: Any, why: str
 ) -> None:
     for body in (saved(array), iter([saved(array)])):
@@ -426,9 +424,7 @@ def test_bytes_are_json_by_the_first_character_within_4096(
 
 
 @rows("content_type", [NPY, CSV, RAW, "image/png"])
-def test_a_type_that_a_model_did_not_opt_into_is_400_with_what_it_would_need(
-    caller: Client, content_type: str
-) -> None:
+def test_type_without_opt_in_is_400_with_advice(caller: Client, content_type: str) -> None:
     for body in (b"\1\2", iter([b"\1", b"\2"])):  # of known length, and in chunks
         reply = invoke(caller, "plain", body, content_type)
         assert refusal(reply) == (400, "InvalidRequest", "plain")
@@ -439,7 +435,7 @@ def test_a_type_that_a_model_did_not_opt_into_is_400_with_what_it_would_need(
 
 @pytest.mark.parametrize("content_type", ["", JSON, CSV, RAW, "image/png", "text/plain"])
 @rows("accept", ["", "text/html", NPY])
-def test_a_model_that_did_not_opt_in_is_asked_as_ever_and_without_delay(
+def test_model_without_opt_in_is_not_delayed(
     typed: RunningAdapter, caller: Client, content_type: str, accept: str
 ) -> None:
     reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)

@@ -143,7 +143,7 @@ def test_a_daemon_of_one_model_outlives_the_unload_of_another(
     assert not is_alive(first)
 
 
-def test_a_daemon_whose_model_nothing_tells_ends_with_the_last_that_it_may_be_of(
+def test_unattributed_daemon_ends_with_last_possible_model(
     client: Client, executed: Daemon
 ) -> None:
     executed.load(client)

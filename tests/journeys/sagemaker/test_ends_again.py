@@ -86,7 +86,8 @@ def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_pa
             wait_until(is_ready, 120, "it is ready again")
 
 
-def test_the_model_whose_load_ends_triton_is_given_up_and_the_others_come_back(tmp_path: Path):
+def test_load_that_ends_triton_is_given_up(tmp_path: Path):
+    """The others come back."""
     mark = tmp_path / "mark"
     others = _NAMES[:2]
     for name in others:
@@ -118,9 +119,8 @@ def test_the_model_whose_load_ends_triton_is_given_up_and_the_others_come_back(t
         ("load_at_start", "request"),
     ],
 )
-def test_a_model_that_ends_triton_each_time_is_given_up_and_the_others_stay(
-    tmp_path: Path, how: str, when: str
-):
+def test_model_that_keeps_ending_triton_is_given_up(tmp_path: Path, how: str, when: str):
+    """The others stay."""
     deadly = {
         "initialize": {"initialize": _DEADLY.format(mark="/")},
         "request": {"answer": _DEADLY.format(mark="/")},

@@ -80,7 +80,7 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
-def test_an_unload_is_done_when_triton_is_also_where_the_caller_has_left(
+def test_unload_waits_for_triton_despite_leaving_caller(
     adapter: RunningAdapter, client: Client, package: Path, gate: Gate, leave: Leaving
 ) -> None:
     before = len(adapter.events("model.unload_stalled"))
@@ -100,7 +100,7 @@ def test_an_unload_is_done_when_triton_is_also_where_the_caller_has_left(
     assert len(adapter.events("model.unload_stalled")) == before
 
 
-def test_the_answers_of_a_stream_without_a_caller_are_read_to_the_last(
+def test_stream_without_caller_is_read_to_end(
     adapter: RunningAdapter, client: Client, package: Path, gate: Gate
 ) -> None:
     gated = "\n".join(" " * 12 + line for line in gate.statements.splitlines()).lstrip()
@@ -189,7 +189,7 @@ def test_at_sigterm_nobody_waits_for_them_either(
     assert code == 0, adapter.errors
 
 
-def test_a_caller_who_leaves_amid_an_answer_that_is_streamed_is_no_error(model_root: Path) -> None:
+def test_caller_leaving_amid_stream_is_no_error(model_root: Path) -> None:
     values = b"\0" * 2**24
     tensor = f'{{"name":"IN","datatype":"FP32","shape":[{len(values) // 4}]'
     json_head = (

@@ -138,9 +138,10 @@ def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> N
         assert raw.get("/v2/health/live").status == 200
 
 
-def test_a_load_that_a_killed_adapter_left_half_done_in_an_external_triton_is_taken_down(
+def test_half_done_load_of_killed_adapter_is_unloaded(
     triton: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
+    """In an external Triton."""
     package = write_python_model(tmp_path / "model", initialize=gate.statements)
     roots = f"--model-roots={tmp_path}"
     with beside(triton, roots) as killed, background(killed) as others:
@@ -158,9 +159,10 @@ def test_a_load_that_a_killed_adapter_left_half_done_in_an_external_triton_is_ta
         assert adapter.stop() == 0
 
 
-def test_a_model_that_somebody_took_from_an_external_triton_is_404_and_loads_again(
+def test_model_removed_from_external_triton_loads_again(
     triton: RunningAdapter,
 ) -> None:
+    """Until then it is 404."""
     with beside(triton) as adapter, closing(adapter.client()) as client:
         assert client.load("taken", EXAMPLES / "identity").status == 200
         with closing(triton_client(triton)) as raw:
@@ -199,7 +201,7 @@ def test_without_triton_the_start_ends_when_its_time_is_up(nobody: tuple[str, ..
 
 
 @pytest.mark.parametrize("listener", ["http", "admin", "grpc"])
-def test_a_taken_port_is_named_with_its_setting_and_as_make_run_takes_it(listener: str) -> None:
+def test_taken_port_is_named_with_its_setting(listener: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, said = run_to_its_end(*EMBEDDED, "--examples", f"--{listener}={address}")
@@ -212,7 +214,7 @@ def test_a_taken_port_is_named_with_its_setting_and_as_make_run_takes_it(listene
     assert "make run" not in plain
 
 
-def test_a_start_without_triton_says_at_once_and_again_what_it_waits_for(
+def test_start_without_triton_says_what_it_awaits(
     nobody: tuple[str, ...],
 ) -> None:
     adapter = RunningAdapter(*nobody, "--start-timeout-seconds=300")
@@ -238,7 +240,8 @@ def test_the_start_names_the_listeners_that_other_machines_may_reach() -> None:
         assert adapter.events("adapter.open_to_others") == []
 
 
-def test_a_model_root_that_is_not_there_or_relative_is_told_at_the_start(tmp_path: Path) -> None:
+def test_wrong_model_root_is_told_at_start(tmp_path: Path) -> None:
+    """One that is not there, or is relative."""
     there = Path(os.path.relpath(tmp_path))
     flags = (f"--model-roots={tmp_path / 'none'}", f"--model-roots={there}")
     with embedded_adapter(*flags) as adapter:

@@ -66,7 +66,7 @@ def test_pages_hold_every_model_once_and_none_is_empty(listing: Client, limit: i
     assert all(found)
 
 
-def test_a_token_needs_no_limit_and_is_fit_for_a_query_as_it_is(listing: Client) -> None:
+def test_page_token_fits_a_query_without_limit(listing: Client) -> None:
     token = listing.get("/models?limit=2").json()["nextPageToken"]
 
     assert names(listing.get(f"/models?next_page_token={token}")) == _SORTED[2:]

@@ -91,7 +91,7 @@ def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
 
 @pytest.mark.parametrize("restart", ["forget", "reload"])
 @pytest.mark.nightly
-def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_path: Path, restart):
+def test_unloaded_model_stays_away_after_tritons_death(tmp_path: Path, restart):
     for name in ("kept", "gone", "changed"):
         write_python_model(tmp_path / name)
     flags = (
@@ -124,7 +124,7 @@ def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_pa
         assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 1}
 
 
-def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(tmp_path: Path):
+def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")

@@ -99,9 +99,7 @@ def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name
 
 
 @pytest.mark.parametrize("name", ["team/a/b.tar.gz", "ta.u.x"])
-def test_an_answer_to_who_accepts_gzip_names_the_model_as_the_caller_does(
-    asking: Client, name: str
-) -> None:
+def test_packed_answer_has_the_callers_model_name(asking: Client, name: str) -> None:
     reply = asking.post(
         f"/models/{quoted(name)}/invoke", infer_body(1.0), {"Accept-Encoding": "gzip"}
     )

@@ -62,7 +62,7 @@ def test_load_without_others_that_lacks_memory_is_400(client: Client, package: P
 
 
 @pytest.mark.parametrize("name", ["greedy", "team/greedy"])
-def test_an_inference_that_runs_out_of_memory_is_507_and_the_model_stays(
+def test_inference_out_of_memory_is_507_model_stays(
     client: Client, package: Path, name: str
 ) -> None:
     write_python_model(

@@ -103,7 +103,7 @@ def hurt() -> Iterator[RunningAdapter]:
         yield adapter
 
 
-def test_a_triton_that_stands_still_is_503_and_well_again_when_it_goes_on(
+def test_stopped_triton_is_503_until_it_continues(
     hurt: RunningAdapter,
 ) -> None:
     with closing(hurt.client()) as client:

@@ -73,9 +73,10 @@ WAYS = {
 }
 
 
-def test_unloads_end_though_a_request_was_never_answered_and_a_load_and_a_stop_follow(
+def test_unload_ends_though_request_was_never_answered(
     adapter: RunningAdapter, tmp_path: Path
 ) -> None:
+    """A load and a stop follow."""
     processes: list[int] = []
     with closing(adapter.client()) as client, background(adapter) as others:
         for name, ask in WAYS.items():

@@ -60,7 +60,7 @@ def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
     connection.close()
 
 
-def test_all_instances_of_a_model_that_computes_for_ever_are_ended_before_delete_says_200(
+def test_endless_instances_end_before_delete_says_200(
     hasty: RunningAdapter, client: Client, root: Path
 ) -> None:
     mark = root / "computes"

@@ -360,6 +360,6 @@ CLOSED = ["get_trace_settings", "get_log_settings", "get_system_shared_memory_st
 
 
 @rows("method", CLOSED)
-def test_what_reaches_beyond_a_model_is_refused_by_the_name_of_the_setting(pair, method):
+def test_server_wide_call_is_refused_naming_setting(pair, method):
     with pytest.raises(InferenceServerException, match=r"passthrough|serves inference alone"):
         pair.ours.ask(method)

@@ -144,9 +144,7 @@ dynamic_batching { default_queue_policy { max_queue_size: 1 } }
 
 
 @at_one_listener
-def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
-    calls, triton_calls, loaded, tmp_path
-):
+def test_full_queue_is_for_another_copy(calls, triton_calls, loaded, tmp_path):
     """UNAVAILABLE is repeated by a mesh eight times, and is INTERNAL to its caller then."""
     gate = tmp_path / "open"
     wait = f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"

@@ -46,7 +46,7 @@ def test_a_load_of_a_loaded_model_is_done(repository, identity, client):
     assert repository.index({"ready": True})[0]["name"] == "any name"
 
 
-def test_a_load_of_a_loaded_model_whose_files_have_changed_loads_the_new_ones(repository, package):
+def test_load_of_changed_files_loads_the_new(repository, package):
     write_python_model(package)
     assert repository.load(package.name).status == 200
     write_python_model(package, answer=DOUBLING)
@@ -324,9 +324,7 @@ def test_calls_are_counted_as_those_of_v2(repository, adapter):
     assert any('frontend="v2"' in line for line in counted)
 
 
-def test_a_load_whose_caller_left_is_not_done_again_for_the_same_load(
-    adapter, repository, tmp_path, gate
-):
+def test_left_load_is_not_done_again(adapter, repository, tmp_path, gate):
     """A client whose time limit is below the load's, and who tries again."""
     slow = write_python_model(tmp_path, initialize=gate.statements)
     files = {"1/model.py": (slow / "1" / "model.py").read_bytes()}

@@ -24,7 +24,7 @@ def started(root: Path) -> RunningAdapter:
     return adapter
 
 
-def test_what_a_killed_adapter_left_is_removed_and_what_others_use_is_not(tmp_path_factory):
+def test_only_killed_adapters_socket_folders_are_removed(tmp_path_factory):
     root = tmp_path_factory.mktemp("t")
     with ExitStack() as ends:
         killed, other = started(root), started(root)
@@ -68,7 +68,7 @@ def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path: Path)
     assert not folder.exists()
 
 
-def test_with_no_place_for_a_socket_the_log_says_what_is_too_long(
+def test_log_says_which_socket_path_is_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     long = str(tmp_path / ("x" * 100))

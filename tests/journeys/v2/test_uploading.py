@@ -105,9 +105,8 @@ def test_a_model_of_tritons_own_repository_is_left_alone(
     assert is_ready(raw_triton, "own")
 
 
-def test_nothing_outlives_the_adapter_unless_it_is_killed_and_then_no_stale_model_serves(
-    triton, raw_triton, model_root, package
-):
+def test_uploads_end_with_adapter_even_killed(triton, raw_triton, model_root, package):
+    """What a killed one left serves no stale model."""
     write_python_model(package)
     adapter = uploading_adapter(triton, model_root)
     with closing(adapter.client()) as client:

@@ -98,9 +98,7 @@ class TestHelp:
             (("serve", "--memory-limt=8GiB"), "--memory-limit"),
         ],
     )
-    def test_a_misspelt_word_is_refused_with_the_one_that_may_have_been_meant(
-        self, run, argv, meant
-    ):
+    def test_misspelt_word_is_refused_with_the_nearest(self, run, argv, meant):
         code, out, err = run(*argv)
         assert (code, out) == (2, "")
         assert f"; did you mean {meant}?" in err
@@ -117,9 +115,7 @@ class TestHelp:
         ("command", "arguments"),
         [("unload", "NAME..."), ("ps", "[NAME...]"), ("load", "NAME SOURCE"), ("drain", "")],
     )
-    def test_the_usage_says_what_may_be_left_out_and_what_may_come_again(
-        self, run, command, arguments
-    ):
+    def test_usage_shows_optional_and_repeated_words(self, run, command, arguments):
         usage = f"usage: triton-adapter {command} [OPTIONS] {arguments}".rstrip()
         for argv in ((command, "--help"), (command, "--no-such-flag")):
             assert usage in "".join(run(*argv)[1:]).splitlines()
@@ -209,7 +205,7 @@ class TestHealthcheck:
         assert code == 1
         assert "503 status is 503" in out
 
-    def test_a_url_is_asked_as_it_is_and_no_setting_is_looked_at(self, run, sidecar):
+    def test_url_is_asked_without_any_setting(self, run, sidecar):
         server = sidecar(200)
         url = f"http://127.0.0.1:{server.server_port}/livez"
         assert run("healthcheck", f"--url={url}", environ={"ADAPTER_ADMIN": "x"})[0] == 0

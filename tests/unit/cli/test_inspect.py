@@ -124,7 +124,7 @@ m
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/m", "gs://bucket/m", "https://host/m"])
-def test_a_url_that_no_load_takes_is_refused_as_a_load_refuses_it(inspect, url):
+def test_inspect_refuses_url_as_a_load_does(inspect, url):
     code, out, err = inspect(url)
     assert (code, out) == (1, "")
     assert f"url '{url}' is neither an absolute path nor a file:/// URL; models of a bucket" in err
@@ -135,7 +135,7 @@ def test_file_url_is_taken_as_load_takes_it(inspect, packages):
     assert inspect(folder.as_uri())[1].splitlines()[1:] == inspect(folder)[1].splitlines()[1:]
 
 
-def test_a_config_that_is_changed_is_shown_as_a_diff_against_the_callers(inspect, packages):
+def test_changed_config_is_shown_as_diff(inspect, packages):
     folder = write_python_model(packages / "m", config='name: "old"\n' + CONFIG)
 
     lines = inspect(folder)[1].splitlines()
@@ -190,7 +190,8 @@ def test_archive_is_shown_by_paths_within_it(report, packages):
     assert parts["both"]["staged"] == {"1/": None, "config.pbtxt": None}
 
 
-def test_a_lone_file_is_shown_by_its_name_and_triton_completes_its_config(inspect, packages):
+def test_lone_file_is_shown_by_its_name(inspect, packages):
+    """Triton completes its config."""
     (file := packages / "net.onnx").write_text("onnx")
 
     out = inspect(file)[1]
@@ -303,9 +304,7 @@ def test_programs_get_reason_and_code_of_load(inspect, packages, argv, code, wor
     assert words in found["error"]
 
 
-def test_what_is_wrong_in_an_archive_is_told_without_the_folder_that_is_gone(
-    inspect, packages, scratch
-):
+def test_archive_error_hides_the_removed_folder(inspect, packages, scratch):
     folder = write_python_model(packages / "m", config="backend: [\n")
 
     archive = packed(folder)

@@ -141,7 +141,7 @@ def test_request_rate_is_that_since_last_poll(monkeypatch):
     assert [row[-1].strip() for row in later] == ["REQ/S", "20", "3"]
 
 
-def test_a_word_that_this_version_does_not_know_is_shown_as_it_came():
+def test_unknown_word_is_shown_as_it_came():
     [_, row] = rows(ModelTable(), model("a", state="LOADING", state_seconds=1, waits_for="sunrise"))
     assert "LOADING 1s, sunrise" in map(str.strip, row)
 

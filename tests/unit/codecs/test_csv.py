@@ -92,7 +92,7 @@ def test_what_is_no_table_is_refused_with_its_row(text, datatype, why):
         read_table(text, datatype)
 
 
-def test_a_row_is_a_line_and_so_is_a_value_of_a_vector():
+def test_csv_row_is_a_line():
     raw = np.array([0.1, np.nan, -np.inf, 2], "<f4").tobytes()
     assert write_table(raw, "FP32", (4,)) == b"0.100000001\nnan\n-inf\n2\n"
     assert write_table(raw, "FP32", (2, 2)) == b"0.100000001,nan\n-inf,2\n"
@@ -122,7 +122,7 @@ class Longest:
 
 
 @pytest.mark.parametrize("end", [b",", b"\n"])
-def test_a_table_of_any_form_is_read_a_few_thousand_values_at_a_time(monkeypatch, end):
+def test_table_is_read_in_pieces(monkeypatch, end):
     """A call of C holds the interpreter's lock, and with it the event loop."""
     longest, count = Longest(), 100_000
     monkeypatch.setattr(csv, "packed", longest.of(csv.packed))

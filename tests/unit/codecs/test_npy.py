@@ -139,7 +139,7 @@ def test_a_head_that_is_cut_is_refused(size):
         read_head(saved(np.zeros((2, 3), "f4"))[:size])
 
 
-def test_a_head_that_claims_to_be_large_is_refused_before_it_is_read():
+def test_npy_head_too_large_is_not_read():
     start = b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1)
     with pytest.raises(ValueError, match=f"at most {MAX_HEAD_BYTES}"):
         bytes_needed(start)

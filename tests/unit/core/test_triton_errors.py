@@ -113,7 +113,7 @@ def test_a_control_call_that_failed_becomes(code, text, kind):
     assert error.model_id == "m"
 
 
-def test_a_module_that_is_missing_is_answered_with_the_place_that_says_what_to_do():
+def test_missing_module_names_where_to_read_on():
     said = "ModuleNotFoundError: No module named 'sklearn'\n\nAt:\n  /r/m/1/model.py(2): <module>\n"
     text = failed(f"Internal: {said}")
 
@@ -135,7 +135,7 @@ def test_a_module_that_is_missing_is_answered_with_the_place_that_says_what_to_d
         "Internal: triton_python_backend_stub is not found. Searched paths: /opt/x and /opt/y",
     ],
 )
-def test_a_backend_that_triton_lacks_is_not_called_a_fault_of_the_package(said):
+def test_missing_backend_is_no_fault_of_package(said):
     error = control("INVALID_ARGUMENT", failed(said))
     assert type(error) is LoadFailed
     assert said in str(error)
@@ -343,7 +343,7 @@ def test_an_inference_over_grpc_that_failed_becomes(code, text, expected):
         ("UNAVAILABLE", f"in ensemble 'e', {raised('connection refused')}", True),
     ],
 )
-def test_an_inference_over_grpc_is_sent_again_only_when_it_found_no_triton(code, text, delivered):
+def test_grpc_inference_repeats_only_without_triton(code, text, delivered):
     error = grpc(code, text)
     assert isinstance(error, BackendUnavailable)
     assert error.delivered is delivered
@@ -378,7 +378,7 @@ STUB = "Stub process 'm_0_0' is not healthy."
         ),
     ],
 )
-def test_words_that_may_mean_a_lack_of_memory_are_kept_as_a_suspicion(error, kind, phrase):
+def test_ambiguous_memory_words_are_a_suspicion(error, kind, phrase):
     assert type(error) is kind
     assert error.suspected == phrase
 
@@ -410,7 +410,8 @@ def test_any_other_failure_of_model_is_not_suspected(error):
         ("UNAVAILABLE", f"{UNKNOWN} is not found", None),
     ],
 )
-def test_a_code_of_the_models_own_is_kept_but_for_not_found_and_no_memory(code, text, own):
+def test_models_own_code_is_kept_but_two(code, text, own):
+    """NOT_FOUND and RESOURCE_EXHAUSTED mean something else to callers."""
     assert grpc(code, text).own_code == own
 
 
@@ -468,7 +469,7 @@ def test_caller_reads_name_that_caller_gave():
 @pytest.mark.parametrize(
     "model_id", ["connection refused", "socket closed", "failed to connect", "broken pipe"]
 )
-def test_a_model_named_like_a_fault_of_the_network_is_not_taken_for_one(model_id):
+def test_model_named_like_network_fault_is_none(model_id):
     """Its private name has no blanks; only the text made for the caller could be misread."""
     name = "ta.u." + model_id.replace(" ", "_20")
     error = control("UNAVAILABLE", f"cannot load '{name}' now", name, model_id)
@@ -476,7 +477,7 @@ def test_a_model_named_like_a_fault_of_the_network_is_not_taken_for_one(model_id
 
 
 @pytest.mark.parametrize("model_id", ["CUDA out of memory", "std::bad_alloc", "x: out of memory"])
-def test_a_model_named_like_a_lack_of_memory_is_not_taken_for_one(model_id):
+def test_model_named_like_memory_lack_is_none(model_id):
     name = "ta.u." + model_id.replace(" ", "_20").replace(":", "_3a").replace("_alloc", "_5falloc")
     text = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: Internal: x;\n"
     assert type(control("INVALID_ARGUMENT", text, name, model_id)) is LoadFailed
@@ -516,7 +517,7 @@ def test_death_in_request_id_alone_is_none():
 NO_REGION = "Unable to find shared memory region: 'nobody'"
 
 
-def test_a_region_of_shared_memory_that_is_not_there_is_the_callers_fault():
+def test_absent_shared_memory_region_blames_the_caller():
     assert type(inference(404, JSON, NO_REGION)) is InvalidRequest
     assert type(grpc("NOT_FOUND", NO_REGION)) is InvalidRequest
     assert type(grpc("NOT_FOUND", f"{NO_REGION}, said the model")) is InferenceFailed

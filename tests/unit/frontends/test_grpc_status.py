@@ -67,7 +67,8 @@ def test_an_error_nobody_foresaw_is_internal():
     assert grpc_status(Odd("x")) == (grpc.StatusCode.INTERNAL, "InternalError: x")
 
 
-def test_a_full_queue_sends_a_mesh_to_another_copy_and_no_triton_does_not():
+def test_full_queue_sends_mesh_to_another_copy():
+    """No Triton does not."""
     full = errors.Overloaded("a queue is full", delivered=False)
     gone = errors.BackendUnavailable("Triton is gone", delivered=False)
     assert grpc_status(full)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED

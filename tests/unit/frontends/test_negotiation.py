@@ -78,7 +78,7 @@ def test_best_of_types_that_caller_accepts_is_told(accept, told):
     assert answer_type(accept, NUMBERS, is_choosing=False) == told
 
 
-def test_a_refusal_of_a_named_type_with_a_wrong_q_says_which_q_allows_it():
+def test_refused_type_says_which_q_allows_it():
     with pytest.raises(NotAcceptable, match="by a q above 0 and up to 1"):
         answer_type(f"{CSV};q=1.5", NUMBERS, is_choosing=False)
 
@@ -112,13 +112,14 @@ BROKEN = NotJson("failed to parse", model_id="m")
 
 
 @pytest.mark.parametrize("given", ["", JSON, "application/x-www-form-urlencoded", "text/html"])
-def test_a_body_that_is_no_json_though_nothing_else_could_have_been_meant_says_no_more(given):
+def test_plain_bad_json_says_no_more(given):
+    """Nothing else could have been meant."""
     assert explained(BROKEN, {"Content-Type": given}, None) is BROKEN
     other = InvalidRequest("expected 1 inputs")
     assert explained(other, {"Content-Type": CSV}, None) is other
 
 
-def test_a_compressed_body_of_bytes_that_is_no_json_is_an_unsupported_type():
+def test_compressed_bytes_without_json_are_unsupported_type():
     found = explained(BROKEN, {"Content-Type": RAW}, IMAGES)
     assert isinstance(found, UnsupportedMediaType)
     assert found.accepted == f"{JSON}, {binary.MEDIA_TYPE}, image/*, {RAW}"

@@ -24,12 +24,12 @@ def by_name(kinds: set[type[AdapterError]]) -> list[type[AdapterError]]:
 
 
 @rows("kind", by_name(tree(AdapterError) - NOT_STARTED))
-def test_an_error_of_which_triton_may_have_had_the_request_does_not_say_so(kind):
+def test_error_after_triton_does_not_say_so(kind):
     assert not was_not_started(an(kind))
 
 
 @pytest.mark.parametrize("kind", by_name(NOT_STARTED))
-def test_an_error_of_which_nothing_was_begun_says_so_and_is_503_everywhere(kind):
+def test_error_before_triton_says_so_as_503(kind):
     assert was_not_started(an(kind))
     assert (lookup(HTTP, an(kind))[0], lookup(AWS, an(kind))[0]) == (503, 503)
 
@@ -39,7 +39,7 @@ def test_undelivered_call_was_not_started(kind):
     assert was_not_started(kind("text", delivered=False))
 
 
-def test_a_request_during_which_triton_ended_is_its_model_s_error_at_the_endpoint():
+def test_request_broken_by_triton_is_model_error():
     assert aws_status(BackendUnavailable("text", delivered=True)) == MODEL_ERROR
     assert aws_status(BackendUnavailable("text", delivered=False)) == (503, "ServiceUnavailable")
     full = errors.Overloaded("a queue of Triton's is full", delivered=True)

@@ -11,7 +11,7 @@ from adapter.frontends.admin.pages import content_security_policy
 TEXT = Path(pages.__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
-def test_the_policy_allows_the_scripts_and_styles_of_the_file_by_hash_and_nothing_else():
+def test_policy_allows_only_hashed_scripts_and_styles():
     policy = content_security_policy("<style>a{}</style><script>\nb()</script>")
     style, script = (
         base64.b64encode(hashlib.sha256(text).digest()).decode() for text in (b"a{}", b"\nb()")

@@ -113,7 +113,7 @@ def test_what_has_no_entry_is_a_bug(error):
     assert lookup(HTTP, error) is None
 
 
-def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
+def test_nameless_error_is_told_with_asked_model():
     answer = own_refusal(errors.InvalidRequest("no JSON"), ModelId("m"))
     assert json.loads(answer.body)["model_name"] == "m"
 

@@ -28,7 +28,7 @@ def test_long_strings_are_what_they_are_whole(text: str) -> None:
         assert line_of(long.encode(), b"", b"short") == [long, "", "short"]
 
 
-def test_bytes_that_are_no_text_are_shown_escaped_also_in_a_long_string() -> None:
+def test_bytes_without_text_are_escaped_in_strings() -> None:
     raw = b"\xff" + "é".encode() * 100_000 + b"\xc3"
     assert line_of(raw) == [raw.decode(errors="backslashreplace")]
 

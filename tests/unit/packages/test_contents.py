@@ -58,7 +58,7 @@ def test_a_loop_through_a_second_folder_is_refused(root):
     assert "a loop" in refusal(folder, root)
 
 
-def test_a_loop_in_a_folder_that_no_model_file_is_in_is_refused(root):
+def test_loop_in_unused_folder_is_refused(root):
     """A link up to the model root, which is not a part of the package."""
     folder = make(root / "m")
     (folder / "1" / "up").symlink_to(root)

@@ -195,7 +195,7 @@ def test_the_highest_number_wins(files, version):
 
 
 @pytest.mark.parametrize("name", ["0", "01", "-1", "+2", "1.0", "9" * 19, "\N{SUPERSCRIPT TWO}"])
-def test_a_folder_that_triton_would_not_take_for_a_version_is_any_folder(name):
+def test_folder_unlike_a_version_is_any_folder(name):
     found = layout("m", folder(f"{name}/net.onnx"), "onnx")
     assert found.links == links(("1/model.onnx", f"{name}/net.onnx"))
 

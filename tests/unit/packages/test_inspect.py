@@ -180,7 +180,7 @@ def test_what_python_code_names_is_a_helper_and_comes_first(root):
     assert roles(look(root / "m", root)) == [("z-helper", Role.HELPER), ("a-main", Role.ENTRY)]
 
 
-def test_a_model_without_a_config_beside_one_that_has_it_is_a_part(root):
+def test_model_without_config_is_a_part(root):
     make(root / "m" / "whole", ensemble("net"), files=())
     (root / "m" / "net" / "1").mkdir(parents=True)
     (root / "m" / "net" / "1" / "model.onnx").write_text("x")
@@ -373,9 +373,7 @@ def test_the_gpus_of_all_models_count_and_an_ensemble_takes_none(one, two, expec
         ('backend: "vllm"', None),
     ],
 )
-def test_the_processes_are_tritons_and_one_for_each_instance_of_a_python_model(
-    config, expected, root
-):
+def test_processes_are_tritons_plus_python_instances(config, expected, root):
     files = ("1/model.onnx",) if "onnx" in config else ("1/model.py", "1/model.json")
     package = look(make(root / "m", config, files=files), root)
     assert package.processes == expected

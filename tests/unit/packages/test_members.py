@@ -56,7 +56,7 @@ def test_ensemble_that_code_calls_is_not_entry():
     assert plan(members, None, "") == Plan("top", (), ("net", "inner"))
 
 
-def test_without_a_free_ensemble_the_model_that_nothing_refers_to_is_the_entry():
+def test_unreferenced_model_is_entry_without_free_ensemble():
     assert plan([model("a"), model("b", "a")], None, "") == Plan("b", (), ("a",))
 
 
@@ -147,7 +147,7 @@ def test_an_ensemble_may_be_a_step_of_two():
     assert sorted(found.steps) == ["l", "n", "r", "s"]
 
 
-def test_helpers_of_a_circle_come_by_name_and_before_those_that_call_them():
+def test_circular_helpers_come_first_by_name():
     members = [model("top", "a"), model("a", "z"), model("z", "y"), model("y", "z"), model("x")]
     assert plan(members, "top", "").helpers == ("x", "y", "z", "a")
 
@@ -207,7 +207,7 @@ def test_private_name_starts_with_what_stands_for_entry(own, shown):
 
 
 @given(st.text(alphabet=st.characters(), max_size=300))
-def test_a_private_name_is_a_short_safe_segment_that_is_no_callers_name(own):
+def test_private_name_is_short_safe_and_ours(own):
     name = private_name(ENTRY, own)
     assert re.fullmatch(r"ta\.p\.[0-9a-f]{16}\.[A-Za-z0-9_-]*", name)
     assert len(name) <= 200
@@ -228,7 +228,7 @@ def test_two_models_of_package_never_share_name(first, second):
 
 
 @pytest.mark.parametrize("build", ["{}", "_h{}", "h{}"])
-def test_a_name_made_to_look_like_the_hash_of_another_does_not_meet_it(build):
+def test_name_like_anothers_hash_does_not_collide(build):
     hashed = private_name(ENTRY, "x" * 300)
     forged = build.format(hashed[-64:])
     assert private_name(ENTRY, forged) != hashed

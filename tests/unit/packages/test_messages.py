@@ -32,7 +32,7 @@ def test_a_path_of_any_bytes_is_text_that_can_be_sent(path, text):
     assert shown(*path).encode()
 
 
-def test_a_list_has_ten_items_at_most_and_says_how_many_more_there_are():
+def test_list_has_ten_items_and_their_rest():
     assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert listed(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
     assert quoted_list(["a", "b"], " -> ") == "'a' -> 'b'"

@@ -79,9 +79,7 @@ def test_a_note_says_what_triton_serves(tmp_path):
         *(("held", {"host": -1}), ("held", {"host": 0.5})),
     ],
 )
-def test_a_note_that_is_damaged_in_part_leaves_the_folder_ours_and_the_model_not_loaded(
-    key, junk, tmp_path
-):
+def test_damaged_note_leaves_folder_ours_not_loaded(key, junk, tmp_path):
     note_ownership(tmp_path, Ownership("a", "id", ("h", "a"), ("s",), LOADED))
     note = json.loads((tmp_path / MARKER).read_text())
     note["loaded"][key] = junk
@@ -95,7 +93,7 @@ def test_a_note_that_is_damaged_in_part_leaves_the_folder_ours_and_the_model_not
     assert ownership_of(tmp_path) == Ownership("a", "id", ("h", "a"), ("s",))
 
 
-def test_a_note_without_word_of_a_load_is_of_a_model_that_is_not_loaded(tmp_path):
+def test_note_without_load_means_not_loaded(tmp_path):
     """Versions up to 0.1 wrote it so."""
     old = {"owner": "a", "model_id": "id", "load": ["a"], "along": []}
     (tmp_path / MARKER).write_text(json.dumps(old))
@@ -280,9 +278,8 @@ async def test_what_was_not_confirmed_is_not_loaded(packages, root):
 
 
 @pytest.mark.parametrize("brought", [{"config": "x" * 9999}, {"files": (("1/model.py", b"x"),)}])
-async def test_what_a_request_brought_is_not_noted_and_the_model_cannot_be_loaded_again(
-    brought, packages, root, repository
-):
+async def test_model_of_request_files_cannot_be_reloaded(brought, packages, root, repository):
+    """What a request brought is not noted."""
     await place(packages, "a", make(root / "m"))
     await packages.confirm(NAME, replace(SOURCE, **brought), "key", HELD)
     for _ in range(2):
@@ -323,7 +320,7 @@ async def test_full_disk_keeps_no_model_from_being_removed(packages, root, repos
     assert tree(repository) == {}
 
 
-async def test_a_model_that_is_staged_anew_is_not_loaded_until_it_is_confirmed(packages, root):
+async def test_restaged_model_is_unloaded_until_confirmed(packages, root):
     await place(packages, "a", make(root / "m"))
     await packages.confirm(NAME, SOURCE, "key", HELD)
     shutil.make_archive(str(root / "m"), "zip", root / "m")

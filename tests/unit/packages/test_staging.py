@@ -45,9 +45,7 @@ def packages(root, repository):
 # --- place
 
 
-async def test_a_staged_model_is_a_real_folder_of_links_with_its_own_config(
-    packages, root, repository
-):
+async def test_staged_model_is_folder_of_links(packages, root, repository):
     source = make(root / "m")
     (source / "labels.txt").write_text("x")
     (source / ".hidden").write_text("x")
@@ -203,9 +201,7 @@ parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/models/a/
 
 @pytest.mark.parametrize("place_of", ["same", "other"])
 @pytest.mark.parametrize("named", ["labels.txt", "words/./en/labels.txt", "1/labels.txt"])
-async def test_files_that_the_config_names_are_in_the_folder_itself_and_all_others_are_links(
-    root, repository, named, place_of
-):
+async def test_files_named_by_config_are_no_links(root, repository, named, place_of):
     """Since 26.06 Triton refuses labels and libraries that a link leads to out of the folder. On
     another file system, /dev/shm is one, they are copied.
     """
@@ -332,7 +328,7 @@ async def test_neighbour_gives_way_to_model_of_its_name(root, repository):
     assert tree(repository) == {}
 
 
-async def test_models_folder_is_found_by_its_name_when_code_has_a_path_to_it(root, repository):
+async def test_models_folder_is_found_by_hard_coded_path(root, repository):
     """Code that transformer-deploy writes; SageMaker gives each model a name of its own."""
     packages = Packages(repository, [root])
     for name in ("painter", "quiet"):

@@ -18,7 +18,7 @@ from adapter.packages.roots import start_models
         (["n=/e/a", "teams/a=b"], {"n": "/e/a", "a=b": "/r/teams/a=b"}),
     ],
 )
-def test_an_entry_is_a_path_below_the_first_root_with_a_name_or_without(entries, wanted):
+def test_preload_entry_is_path_below_first_root(entries, wanted):
     found = start_models(entries, Path("/r"))
 
     assert {name: source.url for name, source in found.items()} == wanted
@@ -32,7 +32,7 @@ def test_a_star_is_each_package_in_a_folder(tmp_path):
     assert list(start_models([f"{tmp_path}/models/*"], Path("/r"))) == ["a", "b"]
 
 
-def test_a_folder_that_cannot_be_listed_and_a_name_that_comes_twice_are_refused(tmp_path):
+def test_unlistable_folder_or_repeated_name_is_refused(tmp_path):
     with pytest.raises(SourceMissing, match="load_at_start"):
         start_models(["none/*"], tmp_path)
     with pytest.raises(InvalidRequest, match="'a' twice"):

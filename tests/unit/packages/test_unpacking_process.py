@@ -296,9 +296,7 @@ sys.addaudithook(look)
 """
 
 
-async def test_after_a_load_was_given_up_nothing_is_written_and_no_process_is_left(
-    tmp_path, monkeypatch
-):
+async def test_abandoned_load_writes_nothing_leaves_no_process(tmp_path, monkeypatch):
     *before, program, path = unpacking_process._COMMAND
     monkeypatch.setattr(unpacking_process, "_COMMAND", (*before, _STOPS + program, path))
     root, repository = tmp_path / "models", tmp_path / "repository"

@@ -138,7 +138,7 @@ async def test_equal_files_of_requests_have_one_content_key(tmp_path):
     assert keys[0] == keys[1] != keys[2]
 
 
-async def test_a_config_of_the_request_stands_in_for_the_one_of_the_folder(tmp_path, staged):
+async def test_config_of_request_replaces_the_folders(tmp_path, staged):
     before = (staged / "config.pbtxt").read_text()
     source = ModelSource(str(staged), config='backend: "python" max_batch_size: 8')
     packages, package = await prepared(tmp_path, source)

@@ -86,7 +86,7 @@ def check_cut(size, most, padding):
         assert peer.credited <= extra
 
 
-def test_a_large_frame_is_handled_before_it_is_whole_and_little_is_kept():
+def test_large_frame_is_handled_before_whole():
     peer, raw = Peer(), frame(bytes(300 * KIB))
     for at in range(0, len(raw), 1448):
         peer.handle_bytes(raw[at : at + 1448])
@@ -120,7 +120,7 @@ def test_no_other_frame_may_be_that_large():
     assert raised.value.code == Code.FRAME_SIZE_ERROR
 
 
-def test_a_frame_within_which_the_window_ends_is_an_error_of_the_stream():
+def test_frame_over_window_is_stream_error():
     peer = Peer()
     peer.handle_bytes(frame(bytes(1), flags=0) + frame(bytes(STREAM_WINDOW)))
     assert peer.faults == [Code.FLOW_CONTROL_ERROR]

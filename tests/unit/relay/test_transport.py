@@ -110,7 +110,7 @@ async def test_only_an_open_connection_writes_and_reads(end):
     assert [told for told in end.told if "received" in told] == ["received b'in'"]
 
 
-async def test_one_that_is_given_up_before_it_is_made_is_closed_at_once(end):
+async def test_connection_abandoned_before_made_closes_at_once(end):
     end.end_transport(Code.NO_ERROR)
     assert (end.state, end.told) == (State.CLOSED, ["lost", "gone"])
     wire = Wire()
@@ -154,7 +154,7 @@ class SlowEnd(RecordingEnd):
         return at + 1
 
 
-async def test_what_takes_longer_than_a_turn_goes_on_in_later_turns_in_fair_order():
+async def test_long_work_goes_on_in_fair_turns():
     handled: list[str] = []
     turns = Turns()
     one, other = (SlowEnd(name, turns, handled) for name in "xy")
@@ -215,7 +215,8 @@ async def test_what_was_left_is_dropped_with_its_connection():
 CONNECTIONS = (RelaySession, Upstream)
 
 
-def test_the_two_kinds_of_connections_share_no_code_whose_caches_know_one_class():
+def test_both_connection_classes_have_own_code():
+    """The interpreter's caches know one class for each line."""
     codes = [
         {name: found.__code__ for name, found in getmembers(cls, isfunction)} for cls in CONNECTIONS
     ]

@@ -170,7 +170,7 @@ def test_nobody_waits_longer_than_ten_seconds() -> None:
     assert (site.budget.held, site.budget.waiting) == (11, 0)
 
 
-def test_a_body_that_finds_no_room_in_its_senders_share_is_told_of_that_share() -> None:
+def test_body_over_senders_share_is_told_so() -> None:
     site = Site(80)
     oldest, waiting = site.body(20, "a"), site.body(10, "a")
     oldest.is_held_back = True  # by Triton
@@ -181,7 +181,7 @@ def test_a_body_that_finds_no_room_in_its_senders_share_is_told_of_that_share() 
     assert figures in str(waiting.error)
 
 
-def test_however_many_wait_few_of_them_are_cut_in_one_turn_of_the_loop() -> None:
+def test_few_waiting_bodies_are_cut_each_turn() -> None:
     """Each is told by an answer, and nobody else is served meanwhile."""
     site = Site(MIB)
     first = site.body(None)
@@ -197,7 +197,7 @@ def test_however_many_wait_few_of_them_are_cut_in_one_turn_of_the_loop() -> None
     assert max(after - before for before, after in pairwise([0, *turns])) <= 64
 
 
-def test_what_is_given_back_does_not_look_at_all_who_wait_each_time(
+def test_giving_back_does_not_scan_all_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = Site(MIB)
@@ -357,7 +357,7 @@ def test_senders_that_nobody_knows_share_an_eighth_each() -> None:
     assert bodies[1].may_send
 
 
-def test_who_never_ends_a_body_does_not_lock_out_who_uses_the_same_key() -> None:
+def test_unending_body_does_not_lock_its_key() -> None:
     site = Site(800)
     for _ in range(3):
         site.body(60, "key:a").send(50)
@@ -368,7 +368,7 @@ def test_who_never_ends_a_body_does_not_lock_out_who_uses_the_same_key() -> None
     assert honest.may_send
 
 
-def test_what_is_kept_for_its_receiver_counts_and_makes_room_when_it_is_taken() -> None:
+def test_kept_bytes_count_until_taken() -> None:
     site = Site(10)
     site.budget.buffer(8)
     site.body(10).send(2)

@@ -32,7 +32,7 @@ class Work:
             await asyncio.gather(*(self.tasks[name] for name in names or self.tasks))
 
 
-async def test_a_caller_who_asks_for_much_has_every_second_turn_while_another_waits():
+async def test_greedy_caller_has_every_second_turn():
     work, gate = Work(FairSlots(1)), asyncio.Event()
     await work.ask("a0", {"a"}, gate)
     for number in range(1, 5):
@@ -67,7 +67,7 @@ async def test_what_nobody_waits_for_any_more_comes_last():
     assert work.order == ["a0", "a1", "left"]
 
 
-async def test_no_more_than_the_slots_are_given_and_work_that_is_cancelled_gives_its_own_back():
+async def test_slots_are_bounded_and_returned_on_cancel():
     work, gate = Work(FairSlots(2)), asyncio.Event()
     for name in "abcd":
         await work.ask(name, {""}, gate)
@@ -94,7 +94,7 @@ async def test_work_that_hangs_holds_no_slot(monkeypatch: pytest.MonkeyPatch):
     await work.done()
 
 
-async def test_work_that_is_cancelled_in_the_same_turn_as_a_slot_is_given_gets_none():
+async def test_work_cancelled_in_giving_turn_has_none():
     work, gate = Work(FairSlots(1)), asyncio.Event()
     await work.ask("a", {""}, gate)
     await work.ask("b", {""})

@@ -47,7 +47,7 @@ async def test_none_waits_for_another_while_a_thread_could_be_started():
         assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2, 3]
 
 
-async def test_a_cancelled_call_ends_when_what_has_begun_has_and_what_has_not_never_does():
+async def test_cancelled_call_waits_only_for_begun_work():
     threads, begun, go = Threads("test", 1), threading.Event(), threading.Event()
     ran = []
 
@@ -97,7 +97,7 @@ async def test_a_thread_that_is_free_is_used_again():
     assert len(names) <= 2
 
 
-async def test_where_not_even_one_thread_is_to_be_had_the_caller_may_come_again(monkeypatch):
+async def test_caller_may_return_when_no_thread_starts(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 

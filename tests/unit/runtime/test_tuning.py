@@ -66,7 +66,7 @@ def test_the_loops_thread_alone_gets_a_short_slice():
     assert thread == process == before
 
 
-def test_a_lowered_priority_is_kept_by_the_loop_and_all_that_it_starts():
+def test_lowered_priority_is_inherited():
     before, *after = seen("os.nice(3)")
     assert [nice for nice, _ in after] == [min(before[0] + 3, 19)] * 3
 
@@ -113,5 +113,5 @@ for living, now in ((1, 20.0), (150_000, 40.0), (150_000, 640.0), (150_000, 660.
 """
 
 
-def test_full_passes_of_the_garbage_collector_are_rare_while_very_many_objects_live():
+def test_full_garbage_collections_are_rare():
     assert printed(_PASSES) == [(0,), (1,), (0,), (0,), (0,), (1,), (0,), (0,), (0,), (1,)]

@@ -40,7 +40,8 @@ def test_what_was_taken_counts_until_the_next_is_asked_for():
     assert streams.unread.held == streams.budget.held == 0
 
 
-def test_beyond_the_limit_the_stream_with_the_most_is_cut_and_the_others_go_on():
+def test_stream_with_most_unread_is_cut():
+    """The others go on."""
     streams = Streams(10_000)
     short, long = streams.begin("short", 2), streams.begin("long", 7)
     short.put(ANSWER)

@@ -31,9 +31,7 @@ def test_a_key_has_its_secret_and_its_patterns(tmp_path: Path) -> None:
         ("A/B env:SECRET *", "is not an access key"),
     ],
 )
-def test_what_is_wrong_with_a_key_is_said_with_the_name_of_the_setting(
-    line: str, said: str
-) -> None:
+def test_wrong_key_is_told_with_its_setting(line: str, said: str) -> None:
     with pytest.raises(InvalidSettings, match="endpoint-keys") as raised:
         load_settings({"endpoint_keys": [line]}, ENVIRON, None)
     assert said in str(raised.value)

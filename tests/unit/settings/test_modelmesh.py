@@ -116,7 +116,7 @@ def test_what_kubernetes_says_of_a_service_called_adapter_is_no_port(value):
         ("LIMIT_PER_MODEL_CONCURRENCY", "some"),
     ],
 )
-def test_what_a_mesh_would_refuse_is_refused_by_the_name_that_set_it(variable, value):
+def test_unfit_for_mesh_is_refused_by_name(variable, value):
     assert problem(**{variable: value}).startswith(f"{variable}: {value!r}: ")
 
 

@@ -137,9 +137,7 @@ class TestOrder:
             ("127.example.com:1", True),
         ],
     )
-    def test_a_listener_is_open_to_others_unless_it_is_on_loopback_or_a_socket(
-        self, address, is_open
-    ):
+    def test_only_loopback_and_sockets_are_not_open(self, address, is_open):
         assert parse_address(address).is_open_to_others is is_open
 
     def test_each_source_beats_the_next(self, write):
@@ -182,9 +180,7 @@ class TestInherited:
             ({"LOADTIME_TIMEOUT": "9000"}, "forget", "LOADTIME_TIMEOUT"),
         ],
     )
-    def test_a_platform_that_loads_again_what_triton_has_lost_is_known_by_its_variables(
-        self, environ, value, origin
-    ):
+    def test_reloading_platform_is_known_by_its_variables(self, environ, value, origin):
         loaded = load({}, environ)
         assert loaded.settings.on_triton_restart == value
         assert loaded.origins["on_triton_restart"] == origin
@@ -298,7 +294,8 @@ class TestControlToken:
             assert "'***': write at least 16 letters, digits" in problem
             assert bad not in f"{problem} {caught.value!r} {caught.value.__cause__}"
 
-    def test_a_token_file_that_is_empty_or_gone_is_a_problem_and_not_no_token(self, tmp_path):
+    def test_empty_token_file_is_a_problem(self, tmp_path):
+        """So is one that is gone: neither means no token."""
         [problem] = problems({}, {"ADAPTER_CONTROL_TOKEN": f"file:{tmp_path}/gone"})
         assert problem.endswith("/gone': No such file or directory")
         (tmp_path / "empty").write_text("\n")

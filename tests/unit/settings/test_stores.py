@@ -48,7 +48,7 @@ def test_what_is_of_no_use_without_a_store_is_a_warning(tmp_path):
     assert loaded.warnings == ["cache_dir: has no effect without model_store or endpoints"]
 
 
-def test_a_folder_that_is_not_there_or_is_none_is_a_warning_and_no_error(tmp_path):
+def test_absent_store_folder_is_only_warned_of(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for name, why in (("none", "does not exist"), ("file", "is not a folder")):
         loaded = load_settings({"model_store": f"{tmp_path}/{name}"}, {}, None)

@@ -153,7 +153,7 @@ def test_setting_up_again_replaces_what_was_there(capsys):
     assert logging.getLogger().handlers[0].stream is sys.stdout
 
 
-def test_of_callers_who_leave_early_grpc_says_nothing_and_of_all_else_it_does():
+def test_grpcs_log_of_leaving_callers_is_dropped():
     stream = io.StringIO()
     setup_logging("info", "text", stream)
     setup_logging("info", "text", stream)

@@ -68,7 +68,7 @@ def test_the_bytes_of_each_device_are_told():
     assert {labels[1][1]: count for labels, count in found.items()} == {"GPU-1": 5, "GPU-2": 6}
 
 
-def test_a_model_that_is_being_loaded_has_its_reservation_and_was_never_used():
+def test_loading_model_shows_reservation_and_no_use():
     world = World()
     world.begin("m", 300)
     found = world.series()

@@ -94,9 +94,7 @@ class TestLoad:
         assert await front.load("m") == 0
         assert await front.size("m") == 700
 
-    async def test_a_load_of_a_model_that_triton_has_lost_waits_for_its_return(
-        self, open_house, tmp_path
-    ):
+    async def test_load_of_lost_model_waits_for_triton(self, open_house, tmp_path):
         house = await open_house(limit=10**9, on_exit=OnExit.RELOAD)
         front = Front(house, tmp_path)
         for name in ("m", "a", "b"):  # the one that was loaded first comes back last
@@ -266,9 +264,7 @@ class TestOutage:
     async def house(self, open_house):
         return await open_house(limit=10**9, is_embedded=False)
 
-    async def test_a_load_that_tritons_end_broke_off_is_done_again_when_it_is_back(
-        self, house, front
-    ):
+    async def test_load_broken_by_tritons_end_is_repeated(self, house, front):
         gate = house.steps.hold("load m")
         house.steps.fail("load m", CLOSED)
         load = house.begin(front.load("m"))
@@ -283,9 +279,7 @@ class TestOutage:
         await load
         house.check("m")
 
-    async def test_a_load_that_may_have_ended_triton_twice_is_not_done_a_third_time(
-        self, house, front
-    ):
+    async def test_load_that_ended_triton_twice_stays_undone(self, house, front):
         house.steps.fail("load m", CLOSED)
         house.steps.fail("load", CLOSED)
         with pytest.raises(BackendUnavailable):

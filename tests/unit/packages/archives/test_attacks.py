@@ -264,7 +264,7 @@ def test_a_zip_that_breaks_off_is_refused(refused):
     assert "damaged" in refused(data[:-30], "m.zip")
 
 
-def test_the_directory_of_a_zip_is_not_taken_into_memory_at_any_length(refused, monkeypatch):
+def test_zips_directory_in_memory_is_bounded(refused, monkeypatch):
     monkeypatch.setattr(archive, "_MAX_ZIP_READ_BYTES", 1000)
     many = zip_bytes(*(zip_entry(f"a{number}") for number in range(100)))
     assert "its directory is too long" in refused(many, "m.zip")
