@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from adapter.core.registry import Registry
 from adapter.core.states import TRANSITIONS, ModelState
 from adapter.frontends.status import ANSWERS
 from adapter.relay.stream import FOLLOWS
-from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
+from adapter.settings import GROUPS, SECRETS, Settings, as_text
 from adapter.telemetry.gauges import ModelCollector, State
 from adapter.telemetry.log import EVENTS
 from adapter.telemetry.metrics import Metrics, about
@@ -41,32 +41,50 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_page() -> str:
-    rows = [
-        [
-            f"`{name}`",
-            "none" if name in SECRETS else f"`{flag_of(name)}`",
-            f"`{variable_of(name)}`",
-            as_text(name, field.default),
-            str(field.description),
-        ]
-        for name, field in Settings.model_fields.items()
-    ]
+    groups = "".join(
+        f"\n## {title[:1].upper()}{title[1:]}\n\n{settings_table(title, names)}"
+        for title, names in GROUPS.items()
+    )
     return (
         "# Settings\n\n"
+        "The setting `memory_limit` is the flag `--memory-limit`, the variable "
+        "`ADAPTER_MEMORY_LIMIT`, and the key `memory_limit` of the file; so for all others. "
+        f"{spell(SECRETS)} has the variable alone.\n\n"
         "Flags override the environment, which overrides the file (`--config FILE` or "
-        "`ADAPTER_CONFIG`: YAML, keys as in the first column). The file overrides the inherited "
-        "names below, which override the defaults. An empty variable counts as not set. An unknown "
+        "`ADAPTER_CONFIG`, in YAML). The file overrides the [inherited names](#inherited-names), "
+        "which override the defaults. An empty variable counts as not set. An unknown "
         "`ADAPTER_` variable or key is an error.\n\n"
         "`triton-adapter check-config` prints every value and where it came from. "
         "`triton-adapter schema` prints the JSON schema of the file, for an editor.\n\n"
         "Sizes are bytes or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB. Flags of "
         "settings that take several values are given once for each; in the file they are lists."
         "\n\n"
-        + EXAMPLE
-        + table(["setting", "flag", "environment", "default", "meaning"], rows)
+        + EXAMPLE.rstrip("\n")
+        + "\n"
+        + groups
         + "\n## Inherited names\n\n"
         + table(["variable", "sets"], INHERITED)
     )
+
+
+def spell(names: Collection[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def settings_table(title: str, names: Sequence[str]) -> str:
+    """Write the settings of a group, each with an anchor of its name. One that is named as the
+    group is has the anchor of the heading.
+    """
+    fields = Settings.model_fields
+    rows = [
+        [
+            f"`{name}`" if name == title.lower() else f'<a id="{name}"></a>`{name}`',
+            as_text(name, fields[name].default),
+            str(fields[name].description),
+        ]
+        for name in names
+    ]
+    return table(["setting", "default", "meaning"], rows)
 
 
 # A test runs it, as every block of the pages.

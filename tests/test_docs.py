@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter import errors
+from adapter.settings import Settings
 from tests.docs.pages import ROOT, anchors, pages, shown, without_blocks
 
 DOCS = ROOT / "docs"
@@ -82,6 +83,10 @@ def test_no_page_mentions_a_path_of_somebodys_machine():
     found = {shown(page): MACHINE.findall(page.read_text(encoding="utf-8")) for page in PAGES}
 
     assert {page: paths for page, paths in found.items() if paths} == {}
+
+
+def test_each_setting_has_an_anchor_on_its_page():
+    assert set(Settings.model_fields) <= anchors(DOCS / "settings.md")
 
 
 def cited_in(text: str) -> list[tuple[str, str]]:

@@ -75,10 +75,11 @@ def without_blocks(text: str) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
+    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens; and those of `<a>`."""
     text = without_blocks(page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    of_titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return of_titles | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def blocks(page: Path) -> list[Block]:

@@ -85,8 +85,8 @@ def play_endpoint(adapter: RunningAdapter) -> None:
 
 # panels that show nothing while nobody waits, nothing is tried again or fails, and models are few
 _WITHOUT_EVENTS = {
-    *("A load waits", "Loads that wait", "Tried again", "Models without series"),
-    "Failed",
+    *("Load wait time", "Loads waiting", "Retries", "Models without series"),
+    "Store failures",
 }
 
 
