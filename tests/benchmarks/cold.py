@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc
 
-from tests.benchmarks.figures import Json, compare, spread, summarize, take_turns
+from tests.benchmarks.figures import Json, compare, summarize, take_turns
 from tests.benchmarks.place import MIB, FailedError, RunningTriton, Scale, find_program, run_triton
 from tests.benchmarks.proxies import run_file_server
 from tests.benchmarks.rows import COLD_MODELS, ColdModel
@@ -57,21 +57,18 @@ def measure_cold(scale: Scale) -> Json:
 
 
 def _measure_model(model: ColdModel, work: Path, triton: RunningTriton, rounds: int) -> Json:
-    on_disk: list[float] = []
     with (
         run_file_server(work / "package", model.rate) as server,
         _run_endpoint(server.address, model, work / "fetched") as client,
     ):
         sides: dict[str, Callable[[], Json]] = {
-            "adapter": partial(_call_twice, client, model, on_disk),
+            "adapter": partial(_call, client, model),
             "hand": partial(_do_by_hand, server.address, model, triton),
         }
         found = take_turns(sides, rounds, lambda measure: measure())
     return {
+        f"{model.name}_call": summarize(found, "adapter", "seconds"),
         f"{model.name}_ratio": compare(found, "seconds", "adapter", "hand"),
-        f"{model.name}_adapter": summarize(found, "adapter", "seconds"),
-        f"{model.name}_hand": summarize(found, "hand", "seconds"),
-        f"{model.name}_disk": spread(on_disk),
     }
 
 
@@ -120,24 +117,17 @@ def _make_key(model: ColdModel) -> str:
     return first if model.is_folder else f"{first}/packed{model.suffix}"
 
 
-def _call_twice(client: Client, model: ColdModel, on_disk: list[float]) -> Json:
-    """Return the seconds of a cold call; keep those of a second one, whose model is on disk."""
+def _call(client: Client, model: ColdModel) -> Json:
+    """Return the seconds of a call whose model is in the store alone; unload the model."""
     key = _make_key(model)
-    seconds = _call(client, key, "miss")
-    on_disk.append(_call(client, key, "disk"))
-    return {"seconds": seconds}
-
-
-def _call(client: Client, key: str, use: str) -> float:
-    """Return the seconds of a call, which must find its model as `use` says; unload the model."""
     headers = {"X-Amzn-SageMaker-Target-Model": key}
     started_at = time.perf_counter()
     reply = _check(client.post("/endpoints/any/invocations", infer_body(0.5), headers))
     seconds = time.perf_counter() - started_at
-    if reply.headers["X-Triton-Adapter-Cache"] != use:
-        raise FailedError(f"a call of {key} is no {use}: {reply.headers}")
+    if reply.headers["X-Triton-Adapter-Cache"] != "miss":
+        raise FailedError(f"a call of {key} found its model: {reply.headers}")
     _check(client.delete(f"/models/{key.replace('/', '%2F')}"))
-    return seconds
+    return {"seconds": seconds}
 
 
 def _check(reply: Reply) -> Reply:

@@ -103,10 +103,8 @@ COLD_MODELS: Sequence[ColdModel] = (
 
 def _list_cold_rows(model: ColdModel) -> Sequence[Row]:
     return (
-        Row("cold", f"{model.name}_ratio", f"{model.what}: over by hand", "x", model.most_ratio),
-        Row("cold", f"{model.name}_adapter", f"{model.what}: a call", "s", model.most_seconds),
-        Row("cold", f"{model.name}_hand", f"{model.what}: by hand", "s"),
-        Row("cold", f"{model.name}_disk", f"{model.what}: a call, on disk already", "s"),
+        Row("cold", f"{model.name}_call", model.what, "s", model.most_seconds),
+        Row("cold", f"{model.name}_ratio", "over by hand", "x", model.most_ratio),
     )
 
 

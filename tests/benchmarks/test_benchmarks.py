@@ -27,7 +27,7 @@ needs_programs = pytest.mark.skipif(
 )
 
 MOST = Row("m", "f", "w", "x", most=1.6)
-LAST = "cold.slow_512_disk"
+LAST = "cold.slow_512_call"
 
 
 def row(key: str) -> Row:
@@ -199,7 +199,7 @@ def test_failed_measure_keeps_others_and_their_figures(monkeypatch, tmp_path):
     by = {
         "rest": absent,
         "grpc": broken,
-        "cold": lambda scale: {"gz_128_adapter": spread([scale.rounds])},
+        "cold": lambda scale: {"gz_128_call": spread([scale.rounds])},
     }
     monkeypatch.setattr(program, "BY", by)
     measures = {"churn": {"date": "then"}, "rest": {"date": "before"}}
@@ -209,7 +209,7 @@ def test_failed_measure_keeps_others_and_their_figures(monkeypatch, tmp_path):
     assert failed == ["grpc"]
     assert measures["churn"] == {"date": "then"}
     assert measures["rest"] == {"date": "before"}
-    assert measures["cold"]["figures"] == {"gz_128_adapter": spread([QUICK.rounds])}
+    assert measures["cold"]["figures"] == {"gz_128_call": spread([QUICK.rounds])}
     assert measures["cold"]["quick"]
     assert json.loads((tmp_path / "out" / "benchmarks.json").read_text()) == measures
 
