@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 _MAX_CHANGES = 5
 # How long a store that could not be used is asked for a version where another one is on disk.
 _BRIEFLY_SECONDS = 1.0
-# How long it is known at most what a version needs on disk: downloads say it, which may be garbled.
+# How long it is known what a version needs on disk, by a download that may have been garbled.
 _NEED_SECONDS = 60.0
 
 
@@ -441,6 +442,11 @@ class ArtifactCache:
             reservation.need.clear()
             self._unfit.remember(question, error)
             raise
+        except NoRoom:
+            # two downloads agree: others need not leave the disk for this version again
+            if reservation.is_too_large:
+                reservation.need.known_until = math.inf
+            raise
 
     async def _fetch_with_room(
         self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
@@ -460,7 +466,9 @@ class ArtifactCache:
                 raise make_disk_error(error, reservation.what, version.disk_bytes) from error
 
     def _get_need(self, question: Question) -> Need:
-        """Return what fetches of the version have needed in the last minute."""
+        """Return what fetches of the version have needed in the last minute; what two of them found
+        too large stays so.
+        """
         need = self._needs(question)
         now = clock.monotonic()
         if now > need.known_until:
