@@ -328,11 +328,6 @@ class Connection:
             if not self._pauses and not self.transport.is_reading():
                 self.transport.resume_reading()
 
-    def hold_back(self) -> None:
-        """Read no further if there is a reason for that, whoever has resumed the transport."""
-        if self._pauses:
-            self.transport.pause_reading()
-
     def _put_ahead(self, behind: bytes) -> None:
         """Keep what came behind the request in hand. Where there is no room for it, the connection
         ends with the answer: what it was the beginning of has not begun.
@@ -391,34 +386,17 @@ class Connection:
         return None
 
     def _read_next(self) -> Request | None:
-        """Read a request from what is ahead, and read on from the client as that is taken."""
+        """Read a request from what is ahead, and read on from the client as that is taken. Return
+        None if its head is not whole, or was refused.
+        """
         data = self.ahead
         if self._counted_ahead:
             self._take_ahead()
         self.ahead = b""
         if self._pauses and not self._is_crowded:
             self.unpause(_AHEAD)
-        end = data.find(END) + _END_BYTES
-        raw = data[:end]
-        head = self._known.get(raw)
-        if head is None or len(data) != end + head.length:
-            return self._read_request(data)
-        # most requests have a known head, their whole body, and nothing behind it
-        request = self.request = Request(self, head, raw)
-        self.state = _REQUEST
-        self.had_request = True
-        self._pieces = [data[end:]] if head.length else []
-        return request
-
-    def _read_request(self, data: bytes) -> Request | None:
-        """Read a request; None if its head is not whole, or was refused."""
-        if data[0] in _LINE_BREAKS:  # empty lines before a request mean nothing (RFC 9112, 2.2)
-            match = _EMPTY_LINES.match(data)
-            if match is not None:
-                data = data[match.end() :]
-            if not data:
-                self._enter(_HEAD)
-                return None
+        if data[0] in _LINE_BREAKS:
+            data = self._skip_empty_lines(data)
         end = data.find(END) + _END_BYTES
         if end < _END_BYTES:
             self._keep_head(data)
@@ -430,13 +408,19 @@ class Connection:
             self._begin_request(request, data, end)
         return request
 
+    @staticmethod
+    def _skip_empty_lines(data: bytes) -> bytes:
+        """Return the bytes behind empty lines, which mean nothing (RFC 9112, section 2.2)."""
+        match = _EMPTY_LINES.match(data)
+        return data if match is None else data[match.end() :]
+
     def _begin_request(self, request: Request, data: bytes, end: int) -> None:
         """Take a request in hand, whose head ends at `end`."""
         self.request = request
         self.state = _REQUEST
         self.had_request = True
         length = request.head.length
-        if len(data) == end + length:  # nothing is to come, and nothing is behind
+        if len(data) == end + length:  # most requests have their whole body, and nothing behind it
             self._pieces = [data[end:]] if length else []
         else:
             self._begin_body(data[end:], length)
@@ -488,6 +472,8 @@ class Connection:
         """Keep the begin of a head, if it may become a good one."""
         if len(data) > MAX_HEAD_BYTES:
             self._refuse_long_head()
+        elif not data:
+            self._enter(_HEAD)
         elif _BARE_LF.search(data):  # its end would never come
             self.refuse_head("a line of the head of the request ends with LF alone")
         elif data[0] not in _METHOD:

@@ -118,7 +118,7 @@ class Inference:
             lease = self._lease or self._begin_lease() or await self._wait_for_lease()
             if body is None:
                 await self._send_in_pieces(lease)
-            elif not self._send_at_once(lease.record, body):
+            else:
                 await self._send_whole(lease.record, body)
             while not exchange.is_answered:
                 if exchange.error is not None:
@@ -244,25 +244,6 @@ class Inference:
         lines = self._request.lines
         return head[:-2] + lines + b"\r\n" if lines else head
 
-    def _send_at_once(self, record: ModelRecord, body: bytes) -> bool:
-        """Send a whole body to Triton if a connection is free and the body is small. Return False,
-        with nothing done, if that takes a wait. Raises InvalidRequest for a body that Triton must
-        not get.
-        """
-        plan = self._plan
-        if plan.is_packed or len(body) > GATHERED_BYTES:
-            return False
-        if not body and plan.needs_body:
-            raise InvalidRequest("a body is needed")
-        parts = self._parts
-        parts.dataplane.check(body, plan.json_bytes, record, shares_memory=parts.shares_memory)
-        upstream = parts.dataplane.idle()
-        if upstream is None:
-            return False
-        self._exchange.begin(upstream, record)
-        self._send(upstream, record, body)
-        return True
-
     def _send(self, upstream: Upstream, record: ModelRecord, body: bytes) -> None:
         """Send the head and a body that is there, and note the time."""
         self._sent_at = clock.monotonic()
@@ -273,19 +254,22 @@ class Inference:
         upstream.send(plan.upstream_head if is_usual else self._compose_head(record), body)
 
     async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
-        """Send a whole body after a long check, or on a new connection."""
+        """Check a whole body, and send it. Raises InvalidRequest for what Triton must not get."""
         plan = self._plan
+        parts = self._parts
         if not body and plan.needs_body:
             raise InvalidRequest("a body is needed")
         if plan.is_packed:
             await self._check_packed(record, body)
-        elif len(body) > GATHERED_BYTES:
-            work = self._parts.dataplane.check_in_turns(
+        elif len(body) <= GATHERED_BYTES:
+            parts.dataplane.check(body, plan.json_bytes, record, shares_memory=parts.shares_memory)
+        else:
+            work = parts.dataplane.check_in_turns(
                 body,
                 plan.json_bytes,
                 record,
                 is_packed=False,
-                shares_memory=self._parts.shares_memory,
+                shares_memory=parts.shares_memory,
             )
             await self._connection.delegate(work)
         self._send(await self._begin_exchange(record), record, body)

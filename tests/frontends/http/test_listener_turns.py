@@ -62,9 +62,6 @@ async def test_resumed_caller_is_held_until_its_turn():
             connection.data_received(whole[:-1])
             assert not transport.is_reading()
             transport.resume_reading()  # as an end of a pause for another reason does
-            connection.hold_back()
-            assert not transport.is_reading()
-            transport.resume_reading()
             connection.data_received(whole[-1:])
             assert not transport.is_reading()
             assert listener.upstream.requests == []
