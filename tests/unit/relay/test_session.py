@@ -80,3 +80,26 @@ async def test_large_message_waits_for_its_own_model(metadata_name, waits):
     session.close_all()
     for task in context.tasks:
         task.cancel()
+
+
+class Ready(NotLoaded):
+    """A policy whose model `m` takes inferences, but not directly."""
+
+    async def ready(self, name, _metadata_name):
+        self.waits.append(name)
+
+
+async def test_large_message_waits_once_for_a_ready_model():
+    policy = Ready(None)
+    context = RelayContext(
+        policy, None, None, timeout_seconds=1, max_message_bytes=4000, budget=ByteBudget(2**20)
+    )
+    session = RelaySession(context)
+    session.connection_made(Wire())
+    session.data_received(request_of(500))
+    while context.tasks:
+        await asyncio.wait(context.tasks)
+    assert policy.waits == [b"m"]
+    assert policy.refusals == ["message larger than max (519 vs. 100)"]
+    assert context.budget.held == 0
+    session.close_all()
