@@ -143,10 +143,14 @@ class Downstream(Endpoint[Exchange]):
         self._last_id = stream_id
         try:
             call = self.reader.cached(block) or self._read_call(block)
-            if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
-                self._refuse_stream()
         except StreamFault as fault:
             self.reset_faulty(stream_id, fault.code)
+            return
+        is_full = len(self.streams) >= MAX_STREAMS
+        if is_full:
+            self.context.on_shed("streams")
+        if is_full or self._shutdown is _LAST_ACCEPTED:
+            self.reset_faulty(stream_id, Code.REFUSED_STREAM)
             return
         self.last_accepted = stream_id
         self.begin(stream_id, call, end=end)
@@ -186,12 +190,6 @@ class Downstream(Endpoint[Exchange]):
             self.handle_data(exchange, b"", end=True)
         else:
             self.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
-
-    def _refuse_stream(self) -> None:
-        """Raise StreamFault for a new stream. Where there are too many, report it as shed, too."""
-        if len(self.streams) >= MAX_STREAMS:
-            self.context.on_shed("streams")
-        raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def count_stream(self, exchange: Exchange) -> Exception | None:
         """Count a stream, which may stay open for long, until it is forgotten; return why there is

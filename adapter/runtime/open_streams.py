@@ -55,11 +55,8 @@ class OpenStreams:
                 f"{self._bytes // STREAM_BYTES} open streams hold {self._bytes} of"
                 f" {self._limit_bytes} bytes ({_WHOSE})"
             )
-            most, largest = max(
-                ((count, other) for other, count in self._counts.items()),
-                key=lambda found: found[0],
-                default=(0, connection),
-            )
+            largest = max(self._counts, key=self._counts.__getitem__, default=connection)
+            most = self._counts.get(largest, 0)
             if most <= self._counts.get(connection, 0) + 1:
                 return TooManyStreams(f"{text}; try again later")
             text = f"{text}, most of them, {most}, on this connection: the latest was ended"

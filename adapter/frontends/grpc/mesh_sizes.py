@@ -153,7 +153,7 @@ class MeshSizes:
         found by the id, too.
         """
         return min(
-            self._find_measured_bytes(model_id, path) or self.default_bytes, self.default_bytes
+            self._state.measured_bytes(path, model_id) or self.default_bytes, self.default_bytes
         )
 
     def begin_load(self, model_id: ModelId, path: str, key: ModelKey) -> int:
@@ -162,15 +162,9 @@ class MeshSizes:
         mean of all models.
         """
         self.count(model_id, self.predict(model_id, path))
-        if (known := self._find_measured_bytes(model_id, path)) is not None:
+        if (known := self._state.measured_bytes(path, model_id)) is not None:
             return known
         return max(self._guess(None, key.disk_size_bytes), self._state.mean_bytes())
-
-    def _find_measured_bytes(self, model_id: ModelId, path: str) -> int | None:
-        """Return the size that was measured at an earlier load of the model; None if there was
-        none.
-        """
-        return self._state.measured_bytes(path, model_id)
 
     def after_load(self, model_id: ModelId) -> int:
         """Return the size of a loaded model, and count it in the books; 0 while it is measured."""
