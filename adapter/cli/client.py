@@ -24,7 +24,6 @@ _SETTINGS_FRAME = b"\x04\x00\x00\x00\x00\x00"  # type, no flags, stream 0: HTTP/
 _MAX_CHARACTERS = 60  # shown of an answer that is not HTTP
 _MAX_BYTES = 300  # shown of an answer of another server, such as a page of HTML
 _ADMIN_SECONDS = 10.0
-_GUESS_SECONDS = 2.0
 _SILENT_SECONDS = 2.0  # before the first line of progress where lines cannot be written over
 # Raised by code that reads an answer with other fields than those of this version.
 FIELD_ERRORS = (LookupError, TypeError, AttributeError, ValueError)
@@ -255,7 +254,7 @@ def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "
         print(json.dumps(body, indent=2))
         return 1
     if as_json:
-        hint = hint or _guess_server(target)
+        hint = hint or _describe_stranger(target)
         error = {"error": f"{answer.status}: {beginning}", "hint": hint}
         print(json.dumps(error), file=sys.stderr)
         return 1
@@ -279,24 +278,14 @@ def _find_hint(code: str, reason: str, target: Target) -> str:
     for words, hint in _HINTS_BY_WORDS.items():
         if words in reason:
             return hint
-    return _HINTS.get(code, "") if code else _guess_server(target)
+    return _HINTS.get(code, "") if code else _describe_stranger(target)
 
 
-def _guess_server(target: Target) -> str:
-    """Return which server may have given an answer that the adapter's listener never gives."""
-    if target.listener != "admin" and _is_admin(target):
-        flags = f"--{target.listener} or --url say where `{target.listener}` is"
-        return f"{target} is an adapter's admin listener; {flags}"
-    return f"this answer is not from an adapter's listener; asked was {target}"
-
-
-def _is_admin(target: Target) -> bool:
-    """Return whether the admin listener of an adapter answers at this address."""
-    try:
-        state = ask(target, "GET", "/debug/state", timeout_seconds=_GUESS_SECONDS).json()
-    except Unreachable:
-        return False
-    return isinstance(state, dict) and "models" in state and "failures" in state
+def _describe_stranger(target: Target) -> str:
+    """Return what to do about an answer that the adapter's listener never gives."""
+    name = target.listener
+    flags = f"--{name} or --url say where that is"
+    return f"{target} is not the listener `{name}` of an adapter; {flags}"
 
 
 def _list_figures(error: Mapping[str, Any]) -> list[list[str]]:

@@ -210,7 +210,7 @@ def fake_memory() -> Seen:
 
 def real_memory(place: Place, root: Path) -> Seen:
     place.host._limit = 1000 * MIB
-    place.host._owners = lambda: dict.fromkeys(place.pids, "m")
+    place.host._list_pids = lambda: place.pids
 
     def take(count: int) -> None:
         pages = count // 4096

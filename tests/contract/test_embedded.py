@@ -113,7 +113,7 @@ async def test_a_started_server_answers_at_the_chosen_addresses():
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()
             await writer.wait_closed()
-        assert [*triton.owners()] == [triton.pid]
+        assert [*triton.pids()] == [triton.pid]
         assert triton.repository.stat().st_mode & 0o777 == 0o755
 
 
@@ -122,7 +122,7 @@ async def test_stop_leaves_no_process_no_folder_and_no_shared_memory():
     async with running() as triton:
         add_model(triton.repository, "identity")
         await load(triton, "identity")
-        pids, folder = [*triton.owners()], triton.repository.parent
+        pids, folder = [*triton.pids()], triton.repository.parent
         assert regions(folder)
     assert not [pid for pid in pids if is_alive(pid)]
     assert not folder.exists()
@@ -137,7 +137,7 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         add_model(triton.repository, "identity")
         add_model(triton.repository, "identity_2")
         await load(triton, "identity")
-        server, stub = [*triton.owners()]
+        server, stub = [*triton.pids()]
         assert server == triton.pid
         names = ["identity", "identity_2", "unknown", "x" * 300]  # the system refuses the last one
         seen = await triton.processes.instances(names)
@@ -147,12 +147,12 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         async with asyncio.timeout(60):
             while (await triton.processes.instances(["identity"]))["identity"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        assert await until(lambda: [*triton.owners()] == [server])  # it ends a little later
+        assert await until(lambda: [*triton.pids()] == [server])  # it ends a little later
 
         # Triton would wait for the dead stub at its end; this is quicker
         os.kill(server, signal.SIGKILL)
         assert await until(lambda: triton.pid is None)
-        assert [*triton.owners()] == []
+        assert [*triton.pids()] == []
         with pytest.raises(BackendUnavailable):
             await triton.processes.instances(["identity"])
 
@@ -165,7 +165,7 @@ async def test_killed_server_is_replaced_without_its_stubs(caplog):
         add_model(triton.repository, "identity")
         await load(triton, "identity")
         for count in (1, 2):
-            pids = [*triton.owners()]
+            pids = [*triton.pids()]
             os.kill(triton.pid, signal.SIGKILL)
             assert await until(lambda count=count: triton.restarts == count)
             assert triton.pid not in pids

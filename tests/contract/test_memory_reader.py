@@ -49,7 +49,7 @@ async def used_by(memory: HostMemory) -> int:
 
 
 async def test_what_a_process_allocates_and_touches_is_seen(child):
-    memory = HostMemory(lambda: {child.pid: None}, limit_bytes=1000 * MIB)
+    memory = HostMemory(lambda: [child.pid], limit_bytes=1000 * MIB)
     before = await used_by(memory)
     tell(child)
     assert child.stdout.readline() == b"touched\n"
@@ -60,19 +60,17 @@ async def test_what_a_process_allocates_and_touches_is_seen(child):
 
 
 async def test_processes_are_added_up_and_a_gone_one_counts_nothing(child, gone):
-    one = await used_by(HostMemory(lambda: {child.pid: None}, 1))
+    one = await used_by(HostMemory(lambda: [child.pid], 1))
     assert one > MIB
-    assert await used_by(HostMemory(lambda: dict.fromkeys([child.pid, gone]), 1)) == pytest.approx(
-        one, rel=0.1
-    )
+    assert await used_by(HostMemory(lambda: [child.pid, gone], 1)) == pytest.approx(one, rel=0.1)
 
 
 async def test_of_processes_that_are_all_gone_nothing_is_known(gone):
-    assert await HostMemory(lambda: {gone: None}, 1).read() is None
+    assert await HostMemory(lambda: [gone], 1).read() is None
 
 
 async def test_the_shared_memory_region_is_read_along(child):
-    reading = await HostMemory(lambda: {child.pid: None}, 1).read()
+    reading = await HostMemory(lambda: [child.pid], 1).read()
     assert 0 < reading.shm_free_bytes <= host_limit_bytes() * 2
 
 

@@ -34,7 +34,7 @@ class Place:
         }.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
-        self.host = HostMemory(lambda: dict.fromkeys(self.pids), 1000, root=root)
+        self.host = HostMemory(lambda: self.pids, 1000, root=root)
         self.metrics = TritonMetrics(lambda: self.endpoint.address)
 
     def add_gpu(

@@ -21,14 +21,10 @@ class Machine:
     def __init__(self, root):
         self.root = root
         self.pids = []
-        self.models = {}
         self.now = 100.0
         self.between = lambda: None
         (root / "dev/shm").mkdir(parents=True)
-        self.memory = HostMemory(self.owners, 1000, root=root, clock=self.clock)
-
-    def owners(self):
-        return {pid: self.models.get(pid) for pid in self.pids}
+        self.memory = HostMemory(lambda: self.pids, 1000, root=root, clock=self.clock)
 
     def clock(self):
         self.between()

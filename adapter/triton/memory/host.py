@@ -1,7 +1,7 @@
 """Reads the host memory of the embedded Triton's processes from /proc."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class HostMemory:
 
     def __init__(
         self,
-        owners: Callable[[], Mapping[int, str | None]],  # the processes by their pids
+        list_pids: Callable[[], Collection[int]],
         limit_bytes: int,
         *,
         root: Path = Path("/"),  # the folder of proc, sys and dev
@@ -54,7 +54,7 @@ class HostMemory:
     ) -> None:
         self.last: MemoryReading | None = None
         self.why = "it was not asked yet"
-        self._owners = owners
+        self._list_pids = list_pids
         self._limit = limit_bytes
         self._root = root
         self._clock = clock
@@ -80,7 +80,7 @@ class HostMemory:
 
     def _poll(self) -> MemoryReading | None:
         """Measure the processes that run; return None without any. Raises OSError."""
-        self._walked = self._measure(self._owners())
+        self._walked = self._measure(self._list_pids())
         if not self._walked:
             return None
         used = sum(process.share_bytes for process in self._walked.values())

@@ -202,6 +202,6 @@ def build_memory(
     """Build the readers of this place, and the choice among them."""
     host = None
     if embedded is not None:
-        host = HostMemory(embedded.owners, limit_bytes or models_limit_bytes())
+        host = HostMemory(embedded.pids, limit_bytes or models_limit_bytes())
     page = TritonMetrics(lambda: embedded.metrics_address if embedded else metrics_page)
     return ChosenMemory(wanted, host, page, NvmlMemory(lambda: page.uuids))

@@ -160,14 +160,13 @@ class EmbeddedTriton:
         except OSError:
             return None
 
-    def owners(self) -> Mapping[int, str | None]:
-        """Return all processes by their pids, each with the name in Triton of its only model; none
-        while the server is down.
+    def pids(self) -> Collection[int]:
+        """Return the pids of tritonserver and all that it started; none while it is down.
 
         Raises OSError if they cannot be listed.
         """
         running = self._running
-        return {} if running is None else running.owners()
+        return () if running is None else running.owners().keys()
 
     async def _prepare(self) -> None:
         """Find the binary, take the ports, and compose command and environment for all runs.

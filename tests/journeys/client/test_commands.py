@@ -129,7 +129,7 @@ def test_the_wrong_listener_is_told_from_the_right_one(command, adapter):
     assert "only the admin listener tells this" in err
     code, _, err = command("unload", "m", f"--url=http://{adapter.admin}")
     assert code == 1
-    assert f"http://{adapter.admin} is an adapter's admin listener" in err
+    assert f"http://{adapter.admin} is not the listener `http` of an adapter" in err
     code, _, err = command("ps", f"--url=http://{adapter.grpc}")
     assert code == 1
     assert f"http://{adapter.grpc}: no listener of HTTP/1.1" in err

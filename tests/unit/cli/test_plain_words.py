@@ -59,14 +59,13 @@ class TestWrongAddresses:
         ]
 
     @pytest.mark.parametrize("argv", [["load", "a", "/a"], ["unload", "a"]])
-    def test_the_admin_listener_is_told_from_a_stranger(self, run, sidecar, argv):
-        server = sidecar(404, 200)
-        server.body = b'{"models": [], "on_demand": null, "failures": [], "memory": {}}'
+    def test_answer_of_stranger_names_flags_of_listener(self, run, sidecar, argv):
+        server = sidecar(404)
         at = f"127.0.0.1:{server.server_port}"
         code, _, err = run(*argv, f"--http={at}", "--admin=off")
         assert code == 1
-        assert f"http://{at} is an adapter's admin listener" in err
-        assert "--http or --url say where `http` is" in err
+        assert f"http://{at} is not the listener `http` of an adapter" in err
+        assert "--http or --url say where that is" in err
 
     def test_a_listener_of_grpc_is_told_from_one_of_http(self, run):
         """It answers with the SETTINGS frame of HTTP/2."""
