@@ -77,7 +77,7 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
-    unload_seconds: float  # that an unload may take
+    unload_seconds: float  # the limit of an unload
 
     @property
     def traced_rpc(self) -> GrpcDataPlane | TracedRpc:
@@ -86,7 +86,7 @@ class Shared:
 
     @property
     def on_demand(self) -> WaitForLease | None:
-        """Return what has models loaded for calls of V2; None if they load none."""
+        """Return the function that loads models for calls of V2; None if they load none."""
         if self.stores is not None and self.settings.on_demand:
             return self.stores.wait_for_named
         return None
@@ -96,8 +96,12 @@ def access_at(
     settings: Settings, name: str, address: Address, *, infers_only: bool = False
 ) -> Access:
     """Return what callers of the listener `name` may do."""
-    token, is_keyed = settings.token_at(address), settings.is_keyed_at(address)
-    return Access(name, infers_only=infers_only, token=token, is_keyed=is_keyed)
+    return Access(
+        name,
+        infers_only=infers_only,
+        token=settings.token_at(address),
+        is_keyed=settings.is_keyed_at(address),
+    )
 
 
 def passthrough_at(settings: Settings, access: Access) -> frozenset[str]:
@@ -122,8 +126,8 @@ def list_endpoints(settings: Settings) -> Endpoints:
 def build_callers(lines: Sequence[str]) -> SigV4Authenticator | None:
     """Build what judges signatures by `endpoint_keys`; None without any."""
     keys = [parse_endpoint_key(line, os.environ) for line in lines]
-    found = {key.access_key: Key(key.secret, key.models) for key in keys}
-    return SigV4Authenticator(found) if found else None
+    known_keys = {key.access_key: Key(key.secret, key.models) for key in keys}
+    return SigV4Authenticator(known_keys) if known_keys else None
 
 
 class Rpc:
@@ -181,7 +185,8 @@ class Rpc:
         return access_at(settings, listener, getattr(settings, listener), infers_only=infers_only)
 
     def _runtime(self) -> modelmesh.ModelRuntime:
-        shared, settings = self._shared, self._shared.settings
+        shared = self._shared
+        settings = shared.settings
         sizes = MeshSizes(
             shared.models,
             shared.state,
@@ -212,7 +217,7 @@ class Rpc:
         server: str,  # the address of the gRPC server that takes what Triton does not
     ) -> RelayListener:
         """Build the proxy of a listener, which sends inferences to Triton."""
-        shared, metrics = self._shared, self._shared.metrics
+        shared = self._shared
         policy = RelayPolicy(
             shared.models,
             shared.state.triton,
@@ -233,12 +238,12 @@ class Rpc:
             max_message_bytes=self._limits.direct,
             budget=shared.budget,
             turns=shared.turns,
-            on_shed=metrics.shedding(name, "refused", "flood", "streams"),
+            on_shed=shared.metrics.shedding(name, "refused", "flood", "streams"),
         )
         proxy = RelayListener(context, max_connections=shared.max_connections)
         shared.drain.then_refuse(proxy.start_drain_deadline)
         shared.unready.add(proxy.renew_connections)
-        metrics.connections.labels(name).set_function(lambda: proxy.connections)
+        shared.metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy
 
 
@@ -364,6 +369,7 @@ def _build_find(
 
 
 def _build_endpoint(shared: Shared, inferences: Inferences, parts: Parts) -> Handle:
+    """Build what answers calls of the endpoint, also by a refusal without a store."""
     if shared.stores is None:
         return refuse_endpoint
     settings = shared.settings

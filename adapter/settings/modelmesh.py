@@ -60,14 +60,14 @@ def _find_settings(
 
 def problems(environ: Mapping[str, str]) -> list[str]:
     """Return what is wrong with variables that are no settings."""
-    found = _find_memory_problems(environ)
+    texts = _find_memory_problems(environ)
     value = environ.get("USE_EMBEDDED_PULLER", "")
     if value not in _FALSE:
-        found.append(
+        texts.append(
             f"environment USE_EMBEDDED_PULLER: {value!r}: this adapter has no puller; "
             "use the puller of the controller (no builtInAdapter)"
         )
-    return found
+    return texts
 
 
 def warnings(environ: Mapping[str, str]) -> list[str]:
@@ -79,20 +79,20 @@ def warnings(environ: Mapping[str, str]) -> list[str]:
 
 def _find_memory_problems(environ: Mapping[str, str]) -> list[str]:
     """Return what is wrong with the memory of Triton's container, and with Triton's part of it."""
-    found = []
+    texts = []
     sizes = {_MEMORY: 0, _BUFFER: _BUFFER_BYTES}
     for name in sizes:
         if text := environ.get(name):
             try:
                 sizes[name] = parse_size(text)
             except ValueError as error:
-                found.append(f"{name}: {text!r}: {error}")
-    if not found and environ.get(_MEMORY) and sizes[_MEMORY] <= sizes[_BUFFER]:
-        found.append(
+                texts.append(f"{name}: {text!r}: {error}")
+    if not texts and environ.get(_MEMORY) and sizes[_MEMORY] <= sizes[_BUFFER]:
+        texts.append(
             f"{_MEMORY}: {environ[_MEMORY]!r}: is not more than {_BUFFER} "
             f"({format_size(sizes[_BUFFER])}), which Triton itself takes"
         )
-    return found
+    return texts
 
 
 def _compute_capacity(environ: Mapping[str, str]) -> int | None:

@@ -94,30 +94,30 @@ def inherited(
 
 def problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
     """Return what is wrong with the variables."""
-    found = []
+    texts = []
     for variable, choices in _CHOICES.items():
         value = environ.get(variable)
         if value and value not in choices:
-            found.append(_explain_problem(environ, variable, f"write {' or '.join(choices)}"))
+            texts.append(_explain_problem(environ, variable, f"write {' or '.join(choices)}"))
     if environ.get(_GPU_LIMIT) and _parse_share(environ) is None:
-        found.append(_explain_problem(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
-    found += _find_word_problems(environ)
-    return found + _find_port_problems(environ, is_embedded=is_embedded)
+        texts.append(_explain_problem(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
+    texts += _find_word_problems(environ)
+    return texts + _find_port_problems(environ, is_embedded=is_embedded)
 
 
 def warnings(environ: Mapping[str, str]) -> list[str]:
     """Return which variables are ignored, and why."""
-    found = []
+    texts = []
     for variable in sorted(environ):
         if not environ[variable]:
             continue
         if reason := _IGNORED.get(variable):
-            found.append(f"environment {variable}: ignored: {reason}")
+            texts.append(f"environment {variable}: ignored: {reason}")
         elif variable.startswith(_OTHER_SERVERS):
-            found.append(f"environment {variable}: ignored: it is for another server")
+            texts.append(f"environment {variable}: ignored: it is for another server")
         elif variable.startswith(_TRITON) and variable not in _KNOWN:
-            found.append(f"environment {variable}: ignored: no such name is known here")
-    return found
+            texts.append(f"environment {variable}: ignored: no such name is known here")
+    return texts
 
 
 def _choose_addresses(

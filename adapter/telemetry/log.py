@@ -156,18 +156,21 @@ EVENTS: Mapping[str, str] = {
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _MAX_CHARACTERS = 10_000  # of one field, and of an exception
 _BARE = re.compile(r"[\w.:/@%+~-]+")
-# of the embedded tritonserver, as glog writes it: I1122 11:34:46.537778 17015 server.cc:631] text
+# The stamp of the embedded tritonserver's lines, as glog writes it:
+# I1122 11:34:46.537778 17015 server.cc:631] text
 _TRITONS_STAMP = re.compile(r"[IWEF]\d{4} \d{2}:\d{2}:\d{2}\.\d+ +\d+ [^\s:\]]+:\d+\] ")
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}  # as SGR numbers them
-# Of lines about requests that fail alike: how many in how many seconds.
-_LINES, _SECONDS = 20, 1.0
-# Lines of these are counted for each model.
+# Requests that fail alike get this many lines in this many seconds.
+_LINES = 20
+_SECONDS = 1.0
+# Errors whose lines are counted for each model.
 _OF_MODEL = (ModelFailed, OutOfMemory)
 _Kind: TypeAlias = tuple[type[Exception], int, str | None]
-# Of lines that wait for the log's reader.
-_MAX_LINES, _MAX_BYTES = 10_000, 4 * 2**20
+# The limits of what waits for the log's reader.
+_MAX_LINES = 10_000
+_MAX_BYTES = 4 * 2**20
 _POLL_MILLISECONDS = 1000
-# To wake the thread for each line costs the event loop more than the line itself.
+# How long the thread gathers lines: a wake-up for each costs the event loop more than the line.
 _GATHER_SECONDS = 0.005
 # W3C Trace Context: version, trace, parent, flags
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")

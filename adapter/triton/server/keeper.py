@@ -28,10 +28,11 @@ _PARENT = 1  # of the fields behind the name in /proc/PID/stat
 
 def main() -> None:
     """Start tritonserver, wait for its end, and kill all processes that it leaves behind."""
-    report, prefix, *command = int(sys.argv[1]), *sys.argv[2:]
+    report = int(sys.argv[1])
+    prefix, *command = sys.argv[2:]
     os.closerange(3, report)  # inherited copies of descriptors that nothing uses
     os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
-    os.set_inheritable(report, False)  # noqa: FBT003 - it takes no name
+    os.set_inheritable(report, False)  # noqa: FBT003 - the argument takes no name
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)

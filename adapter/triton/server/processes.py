@@ -29,7 +29,9 @@ _log = logging.getLogger("adapter.triton")
 # lack of descriptors, means that the state of the process is unknown.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PARENT, _STARTED = 1, 19  # of the fields behind the name in the stat of a process
+# Places of fields in the stat of a process, behind the name.
+_PARENT = 1
+_STARTED = 19
 _OTHERS_SECONDS = 2.0
 # The library that a stub imports first when Triton asks it to initialize its model.
 _NUMPY = b"_multiarray_umath"
@@ -64,20 +66,25 @@ class _Table:
 
     def below(self, ancestors: Iterable[int]) -> list[Member]:
         """Return the descendants of these processes, parents first."""
-        members = [self._member(pid, each) for each in ancestors for pid in self._children_of(each)]
+        members = [
+            self._member(child, ancestor)
+            for ancestor in ancestors
+            for child in self._children_of(ancestor)
+        ]
         for member in members:
             pid = member.id.pid
             members += [self._member(child, pid) for child in self._children_of(pid)]
         return members
 
-    def outside(self, ancestor: int, known: Collection[int]) -> list[int]:
-        """Return the pids that are not below `ancestor`, as far as all their ancestors are in the
-        table or `known` to be outside. A process whose parent has just ended is neither.
+    def outside(self, ancestor: int, others: Collection[int]) -> list[int]:
+        """Return the pids that are not below `ancestor`, and are not among the `others` outside.
+
+        A process whose parent has just ended is neither below nor outside.
         """
-        pids = [0, *known]
+        pids = [0, *others]
         for parent in pids:
             pids += [pid for pid in self._children_of(parent) if pid != ancestor]
-        return pids[1 + len(known) :]
+        return pids[1 + len(others) :]
 
     def _children_of(self, parent: int) -> Sequence[int]:
         return self.children.get(parent, ())
@@ -99,20 +106,20 @@ def family(
     return table.below([ancestor])
 
 
-def list_living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
-    """Return those processes that live, and their descendants; all of `known` if unknown."""
+def list_living(processes: Collection[ProcessId]) -> frozenset[ProcessId]:
+    """Return those processes that live, and their descendants; all of them if that is unknown."""
     try:
         table = _list_all()
     except OSError:
-        return frozenset(known)
-    alive = {each for each in known if table.started.get(each.pid) == each.started}
+        return frozenset(processes)
+    alive = {process for process in processes if table.started.get(process.pid) == process.started}
     below = table.below([process.pid for process in alive])
     return frozenset([*alive, *(member.id for member in below)])
 
 
-def kill(known: Collection[ProcessId]) -> frozenset[ProcessId]:
+def kill(processes: Collection[ProcessId]) -> frozenset[ProcessId]:
     """Kill those processes that live, and their descendants; return what was killed."""
-    victims = list_living(known)
+    victims = list_living(processes)
     for process in victims:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
@@ -200,9 +207,10 @@ def stub_at(pid: int, repository: Path) -> Stub | None:
     for place, argument in enumerate(arguments):
         if argument.startswith(mark):
             model = argument.removeprefix(mark).split(b"/")[0].decode(errors="replace")
-            later = [each.decode(errors="replace") for each in arguments[place + 1 :]]
-            named = [each for each in later if each.startswith(f"{model}_")]
-            return Stub(pid, model, named[-1] if named else None, later[0] if later else "")
+            later = [word.decode(errors="replace") for word in arguments[place + 1 :]]
+            instances = [word for word in later if word.startswith(f"{model}_")]
+            instance = instances[-1] if instances else None
+            return Stub(pid, model, instance, region=later[0] if later else "")
     return None
 
 
@@ -245,23 +253,24 @@ class ModelProcesses:
         to no model, or may belong to several.
         """
         return {
-            process.pid: next(iter(each.models)) if len(each.models) == 1 else None
-            for process, each in self._scan().items()
+            id_.pid: next(iter(process.models)) if len(process.models) == 1 else None
+            for id_, process in self._scan().items()
         }
 
     def stubs(self, model: str) -> list[Stub]:
         """Return the stubs of one model that Triton started, without forked copies of them."""
-        stubs = [each.stub for each in self._scan().values() if each.is_stub]
+        stubs = [process.stub for process in self._scan().values() if process.is_stub]
         return [stub for stub in stubs if stub is not None and stub.model == model]
 
     def take_regions(self, models: Collection[TritonName]) -> frozenset[str]:
         """Return the shared regions of these models' dead stubs, and forget them."""
         with self._lock:
-            current = self._scan().values()
-            used = {each.stub.region for each in current if each.stub is not None}
-            mine = {region for region, model in self._regions.items() if model in models}
-            self._regions = {r: m for r, m in self._regions.items() if r not in mine - used}
-        return frozenset(mine - used)
+            stubs = [process.stub for process in self._scan().values()]
+            used = {stub.region for stub in stubs if stub is not None}
+            regions = {region for region, model in self._regions.items() if model in models} - used
+            for region in regions:
+                del self._regions[region]
+        return frozenset(regions)
 
     def claim(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
         """Return the processes of models that are being unloaded. A process that may also belong to
@@ -271,13 +280,13 @@ class ModelProcesses:
             current = self._scan()
             others = _find_served(current) - {*models}
             claimed = set()
-            for process, each in current.items():
-                if each.models.isdisjoint(models):
+            for id_, process in [*current.items()]:
+                if process.models.isdisjoint(models):
                     continue
-                if each.models.isdisjoint(others):
-                    claimed.add(process)
+                if process.models.isdisjoint(others):
+                    claimed.add(id_)
                 else:
-                    self._known[process] = replace(each, models=each.models - {*models})
+                    self._known[id_] = replace(process, models=process.models - {*models})
         return frozenset(claimed)
 
     def abandoned(self) -> frozenset[ProcessId]:
@@ -285,9 +294,9 @@ class ModelProcesses:
         current = self._scan()
         served = _find_served(current)
         return frozenset(
-            process
-            for process, each in current.items()
-            if each.is_orphan and each.models and each.models.isdisjoint(served)
+            id_
+            for id_, process in current.items()
+            if process.is_orphan and process.models and process.models.isdisjoint(served)
         )
 
     def _scan(self) -> Mapping[ProcessId, "_Process"]:
@@ -305,8 +314,8 @@ class ModelProcesses:
                 candidates = frozenset(m for m, at in starts.items() if at <= member.id.started)
                 current[member.id.pid] = self._attribute(member, parent, candidates)
             self._since = since
-            self._known = {each.id: each for each in current.values()}
-            stubs = [each.stub for each in current.values() if each.stub is not None]
+            self._known = {process.id: process for process in current.values()}
+            stubs = [process.stub for process in current.values() if process.stub is not None]
             self._find_environment()
             self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
             return self._known
@@ -326,7 +335,7 @@ class ModelProcesses:
         """Report the folder of the models' environments, once a stub was started in it."""
         if self._checked is None:
             return
-        stubs = {id_ for id_, each in self._known.items() if each.is_stub}
+        stubs = {id_ for id_, process in self._known.items() if process.is_stub}
         for process in stubs - self._checked:
             if not b"".join(arguments_of(process.pid)[:1]).endswith(b"_stub"):
                 continue  # `env` is about to execute the stub
@@ -359,24 +368,25 @@ class ModelProcesses:
     ) -> "_Process":
         """Return a process with the models that it may belong to."""
         stub = stub_at(member.id.pid, self._repository)
-        known = self._known.get(member.id)
+        before = self._known.get(member.id)
         if stub is not None:
             models = frozenset([stub.model])
-        elif known is not None and (known.models or parent is None):
+        elif before is not None and (before.models or parent is None):
             # a stub that is about to end keeps its model: it may hold memory without arguments
-            models = known.models
+            models = before.models
         elif parent is not None:
             models = parent.models
         else:
             models = candidates or frozenset()
         is_orphan = candidates is not None
-        is_stub = stub is not None and not is_orphan and (parent is None or parent.stub is None)
+        is_copy = parent is not None and parent.stub is not None  # forked by a stub
+        is_stub = stub is not None and not is_orphan and not is_copy
         return _Process(member.id, models, stub, is_stub=is_stub, is_orphan=is_orphan)
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A process below Triton, and the models that it may belong to."""
+    """Describes a process below Triton, with the models that it may belong to."""
 
     id: ProcessId
     models: frozenset[str]
@@ -387,7 +397,7 @@ class _Process:
 
 def _find_served(current: Mapping[ProcessId, _Process]) -> set[str]:
     """Return the models that have stubs."""
-    return {model for each in current.values() if each.is_stub for model in each.models}
+    return {model for process in current.values() if process.is_stub for model in process.models}
 
 
 def _find_starts(current: Iterable[_Process], before: Mapping[str, int]) -> dict[str, int]:
@@ -396,9 +406,9 @@ def _find_starts(current: Iterable[_Process], before: Mapping[str, int]) -> dict
     A model keeps its start of `before` as long as it has any process.
     """
     starts: dict[str, int] = {}
-    for each in current:
-        for model in each.models:
-            started = min(each.id.started, before.get(model, each.id.started))
+    for process in current:
+        for model in process.models:
+            started = min(process.id.started, before.get(model, process.id.started))
             starts[model] = min(starts.get(model, started), started)
     return starts
 
@@ -485,9 +495,9 @@ class TritonProcesses:
 
     # -- kill -------------------------------------------------------------------------------
 
-    async def kill(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
+    async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Kill these processes and all that they started; return those that lived."""
-        return await PROCESSES.run(kill, known)
+        return await PROCESSES.run(kill, processes)
 
     async def end_loads(self, names: Collection[TritonName]) -> bool:
         """Kill the python processes in which these models are initialized; return whether any were.
@@ -523,7 +533,7 @@ class TritonProcesses:
     async def wait(
         self,
         names: Collection[TritonName],
-        known: Collection[ProcessId],
+        processes: Collection[ProcessId],
         limit_seconds: float,
     ) -> frozenset[ProcessId]:
         """Wait until these processes, and all others of these models, have ended.
@@ -532,7 +542,7 @@ class TritonProcesses:
         """
         deadline = clock.monotonic() + limit_seconds
         pause = _POLL_FIRST_SECONDS
-        living: frozenset[ProcessId] = frozenset(known)
+        living: frozenset[ProcessId] = frozenset(processes)
         while living := await self._list_living(names, living):
             if clock.monotonic() + pause > deadline:
                 break
@@ -541,14 +551,16 @@ class TritonProcesses:
         return living
 
     async def _list_living(
-        self, names: Collection[TritonName], known: frozenset[ProcessId]
+        self, names: Collection[TritonName], processes: frozenset[ProcessId]
     ) -> frozenset[ProcessId]:
         """Return the processes that live, and daemons that the models have started since."""
         try:
-            others = await self.claim(names)
+            claimed = await self.claim(names)
         except BackendUnavailable:
-            return known
-        return others | (await PROCESSES.run(list_living, known) if known else known)
+            return processes
+        if not processes:
+            return claimed
+        return claimed | await PROCESSES.run(list_living, processes)
 
 
 def _end_loads(current: ModelProcesses, names: Collection[TritonName]) -> bool:
