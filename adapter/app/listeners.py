@@ -140,10 +140,11 @@ class Rpc:
         self._calls = {name: self._build_calls(name) for name in ("grpc", "grpc_data")}
 
     def _build_calls(self, listener: str, frontend: str | None = None) -> GrpcCalls:
+        """Build what all gRPC calls of a listener have in common."""
         shared = self._shared
         return GrpcCalls(
             shared.metrics,
-            self._access(listener),
+            self._find_access(listener),
             self._limits,
             frontend=frontend,
             tracing=shared.tracing,
@@ -151,18 +152,19 @@ class Rpc:
 
     def services(self, repository: Repository) -> dict[str, Sequence[GenericRpcHandler]]:
         """Build the services of each listener, for the server behind its proxy."""
-        runtime = self._runtime().service(self._build_calls("grpc", "modelmesh"))
-        everything = [self._v2("grpc", repository), runtime]
+        runtime = self._build_runtime().service(self._build_calls("grpc", "modelmesh"))
+        everything = [self._build_v2("grpc", repository), runtime]
         return {
-            "grpc": [*everything, *self._about_services(SERVICE, modelmesh.SERVICE)],
-            "grpc_data": [self._v2("grpc_data"), *self._about_services(SERVICE)],
+            "grpc": [*everything, *self._build_about(SERVICE, modelmesh.SERVICE)],
+            "grpc_data": [self._build_v2("grpc_data"), *self._build_about(SERVICE)],
         }
 
-    def _about_services(self, *names: str) -> list[GenericRpcHandler]:
+    def _build_about(self, *names: str) -> list[GenericRpcHandler]:
         """Build the health and the reflection of these services."""
         return [Health(names, self._shared.is_ready).service(), *reflection_services(names)]
 
-    def _v2(self, listener: str, repository: Repository | None = None) -> GenericRpcHandler:
+    def _build_v2(self, listener: str, repository: Repository | None = None) -> GenericRpcHandler:
+        """Build V2's service of a listener, with the model repository where there is one."""
         shared = self._shared
         service = V2Service(
             shared.models,
@@ -173,18 +175,20 @@ class Rpc:
             is_live=lambda: self._triton.live,
             is_ready=shared.is_ready,
             load_wait_seconds=LOAD_WAIT_SECONDS,
-            passthrough=passthrough_at(shared.settings, self._access(listener)),
+            passthrough=passthrough_at(shared.settings, self._find_access(listener)),
             budget=shared.budget,
             on_demand=shared.on_demand,
         )
         return service.service(self._calls[listener])
 
-    def _access(self, listener: str) -> Access:
+    def _find_access(self, listener: str) -> Access:
+        """Return what callers of a gRPC listener may do."""
         settings = self._shared.settings
         infers_only = listener == "grpc_data"
         return access_at(settings, listener, getattr(settings, listener), infers_only=infers_only)
 
-    def _runtime(self) -> modelmesh.ModelRuntime:
+    def _build_runtime(self) -> modelmesh.ModelRuntime:
+        """Build ModelMesh's runtime."""
         shared = self._shared
         settings = shared.settings
         sizes = MeshSizes(
@@ -224,8 +228,9 @@ class Rpc:
             shared.faults,
             self._calls[name],
             metadata=headers_to_triton(shared.settings, "grpc"),
-            shares_memory="shared_memory" in passthrough_at(shared.settings, self._access(name)),
-            is_direct=shared.tracing is None and not self._access(name).is_keyed,
+            shares_memory="shared_memory"
+            in passthrough_at(shared.settings, self._find_access(name)),
+            is_direct=shared.tracing is None and not self._find_access(name).is_keyed,
             load_wait_seconds=LOAD_WAIT_SECONDS,
             on_demand=shared.on_demand,
             takes_cancels=lambda: versions.survives_cancels(self._triton.version),
@@ -272,6 +277,7 @@ def build_rest(shared: Shared, plane: HttpDataPlane, repository: Repository) -> 
 def _build_listener(
     shared: Shared, plane: HttpDataPlane, repository: Repository, access: Access
 ) -> Rest:
+    """Build an HTTP listener, with the contracts that it serves to callers with this access."""
     settings = shared.settings
     name = access.name
     address: Address = getattr(settings, name)
@@ -319,6 +325,7 @@ def _build_listener(
 
 
 def _count_connections(shared: Shared, name: str) -> Connections:
+    """Return what counts and limits the connections of a listener."""
     shed = shared.metrics.shedding(name, "closed", "refused", "pipelined")
     connections = Connections(shared.max_connections, shed)
     shared.metrics.connections.labels(name).set_function(lambda: len(connections))
@@ -335,6 +342,7 @@ def _build_calls(shared: Shared) -> EndpointCalls | None:
 def _build_inferences(
     shared: Shared, dataplane: V2DataPlane, contracts: ContainerContracts, parts: Parts
 ) -> Inferences:
+    """Build what serves inferences whose bodies are read whole."""
     settings = shared.settings
     return Inferences(
         dataplane,

@@ -195,7 +195,7 @@ def setup_logging(
     """
     out = sys.stdout if stream is None else stream
     handler = logging.StreamHandler(out)
-    is_coloured = out.isatty() and _are_colours_wanted()
+    is_coloured = out.isatty() and _should_colour()
     text = TextFormatter(is_coloured=is_coloured)
     handler.setFormatter(text if is_text(format, out) else JsonFormatter())
     root = logging.getLogger()
@@ -212,12 +212,14 @@ def is_text(format: str, stream: TextIO | io.TextIOBase) -> bool:  # noqa: A002 
     return format == "text" or (format == "auto" and stream.isatty())
 
 
-def _are_colours_wanted() -> bool:
+def _should_colour() -> bool:
+    """Return whether the environment allows colours."""
     is_plain = os.environ.get("TERM", "dumb") in {"dumb", "unknown"}
     return not is_plain and not os.environ.get("NO_COLOR")
 
 
 def _is_own(record: logging.LogRecord) -> bool:
+    """Return whether a record is of one of the adapter's loggers."""
     return record.name.partition(".")[0] == "adapter"
 
 
@@ -226,7 +228,7 @@ def _is_no_caller_who_left(record: logging.LogRecord) -> bool:
 
     That is no error, as frequent as callers' short deadlines are, and each case is counted already.
     """
-    return not _event(record).startswith("ExecuteBatchError raised in core by servicer method")
+    return not _read_event(record).startswith("ExecuteBatchError raised in core by servicer method")
 
 
 class JsonFormatter(logging.Formatter):
@@ -235,11 +237,11 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, bounded in length."""
         fields = {
-            "time": _time(record),
+            "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": _event(record),
-            **_extra(record),
+            "event": _read_event(record),
+            **_list_fields(record),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)[-_MAX_CHARACTERS:]
@@ -250,7 +252,9 @@ class JsonFormatter(logging.Formatter):
         except (TypeError, ValueError, RecursionError):
             pass
         # a field may have to be cut, or has no form in JSON: write each by itself
-        return "{" + ", ".join(f"{_json(str(k))}: {_json(v)}" for k, v in fields.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_to_json(str(k))}: {_to_json(v)}" for k, v in fields.items()) + "}"
+        )
 
 
 class TextFormatter(logging.Formatter):
@@ -266,24 +270,25 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, with the traceback of an exception below it."""
-        event = _event(record)
-        head = f"{_time(record)[11:23]} {self._level(record)}"
+        event = _read_event(record)
+        head = f"{_format_time(record)[11:23]} {self._format_level(record)}"
         triton_line = getattr(record, "line", None)
         if event == "triton.log" and isinstance(triton_line, str):
-            return f"{head} triton | {_printable(_cut(_without_stamp(triton_line))).rstrip()}"
-        fields = (f"{k}={_bare(v)}" for k, v in _extra(record).items())
-        line = " ".join([head, _printable(event), *fields])
+            return f"{head} triton | {_escape(_cut(_strip_stamp(triton_line))).rstrip()}"
+        fields = (f"{k}={_quote_unless_plain(v)}" for k, v in _list_fields(record).items())
+        line = " ".join([head, _escape(event), *fields])
         if record.exc_info:
-            line += "\n" + _printable(self.formatException(record.exc_info)[-_MAX_CHARACTERS:])
+            line += "\n" + _escape(self.formatException(record.exc_info)[-_MAX_CHARACTERS:])
         return line
 
-    def _level(self, record: logging.LogRecord) -> str:
+    def _format_level(self, record: logging.LogRecord) -> str:
+        """Return the level, padded, in its colour on a terminal."""
         level = record.levelname.lower()
         colour = _COLOURS.get(level) if self._is_coloured else None
         return f"\033[{colour}m{level:<7}\033[0m" if colour else f"{level:<7}"
 
 
-def _without_stamp(line: str) -> str:
+def _strip_stamp(line: str) -> str:
     """Return Triton's own text: without its stamp, and without the quotes that newer ones put."""
     stamp = _TRITONS_STAMP.match(line)
     text = line[stamp.end() :] if stamp else line
@@ -295,19 +300,21 @@ def _without_stamp(line: str) -> str:
     return text
 
 
-def _time(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
+    """Return the time of a record, as ISO 8601 in UTC."""
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _event(record: logging.LogRecord) -> str:
+def _read_event(record: logging.LogRecord) -> str:
+    """Return the name of the event, or the text of a library's record."""
     try:
         return _cut(record.getMessage())
     except Exception:  # noqa: BLE001 - arguments that do not fit must not lose the line
-        return _cut(_text(record.msg))
+        return _cut(_to_text(record.msg))
 
 
-def _extra(record: logging.LogRecord) -> dict[str, object]:
+def _list_fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields given by `extra`. They cannot replace those of every line."""
     own = {"time", "level", "logger", "event", "exception"}
     return {
@@ -317,13 +324,14 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
     }
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
+    """Return a value as JSON, or its text as JSON where it has no form there."""
     if isinstance(value, str):
         return json.dumps(_cut(value))
     try:
-        written = json.dumps(value, default=_plain, allow_nan=False)
+        written = json.dumps(value, default=_convert, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # odd keys, NaN, a value inside itself
-        return json.dumps(_cut(_text(value)))
+        return json.dumps(_cut(_to_text(value)))
     # a long list, or an object with much in it, becomes a text
     return written if len(written) <= _MAX_CHARACTERS else json.dumps(_cut(written))
 
@@ -335,38 +343,40 @@ def _cut(text: str) -> str:
     return f"{text[:_MAX_CHARACTERS]} ... ({len(text) - _MAX_CHARACTERS} characters cut)"
 
 
-def _plain(value: object) -> object:
+def _convert(value: object) -> object:
     """Return a value that JSON has no form for as one that it has: a set as a sorted list."""
-    return sorted(map(_text, value)) if isinstance(value, set | frozenset) else _text(value)
+    return sorted(map(_to_text, value)) if isinstance(value, set | frozenset) else _to_text(value)
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
+    """Return a value as text, whatever its class makes of that."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - a log line must not break the work that it is about
         return f"<{type(value).__name__}>"
 
 
-def _bare(value: object) -> str:
+def _quote_unless_plain(value: object) -> str:
     """Quote the value unless it is one plain word, so that it cannot look like another field."""
     if isinstance(value, Mapping):
-        value = " ".join(f"{_text(key)}:{_text(each)}" for key, each in value.items())
+        value = " ".join(f"{_to_text(key)}:{_to_text(each)}" for key, each in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        value = ", ".join(map(_text, value))
-    text = _cut(_text(value))
-    return text if text.isascii() and _BARE.fullmatch(text) else _json(text)
+        value = ", ".join(map(_to_text, value))
+    text = _cut(_to_text(value))
+    return text if text.isascii() and _BARE.fullmatch(text) else _to_json(text)
 
 
-def _printable(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape what a terminal or the stream cannot show."""
-    shown = "".join(c if c in "\n\t" or c.isprintable() else _json(c)[1:-1] for c in text)
+    shown = "".join(c if c in "\n\t" or c.isprintable() else _to_json(c)[1:-1] for c in text)
     return shown.encode("ascii", "backslashreplace").decode()
 
 
-_ENCODER = json.JSONEncoder(default=_plain, allow_nan=False)
+_ENCODER = json.JSONEncoder(default=_convert, allow_nan=False)
 
 
 def _call_later(seconds: float, act: Callable[[], None]) -> None:
+    """Call a function after some seconds."""
     asyncio.get_running_loop().call_later(seconds, act)
 
 
