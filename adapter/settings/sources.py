@@ -55,8 +55,8 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """Holds a value of one source."""
+class _Input:
+    """Holds the value that one source has for a setting."""
 
     value: object
     origin: str
@@ -72,38 +72,40 @@ def load_settings(
     Raises InvalidSettings with every problem of every source.
     """
     problems = modelmesh.problems(environ)
-    given = {
+    inputs = {
         **_read_file(environ, file, problems),
         **_read_environment(environ, problems),
         **_read_flags(flags),
     }
-    _read_token(given, problems)
-    written = {name: item.value for name, item in given.items()}
+    _read_token(inputs, problems)
+    written = {name: item.value for name, item in inputs.items()}
     problems += [
-        f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
+        f"{inputs[name].label}: {inputs[name].written!r}: it needs model_store or endpoints"
         for name in _find_storeless(written)
     ]
     problems += _find_store_problems(written, environ)
-    is_embedded = "triton" in given and given["triton"].value == "embedded"
+    is_embedded = "triton" in inputs and inputs["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
-    inherited = _read_inherited(environ, is_embedded=is_embedded, given=given)
-    given = {name: each for name, each in given.items() if not _is_auto(inherited, name, each)}
+    inherited = _read_inherited(environ, is_embedded=is_embedded, inputs=inputs)
+    inputs = {name: item for name, item in inputs.items() if not _is_auto(inherited, name, item)}
     listeners = {
-        **_list_at_host(given.get("listen_host")),
+        **_list_at_host(inputs.get("listen_host")),
         **_default_triton_ports(is_embedded=is_embedded),
     }
-    given = {**listeners, **inherited, **given}
+    inputs = {**listeners, **inherited, **inputs}
     try:
-        values = {name: item.value for name, item in given.items()}
+        values = {name: item.value for name, item in inputs.items()}
         settings = Settings.model_validate(values, context={"environ": environ})
     except ValidationError as error:
-        problems += [_describe_problem(detail, given) for detail in error.errors()]
+        problems += [_describe_problem(detail, inputs) for detail in error.errors()]
         raise InvalidSettings(problems) from error
     if problems:
         raise InvalidSettings(problems)
-    origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
+    origins = {
+        name: inputs[name].origin if name in inputs else "default" for name in Settings.model_fields
+    }
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
-    warnings += _find_store_warnings(settings.model_store, settings.endpoints, given)
+    warnings += _find_store_warnings(settings.model_store, settings.endpoints, inputs)
     return Loaded(settings, origins, warnings)
 
 
@@ -126,20 +128,20 @@ def _keywords(node: Any) -> Any:
     return [_keywords(each) for each in node] if isinstance(node, list) else node
 
 
-def _read_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
+def _read_flags(flags: Mapping[str, object]) -> dict[str, _Input]:
     """Return the settings of the command line."""
-    given = {}
+    inputs = {}
     for name, value in flags.items():
         if value is not None:
             origin = f"flag {flag_of(name)}"
-            given[name] = _Given(value, origin, origin, _quote(name, value))
-    return given
+            inputs[name] = _Input(value, origin, origin, _quote(name, value))
+    return inputs
 
 
-def _read_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+def _read_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Input]:
     """Return the settings of the environment; unknown names are problems."""
     names = {variable_of(name): name for name in Settings.model_fields}
-    given = {}
+    inputs = {}
     for variable, value in environ.items():
         if not variable.startswith(_PREFIX) or variable in {CONFIG_VARIABLE, "ADAPTER_PORT"}:
             continue
@@ -150,16 +152,16 @@ def _read_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
                 problems.append(f"environment {variable}: {advice}")
         elif value:
             origin = f"environment {variable}"
-            given[name] = _Given(value, origin, origin, _quote(name, value))
-    return given
+            inputs[name] = _Input(value, origin, origin, _quote(name, value))
+    return inputs
 
 
-def _read_token(given: dict[str, _Given], problems: list[str]) -> None:
+def _read_token(inputs: dict[str, _Input], problems: list[str]) -> None:
     """Put the content of the file that `control_token` names in its place, if it names one."""
-    item = given.get("control_token")
+    item = inputs.get("control_token")
     if item is None or not str(item.value).startswith(_AT_FILE):
         return
-    del given["control_token"]
+    del inputs["control_token"]
     path = str(item.value).removeprefix(_AT_FILE)
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
@@ -168,12 +170,12 @@ def _read_token(given: dict[str, _Given], problems: list[str]) -> None:
         problems.append(f"{item.label}: {item.value!r}: {reason}")
         return
     origin = f"file {path}"
-    given["control_token"] = _Given(text, origin, origin, "***")
+    inputs["control_token"] = _Input(text, origin, origin, "***")
 
 
 def _read_file(
     environ: Mapping[str, str], file: Path | None, problems: list[str]
-) -> dict[str, _Given]:
+) -> dict[str, _Input]:
     """Return the settings of the file; one that cannot be read, and unknown names, are problems."""
     named_by = "flag --config" if file else f"environment {CONFIG_VARIABLE}"
     path = str(file or environ.get(CONFIG_VARIABLE, ""))
@@ -190,14 +192,14 @@ def _read_file(
     if not isinstance(content, dict | None):
         problems.append(f"{named_by}: {path!r}: write `name: value` lines")
         return {}
-    given = {}
+    inputs = {}
     for key, value in (content or {}).items():
         label = f"file {path}, key {key}"
         if reason := _find_key_fault(str(key)):
             problems.append(f"{label}: {reason}")
         elif value is not None:
-            given[key] = _Given(value, f"file {path}", label, _quote(key, value))
-    return given
+            inputs[key] = _Input(value, f"file {path}", label, _quote(key, value))
+    return inputs
 
 
 def _quote(name: str, value: object) -> object:
@@ -214,7 +216,7 @@ def _find_key_fault(key: str) -> str:
     return ""
 
 
-def _list_at_host(host: _Given | None) -> dict[str, _Given]:
+def _list_at_host(host: _Input | None) -> dict[str, _Input]:
     """Return the listeners at `listen_host`, with their default ports."""
     if host is None:
         return {}
@@ -225,14 +227,14 @@ def _list_at_host(host: _Given | None) -> dict[str, _Given]:
     }
 
 
-def _default_triton_ports(*, is_embedded: bool) -> dict[str, _Given]:
+def _default_triton_ports(*, is_embedded: bool) -> dict[str, _Input]:
     """Return the addresses of an embedded Triton that nobody but the adapter needs to know."""
     if not is_embedded:
         return {}
     address = "127.0.0.1:0"
     origin = "default with triton=embedded"
-    given = _Given(address, origin, origin, address)
-    return {"triton_http": given, "triton_grpc": given}
+    item = _Input(address, origin, origin, address)
+    return {"triton_http": item, "triton_grpc": item}
 
 
 def _describe_fault(error: Exception) -> str:
@@ -245,24 +247,24 @@ def _describe_fault(error: Exception) -> str:
 
 
 def _read_inherited(
-    environ: Mapping[str, str], *, is_embedded: bool, given: Mapping[str, _Given]
-) -> dict[str, _Given]:
+    environ: Mapping[str, str], *, is_embedded: bool, inputs: Mapping[str, _Input]
+) -> dict[str, _Input]:
     """Return the settings that SageMaker and ModelMesh set by names of their own."""
-    host = str(given["listen_host"].value) if "listen_host" in given else "127.0.0.1"
+    host = str(inputs["listen_host"].value) if "listen_host" in inputs else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     names = (
         *sagemaker.inherited(environ, is_embedded=is_embedded),
         *modelmesh.inherited(environ, host),
     )
     return {
-        name: _Given(value, variable, variable, environ.get(variable, value))
+        name: _Input(value, variable, variable, environ.get(variable, value))
         for variable, name, value in names
     }
 
 
-def _is_auto(inherited: Mapping[str, _Given], name: str, given: _Given) -> bool:
-    """Return whether the user left a setting of the platform at `auto`."""
-    return name in inherited and given.value == "auto"
+def _is_auto(inherited: Mapping[str, _Input], name: str, item: _Input) -> bool:
+    """Return whether the user has left a setting of the platform at `auto`."""
+    return name in inherited and item.value == "auto"
 
 
 def _explain_unknown(name: str, known: list[str]) -> str:
@@ -272,10 +274,10 @@ def _explain_unknown(name: str, known: list[str]) -> str:
     return f"no such setting; did you mean {bare[near[0]]}?" if near else "no such setting"
 
 
-def _describe_problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
+def _describe_problem(detail: "ErrorDetails", inputs: Mapping[str, _Input]) -> str:
     """Return the text about a value that pydantic refuses."""
     name = str(detail["loc"][0])
-    item = given[name]
+    item = inputs[name]
     inside = len(detail["loc"]) > 1  # the problem is one of several values
     written = _quote(name, detail["input"]) if inside else item.written
     is_list = detail["type"] == "tuple_type"
@@ -313,7 +315,7 @@ def _find_store_problems(values: Mapping[str, object], environ: Mapping[str, str
 
 
 def _find_store_warnings(
-    model_store: StoreLocation | None, endpoints: Sequence[Endpoint], given: Mapping[str, object]
+    model_store: StoreLocation | None, endpoints: Sequence[Endpoint], inputs: Mapping[str, object]
 ) -> list[str]:
     """Return what may be intended, or be repaired while the adapter runs."""
     stores = [("model_store", model_store)] if model_store else []
@@ -321,7 +323,7 @@ def _find_store_warnings(
     reasons = [(name, _explain_unusable(store)) for name, store in stores]
     found = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
     if not stores:
-        unused = (n for n in _OF_STORES if n in given and not _is_switch(n))
+        unused = (n for n in _OF_STORES if n in inputs and not _is_switch(n))
         found += [f"{name}: has no effect without model_store or endpoints" for name in unused]
     return found
 
