@@ -60,4 +60,3 @@ class Outages:
         if self.triton.life is life and not self.triton.live:
             self.oracle.happened("hang")
             self.triton.answers()
-            self._report_restart()
