@@ -422,6 +422,23 @@ async def test_mps_limits_what_processes_get():
 
 
 @played
+async def test_futile_eviction_is_not_repeated_at_once():
+    """Each try of a load that does not fit would cost callers the models that they use."""
+    scripts = {"a": Script(700, declared=700), "b@1": Script(100, declared=100), "c": Script(50)}
+    async with Stage(scripts) as stage:
+        await stage.load(C)
+        await stage.call(B)
+        stage.triton.growth[GPU] = 400 * MIB  # a neighbour, for all that is known growth of b
+        await asyncio.sleep(5)
+        await fails(stage.load(A), InsufficientMemory)
+        stage.check(C)
+        await stage.call(B)
+        error = await fails(stage.load(A), InsufficientMemory)
+        assert "what was evicted for it lately was not enough" in str(error)
+        stage.check(B, C)
+
+
+@played
 async def test_kernel_is_not_made_to_end_more():
     """Refuse what is surely needed and not there, in host memory."""
     size = {HOST: 900}
@@ -670,6 +687,19 @@ async def test_idle_models_make_room_for_an_inference():
         assert isinstance(judged, OutOfMemory)
         assert await on_demand.make_room(judged)
         stage.check(A, C)
+
+
+@played
+async def test_vanished_model_stays_away_without_setting():
+    """Somebody may have unloaded it on purpose, past the adapter."""
+    async with Stage({"a": Script()}, on_exit=None) as stage:
+        stage._unwatched = frozenset({A})
+        record = await stage.load(A)
+        del stage.triton.loaded[record.name]
+        await fails(stage.invoke(A), ModelNotFound)
+        await asyncio.sleep(5)
+        await fails(stage.wait_and_invoke(A), ModelNotFound)
+        assert not stage.control.registry.records()
 
 
 @played
