@@ -152,30 +152,22 @@ class Eviction:
             self.policy.record_eviction(worth, clock.monotonic())
         return is_evicted
 
-    async def evict(
-        self,
-        record: ModelRecord,
-        log_fields: Mapping[str, str],
-        unused_since: float | None = None,
-    ) -> bool:
-        """Unload the model if nothing keeps it, and no call has used it after `unused_since`;
-        return whether it went. An update of it ends: the next call loads the newest version anyway.
+    async def evict(self, record: ModelRecord, log_fields: Mapping[str, str]) -> bool:
+        """Unload the model if nothing keeps it; return whether it went. An update of it ends: the
+        next call loads the newest version anyway.
         """
         text = f"model {record.id!r} was evicted during its update"
         reason = UnloadedMeanwhile(text, model_id=record.id)
         self.operations.end_loads(record.id, reason)
-        work = partial(self._unload_if_idle, record, log_fields, unused_since)
+        work = partial(self._unload_if_idle, record, log_fields)
         try:
             return await self.operations.start(record.id, Kind.UNLOAD, work).outcome()
         except AdapterError:  # Triton is stuck with it, or the adapter stops: nothing has gone
             return False
 
-    async def _unload_if_idle(
-        self, record: ModelRecord, log_fields: Mapping[str, str], unused_since: float | None
-    ) -> bool:
+    async def _unload_if_idle(self, record: ModelRecord, log_fields: Mapping[str, str]) -> bool:
         """Unload under the model's lock; a call may have come since the model was chosen."""
-        is_used = unused_since is not None and record.usage.used_at > unused_since
-        if is_used or record.state not in LOADED or self.find_retention_reason(record):
+        if record.state not in LOADED or self.find_retention_reason(record):
             return False
         await self.unloader.unload(record, log_fields)
         return True
@@ -208,21 +200,16 @@ class Eviction:
         for record in self._list_loaded():
             is_idle = record.usage.used_at <= before and not self.find_retention_reason(record)
             if is_idle and not self.operations.is_busy(record.id):
-                await self.evict(record, {"evicted": "idle"}, unused_since=before)
+                await self.evict(record, {"evicted": "idle"})
 
     # -- room on disk -----------------------------------------------------------------------
 
     async def unload_one(self, missing_bytes: int) -> bool:
         """Unload a model so that its files may leave the disk, the least recently used first of
         those that `missing_bytes` need; return False when none may be unloaded now.
-
-        A model that is being updated stays: its update may be the very fetch that needs the room,
-        which would wait for itself.
         """
         idle = [
-            record
-            for record in self._list_loaded()
-            if self.find_retention_reason(record) is None and not self.operations.is_busy(record.id)
+            record for record in self._list_loaded() if self.find_retention_reason(record) is None
         ]
         oldest_first = sorted(idle, key=lambda record: record.usage.used_at)
         sizes = [(record, _list_disk_bytes(record)) for record in oldest_first]
