@@ -23,7 +23,7 @@ def codec_of(media_type: str) -> Codec | None:
     return None
 
 
-def _known() -> str:
+def _list_known() -> str:
     listed = [(codec, name) for codec in CODECS for name in codec.listed]
     return ", ".join(
         f"{name};{option}" if option else name
@@ -45,7 +45,7 @@ def content_types(
         name, _, option = (each.strip() for each in part.partition(";"))
         codec = codec_of(name)
         if codec is None or (option and option not in codec.options):
-            raise ValueError(f"unknown content type {part[:100]!r}; supported are {_known()}")
+            raise ValueError(f"unknown content type {part[:100]!r}; supported are {_list_known()}")
         found[name] = codec
         options.add(option)
     if len(inputs) != 1:

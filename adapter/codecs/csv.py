@@ -60,7 +60,7 @@ def read_table(raw: bytes, datatype: str) -> tuple[tuple[int, int], bytes]:
     Lines end in LF, CR LF or CR. Raises ValueError, with the row, for what is no table of that
     type's numbers.
     """
-    text = _text(raw).rstrip()
+    text = _decode(raw).rstrip()
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text:
@@ -68,13 +68,13 @@ def read_table(raw: bytes, datatype: str) -> tuple[tuple[int, int], bytes]:
     table = _Table(datatype)
     packs, at = [], 0
     while at <= len(text):
-        end = _end_of_piece(text, at, table.rows + 1)
+        end = _find_piece_end(text, at, table.rows + 1)
         packs.append(table.read(text[at:end], is_cut=text[end : end + 1] == ","))
         at = end + 1
     return (table.rows, table.columns), b"".join(packs)
 
 
-def _end_of_piece(text: str, at: int, row: int) -> int:
+def _find_piece_end(text: str, at: int, row: int) -> int:
     """Return where a separator or the end of the text is, a few thousand values on at most."""
     if len(text) - at <= _PIECE_CHARACTERS:
         return len(text)
@@ -102,13 +102,13 @@ class _Table:
         self._width = widths.pop() if is_cut else 0
         self.columns = self.columns or (widths[0] if widths else 0)
         is_right = set(widths) <= {self.columns} and "" not in lines and not _ODD.search(piece)
-        raw = self._packed(piece.replace("\n", ",").split(",")) if is_right else None
+        raw = self._pack(piece.replace("\n", ",").split(",")) if is_right else None
         if raw is None:
-            raw = self._packed_by_row(lines, widths)
+            raw = self._pack_by_row(lines, widths)
         self.rows += len(widths)
         return raw
 
-    def _packed(self, texts: list[str]) -> bytes | None:
+    def _pack(self, texts: list[str]) -> bytes | None:
         """Return None where a value needs a closer look."""
         try:
             values = [*map(self._number, texts)]
@@ -118,7 +118,7 @@ class _Table:
         except (ValueError, OverflowError):  # of an integer that no float can hold
             return None
 
-    def _packed_by_row(self, lines: list[str], widths: list[int]) -> bytes:
+    def _pack_by_row(self, lines: list[str], widths: list[int]) -> bytes:
         packs = []
         for row, line in enumerate(lines, self.rows + 1):
             place = row - self.rows - 1
@@ -126,7 +126,7 @@ class _Table:
                 raise ValueError(f"row {row} is empty")
             if place < len(widths) and widths[place] != self.columns:
                 raise ValueError(f"row {row} has {widths[place]} values; row 1 has {self.columns}")
-            packs.append(_packed([*map(_unquoted, line.split(","))], self._datatype, row))
+            packs.append(_pack([*map(_unquote, line.split(","))], self._datatype, row))
         return b"".join(packs)
 
 
@@ -134,12 +134,12 @@ def _holds_inf(text: str, value: float) -> bool:
     return not math.isinf(value) or "inf" in text.lower()
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
     return text[1:-1] if is_quoted else text
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     start = len(_MARK) if raw.startswith(_MARK) else 0
     try:
         return raw[start:].decode("ascii")
@@ -148,7 +148,7 @@ def _text(raw: bytes) -> str:
         raise ValueError(f"byte {at} is 0x{raw[at]:02x}: no number") from error
 
 
-def _packed(row: list[str], datatype: str, count: int) -> bytes:
+def _pack(row: list[str], datatype: str, count: int) -> bytes:
     number = float if datatype.startswith("FP") else int
     values = []
     for text in row:
@@ -157,7 +157,7 @@ def _packed(row: list[str], datatype: str, count: int) -> bytes:
         except ValueError:
             hint = "; a table has no heading" if count == 1 and text[:1].isalpha() else ""
             raise ValueError(
-                f"row {count}: {_quoted(text)} is not a valid {datatype}{hint}"
+                f"row {count}: {_quote(text)} is not a valid {datatype}{hint}"
             ) from None
     try:
         raw = packed(datatype, values)
@@ -166,7 +166,7 @@ def _packed(row: list[str], datatype: str, count: int) -> bytes:
     if raw is None or any(map(math.isinf, values)):
         for text, value in zip(row, values, strict=True):
             if not _holds(datatype, text, value):
-                raise ValueError(f"row {count}: {_quoted(text)} is out of the range of {datatype}")
+                raise ValueError(f"row {count}: {_quote(text)} is out of the range of {datatype}")
     return raw or b""
 
 
@@ -180,7 +180,7 @@ def _holds(datatype: str, text: str, value: float) -> bool:
     return True
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text[:_MAX_QUOTED])
 
 

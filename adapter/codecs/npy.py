@@ -65,7 +65,7 @@ class Npy(Codec):
         given, wanted = head.datatype, types.input.datatype
         if given != wanted and not (_CAST in types.options and can_cast(given, wanted)):
             text = f"the array is {given}, input {types.input.name!r} is {wanted}"
-            raise ValueError(text + _hint(given, wanted))
+            raise ValueError(text + _explain_cast(given, wanted))
         return Values(source, head.offset, head.size, shape=head.shape, datatype=given)
 
     def can_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
@@ -93,7 +93,7 @@ def cast(raw: bytes, source: str, target: str) -> bytes:
         return values.astype(kind).tobytes()
 
 
-def _hint(given: str, wanted: str) -> str:
+def _explain_cast(given: str, wanted: str) -> str:
     if can_cast(given, wanted):
         listed = f"{Npy.media_type};{_CAST}"
         return f"; with {listed} in the model's adapter_content_types it would become that"
@@ -142,13 +142,13 @@ def read_head(start: bytes) -> NpyHead:
     if len(start) < needed:
         raise ValueError(f"it ends after {len(start)} bytes, within its head")
     text = start[10 if start[6] == 1 else 12 : needed].decode("latin-1")
-    fields = _fields(text)
-    datatype = _datatype(fields["descr"])
+    fields = _parse_fields(text)
+    datatype = _read_datatype(fields["descr"])
     if fields["fortran_order"]["bool"] is None:
         raise ValueError("fortran_order is neither True nor False")
     if fields["fortran_order"]["bool"] == "True":
         raise ValueError("the array is in Fortran order; numpy.ascontiguousarray() changes that")
-    return NpyHead(datatype, _shape(fields["shape"], datatype), needed)
+    return NpyHead(datatype, _read_shape(fields["shape"], datatype), needed)
 
 
 def write_head(datatype: str, shape: tuple[int, ...]) -> bytes:
@@ -162,7 +162,7 @@ def write_head(datatype: str, shape: tuple[int, ...]) -> bytes:
     return MAGIC + b"\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def _fields(text: str) -> dict[str, re.Match[str]]:
+def _parse_fields(text: str) -> dict[str, re.Match[str]]:
     inner = text.strip(_BLANKS)
     found: dict[str, re.Match[str]] = {}
     at = 1
@@ -177,7 +177,7 @@ def _fields(text: str) -> dict[str, re.Match[str]]:
     return found
 
 
-def _datatype(field: re.Match[str]) -> str:
+def _read_datatype(field: re.Match[str]) -> str:
     descr = field["text"] or field["other"] or ""
     order, code = descr[:1], descr[1:]
     if code.startswith("O"):
@@ -190,7 +190,7 @@ def _datatype(field: re.Match[str]) -> str:
     return datatype
 
 
-def _shape(field: re.Match[str], datatype: str) -> tuple[int, ...]:
+def _read_shape(field: re.Match[str], datatype: str) -> tuple[int, ...]:
     text = field["sizes"]
     if text is None:
         raise ValueError("its shape is not a tuple of numbers")

@@ -41,7 +41,7 @@ class Raw(Codec):
         if not length:
             raise InvalidRequest("a body is needed")
         if types.input.datatype != "BYTES":
-            return Values(source, 0, length, shape=_shape(types, length))
+            return Values(source, 0, length, shape=_choose_shape(types, length))
         if length >= 2**32:
             raise PayloadTooLarge(f"the body has {length} bytes; a string has less than 4 GiB")
         shape = (1,) * (1 + types.is_batched)
@@ -68,7 +68,7 @@ class Text(Raw):
         """Return the string alone, without its length."""
         if datatype != "BYTES":
             raise ValueError(f"it is {datatype} and no string")
-        return _one_string(shape, values)
+        return _cut_one_string(shape, values)
 
 
 class Octets(Raw):
@@ -98,7 +98,7 @@ class Octets(Raw):
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
         """Return a string without its length, or numbers as they are."""
-        return values if datatype != "BYTES" else _one_string(shape, values)
+        return values if datatype != "BYTES" else _cut_one_string(shape, values)
 
 
 def _is_one_string_input(tensor: Tensor) -> bool:
@@ -109,13 +109,13 @@ def _is_one_string_output(output: Tensor) -> bool:
     return output.datatype == "BYTES" and set(output.shape) <= {1, -1}
 
 
-def _one_string(shape: tuple[int, ...], values: Values) -> Values:
+def _cut_one_string(shape: tuple[int, ...], values: Values) -> Values:
     if math.prod(shape) != 1:
         raise ValueError(f"it has {math.prod(shape)} strings; only a single one can be answered")
     return Values(values.source, values.skip + _LENGTH.size, values.size - _LENGTH.size)
 
 
-def _shape(types: ContentTypes, length: int) -> tuple[int, ...]:
+def _choose_shape(types: ContentTypes, length: int) -> tuple[int, ...]:
     """Return the shape of a lone example with so many bytes, as Triton would take it."""
     dims, datatype = types.input.shape, types.input.datatype
     known = math.prod(size for size in dims if size != -1) * SIZES[datatype]

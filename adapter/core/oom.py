@@ -106,7 +106,7 @@ class Classifier:
         self,
         extra_patterns: Sequence[str] = (),  # further regexes that mean out of memory
     ) -> None:
-        self._extra = tuple(_compiled(pattern) for pattern in extra_patterns)
+        self._extra = tuple(_compile(pattern) for pattern in extra_patterns)
 
     def judge(
         self,
@@ -119,24 +119,24 @@ class Classifier:
         if http_status not in _STATUSES_OF_FAILED_ALLOCATIONS:
             return _NOTHING
         refusal = phase is Phase.INFER and http_status == _BAD_REQUEST
-        inner = _without_envelope(text)
+        inner = _drop_envelope(text)
         if refusal or (phase is Phase.LOAD and not text.startswith(_LOAD_MARK)):
-            inner = _without_names(inner)
+            inner = _drop_names(inner)
         cleaned = _PATH.sub("", _QUOTED.sub("''", inner))
         # U+0130 is the one letter that gets longer in lower case; offsets must stay equal
         low = cleaned.replace("\u0130", "I").lower()
-        for rule, start, end in _occurrences(STRONG_RULES, low, needs_figure=refusal):
-            return _verdict(Strength.STRONG, rule.name, cleaned, (start, end))
+        for rule, start, end in _find_phrases(STRONG_RULES, low, needs_figure=refusal):
+            return _make_verdict(Strength.STRONG, rule.name, cleaned, (start, end))
         for pattern in self._extra:
             if found := pattern.search(cleaned):
-                return _verdict(Strength.STRONG, "custom", cleaned, found.span())
-        for rule, start, end in _occurrences(WEAK_RULES, low, needs_figure=refusal):
-            weak = _verdict(Strength.WEAK, rule.name, cleaned, (start, end))
+                return _make_verdict(Strength.STRONG, "custom", cleaned, found.span())
+        for rule, start, end in _find_phrases(WEAK_RULES, low, needs_figure=refusal):
+            weak = _make_verdict(Strength.WEAK, rule.name, cleaned, (start, end))
             return replace(weak, of_shm=rule.of_shm)
         return _NOTHING
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -146,7 +146,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def _without_names(text: str) -> str:
+def _drop_names(text: str) -> str:
     """Return the text without what Triton quotes. These are names, which may hold quotes
     themselves, so all goes from the first quote to the last.
     """
@@ -156,7 +156,7 @@ def _without_names(text: str) -> str:
     return text[: first.start()] + text[max(first.end(), len(text) - last.start()) :]
 
 
-def _without_envelope(text: str) -> str:
+def _drop_envelope(text: str) -> str:
     """Return what the model or the backend said.
 
     Names are cut at the last place where they can end, as a name may hold the end mark itself.
@@ -173,7 +173,7 @@ def _without_envelope(text: str) -> str:
     return "" if end < 0 else text[max(end + 2, len(text) - quote.start() if quote else 0) :]
 
 
-def _occurrences(
+def _find_phrases(
     rules: tuple[Rule, ...], low: str, *, needs_figure: bool
 ) -> Iterator[tuple[Rule, int, int]]:
     for rule, head in ((each, head) for each in rules for head in each.heads):
@@ -181,12 +181,12 @@ def _occurrences(
         for _ in range(_MAX_TRIES):
             if (start := low.find(head, start + 1)) < 0:
                 break
-            end = _end_of_phrase(rule, low, start, start + len(head))
-            if end and not (rule.plain and _merely_said(low, start, end, always=needs_figure)):
+            end = _find_end(rule, low, start, start + len(head))
+            if end and not (rule.plain and _is_merely_said(low, start, end, always=needs_figure)):
                 yield rule, start, end
 
 
-def _end_of_phrase(rule: Rule, low: str, start: int, end: int) -> int | None:
+def _find_end(rule: Rule, low: str, start: int, end: int) -> int | None:
     """Return where the phrase that begins at `start` ends; None if these words are not it."""
     before = low[max(0, start - _NEAR) : start]
     if before and _WORD_BEFORE.match(before[-1]):
@@ -200,7 +200,7 @@ def _end_of_phrase(rule: Rule, low: str, start: int, end: int) -> int | None:
     return tail.end()
 
 
-def _merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
+def _is_merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
     """Return whether words that anybody may write are no failed allocation: in an error about the
     input they count only beside a figure.
     """
@@ -210,14 +210,14 @@ def _merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
     return _FIGURE.search(low, start, end + _NEAR) is None
 
 
-def _verdict(strength: Strength, rule: str, cleaned: str, span: tuple[int, int]) -> Verdict:
+def _make_verdict(strength: Strength, rule: str, cleaned: str, span: tuple[int, int]) -> Verdict:
     start, end = span
     around = cleaned[max(0, start - _NEAR) : end + _NEAR].lower()
     figure = _FIGURE.search(around, min(start, _NEAR)) or _FIGURE.search(around)
-    return Verdict(strength, cleaned[start:end].rstrip(), rule, figure and _bytes(figure))
+    return Verdict(strength, cleaned[start:end].rstrip(), rule, figure and _read_bytes(figure))
 
 
-def _bytes(figure: re.Match[str]) -> int:
+def _read_bytes(figure: re.Match[str]) -> int:
     """Return the bytes, in powers of 1024 also for GB: allocators that print it mean that."""
     if figure[3]:
         return int(figure[3])

@@ -75,11 +75,11 @@ def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
     length than whole values have.
     """
     if datatype == "BYTES":
-        strings = _strings(raw)
+        strings = _read_strings(raw)
         while piece := list(islice(strings, PIECE_VALUES)):
             yield piece
         return
-    code, size = ("H", 2) if datatype == "BF16" else (_code(datatype), SIZES[datatype])
+    code, size = ("H", 2) if datatype == "BF16" else (_find_code(datatype), SIZES[datatype])
     if len(raw) % size:
         raise ValueError(f"{len(raw)} bytes are not {datatype}")
     for at in range(0, len(raw), PIECE_VALUES * size):
@@ -96,14 +96,14 @@ def packed(datatype: str, values: Sequence[Any]) -> bytes:
     none of it.
     """
     parts = range(0, len(values), PIECE_VALUES)
-    return b"".join(_packed(datatype, values[at : at + PIECE_VALUES]) for at in parts)
+    return b"".join(_pack(datatype, values[at : at + PIECE_VALUES]) for at in parts)
 
 
-def _packed(datatype: str, values: Sequence[Any]) -> bytes:
+def _pack(datatype: str, values: Sequence[Any]) -> bytes:
     try:
         if datatype == "BYTES":
             return b"".join(_LENGTH.pack(len(each)) + each for each in map(str.encode, values))
-        return struct.pack(f"<{len(values)}{_code(datatype)}", *values)
+        return struct.pack(f"<{len(values)}{_find_code(datatype)}", *values)
     except (struct.error, TypeError, OverflowError) as error:
         raise ValueError(f"the values are not {datatype}: {error}") from error
 
@@ -117,23 +117,23 @@ def can_cast(source: str, target: str) -> bool:
     return target.startswith("FP") or not source.startswith("FP")
 
 
-def _code(datatype: str) -> str:
+def _find_code(datatype: str) -> str:
     code = CODES.get(datatype)
     if code is None:
         raise ValueError(f"data type {datatype!r} is not known")
     return code
 
 
-def _strings(raw: bytes) -> Iterator[str]:
+def _read_strings(raw: bytes) -> Iterator[str]:
     """Yield strings, in front of each of which stand four bytes of its length."""
     at = 0
     while at + 4 <= len(raw):
         (size,) = _LENGTH.unpack_from(raw, at)
-        yield _text(raw[at + 4 : at + 4 + size])
+        yield _decode(raw[at + 4 : at + 4 + size])
         at += 4 + size
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     """Decode piece by piece: each byte that is no UTF-8 takes 0.1 us."""
     if len(raw) <= PIECE_BYTES:
         return raw.decode("utf-8", "backslashreplace")

@@ -137,7 +137,7 @@ class Faults:
         folder = re.escape(repository.rstrip("/"))
         self._repository = re.compile(rf"(?<![\w.-]){folder}/") if repository else None
 
-    def _for_caller(self, text: str, name: TritonName | None, model_id: ModelId | None) -> str:
+    def _word_for_caller(self, text: str, name: TritonName | None, model_id: ModelId | None) -> str:
         text = text.strip().removesuffix(";").strip()
         if not text:
             return "the model gave no reason" if model_id else "Triton gave no reason"
@@ -155,7 +155,7 @@ class Faults:
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
     ) -> AdapterError:
         """Return the error for a load, unload or index call that failed with this gRPC code."""
-        said = self._for_caller(text, name, model_id)
+        said = self._word_for_caller(text, name, model_id)
         if error := _explain_transport(code, text, said, model_id):
             return error
         if code == "RESOURCE_EXHAUSTED":
@@ -167,9 +167,9 @@ class Faults:
             text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
         )
         if verdict.strength is Strength.STRONG:
-            return _out_of_memory(said, verdict, model_id)
+            return _make_out_of_memory(said, verdict, model_id)
         suspected, of_shm = verdict.matched, verdict.of_shm
-        said = _with_backends(_with_environments(said))
+        said = _add_backend_advice(_add_environment_advice(said))
         return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def explain_inference(
@@ -182,18 +182,18 @@ class Faults:
         are text/plain. Without `name` the call was about no model.
         """
         if status == _NOT_FOUND and not name:
-            return NotRegistered(self._for_caller(text, None, None))
+            return NotRegistered(self._word_for_caller(text, None, None))
         if _BODY_TOO_LARGE.search(text):
-            return PayloadTooLarge(self._for_caller(text, name, model_id), model_id=model_id)
+            return PayloadTooLarge(self._word_for_caller(text, name, model_id), model_id=model_id)
         if status == _SERVER_ERROR and content_type.startswith("application/json"):
             kind = NotJson if text.startswith(_NOT_JSON) else InvalidRequest
-            return kind(self._for_caller(text, name, model_id), model_id=model_id)
+            return kind(self._word_for_caller(text, name, model_id), model_id=model_id)
         return self._explain_answer(status, text, name, model_id)
 
     def explain_server_call(self, code: str, text: str) -> AdapterError:
         """Return the error for a call about no model that failed with this gRPC code."""
         if (kind := _OF_REGISTRATION.get(code)) is not None:
-            return kind(self._for_caller(text, None, None))
+            return kind(self._word_for_caller(text, None, None))
         return self.explain_grpc_inference(code, text, name=TritonName(""), model_id=ModelId(""))
 
     def explain_grpc_inference(
@@ -211,7 +211,7 @@ class Faults:
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
         never uses it, so it is no lack of memory.
         """
-        said = self._for_caller(text, name, model_id)
+        said = self._word_for_caller(text, name, model_id)
         if error := _explain_transport(code, text, said, model_id, is_tritons=is_tritons):
             return error
         if code == "RESOURCE_EXHAUSTED":
@@ -233,7 +233,7 @@ class Faults:
 
         `status` is what its HTTP port says, or would say.
         """
-        said = self._for_caller(text, name, model_id)
+        said = self._word_for_caller(text, name, model_id)
         if status == _NOT_IMPLEMENTED and _DECOUPLED.search(text):
             return InvalidRequest(f"{said}{_STREAMS}", model_id=model_id)
         if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
@@ -247,7 +247,7 @@ class Faults:
             return InvalidRequest(said, model_id=model_id)
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         if verdict.strength is Strength.STRONG:
-            return _out_of_memory(said, verdict, model_id)
+            return _make_out_of_memory(said, verdict, model_id)
         return _explain_execution(status, text, said, verdict, model_id)
 
 
@@ -266,12 +266,12 @@ def _explain_execution(
         return Overloaded(said, model_id=model_id, delivered=True)
     # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
     if status >= _SERVER_ERROR or status == _NOT_FOUND:
-        said = _with_environments(said)
+        said = _add_environment_advice(said)
         return InferenceFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
     return InvalidRequest(said, model_id=model_id)
 
 
-def _with_backends(said: str) -> str:
+def _add_backend_advice(said: str) -> str:
     if not _NO_BACKEND.search(said):
         return said
     return (
@@ -280,7 +280,7 @@ def _with_backends(said: str) -> str:
     )
 
 
-def _with_environments(said: str) -> str:
+def _add_environment_advice(said: str) -> str:
     if not _NO_MODULE.search(said):
         return said
     return (
@@ -308,7 +308,7 @@ def _explain_transport(
     return None
 
 
-def _out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> OutOfMemory:
+def _make_out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> OutOfMemory:
     return OutOfMemory(
         text,
         model_id=model_id,

@@ -83,7 +83,9 @@ class HeaderTable:
         flag: str,  # of tritonserver: the pattern of the headers that models are told
         arguments: Sequence[str] | None,  # tritonserver's; None where they are not known
     ) -> None:
-        self._matches = _any if arguments is None else _matcher(_value_of(flag, arguments))
+        self._matches = (
+            _match_any if arguments is None else _compile_pattern(_read_flag(flag, arguments))
+        )
 
     def passes(self, name: str) -> bool:
         """Return whether a header, whose name is in lower case, goes to Triton as it came."""
@@ -105,7 +107,7 @@ class HeaderTable:
                 if (coding := value.strip().lower()) in _PACKED:
                     passed.append(("Content-Encoding", coding))
             elif key == "inference-header-content-length":
-                passed.append(("Inference-Header-Content-Length", _number(value)))
+                passed.append(("Inference-Header-Content-Length", _read_number(value)))
             elif self.passes(key) and (key not in _AS_THEY_CAME or _is_printable(value)):
                 passed.append((name, value))
         if (accepted := accepted_encoding(",".join(encodings))) is not None:
@@ -124,7 +126,7 @@ def accepted_encoding(value: str) -> str | None:
     for part in value[:_LONGEST_ENCODINGS].split(","):
         coding, has_weight, text = part.partition(";")
         coding = coding.strip().lower()
-        weight = _weight(text) if has_weight else 1.0
+        weight = _read_weight(text) if has_weight else 1.0
         if coding in _KNOWN and weight > highest:
             best = coding
             highest = weight
@@ -135,22 +137,22 @@ def _is_printable(value: str) -> bool:
     return value.isascii() and value.isprintable()
 
 
-def _weight(text: str) -> float:
+def _read_weight(text: str) -> float:
     match = _WEIGHT.fullmatch(text)
     return 0.0 if match is None else float(match[1])
 
 
-def _number(value: str) -> str:
+def _read_number(value: str) -> str:
     if _NUMBER.fullmatch(value.strip()) is None:
         raise InvalidRequest(f"Inference-Header-Content-Length is not a number: {value[:40]!r}")
     return str(int(value))
 
 
-def _any(_: str) -> object:
+def _match_any(_: str) -> object:
     return True
 
 
-def _value_of(flag: str, arguments: Sequence[str]) -> str:
+def _read_flag(flag: str, arguments: Sequence[str]) -> str:
     """Return the last value of a flag; "" without it."""
     value = ""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
@@ -160,7 +162,7 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str:
     return value
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
+def _compile_pattern(pattern: str) -> Callable[[str], object]:
     """Return a search that finds at least what Triton's RE2 finds by this pattern, in either case.
 
     An empty pattern finds nothing.
@@ -172,4 +174,4 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     except re.error:
         # A pattern that only RE2 can read. Too many headers are harmless: Triton itself passes on
         # to models only those of its pattern.
-        return _any
+        return _match_any

@@ -66,7 +66,7 @@ def parse(text: str, path: Path) -> Checked:
     messages.
     """
     tokens = tokens_of(text.removeprefix(BOM))
-    lines = list(_lines(tokens))
+    lines = list(_split_lines(tokens))
     config = ModelConfig()
     try:
         # One token a line: each guess at an unknown field's type quotes the line, and a long line
@@ -77,10 +77,10 @@ def parse(text: str, path: Path) -> Checked:
     except RecursionError as error:
         raise invalid_model(path, "it is nested too deeply") from error
     _refuse_stray(tokens, path)
-    return Checked(config, _warnings(tokens, path))
+    return Checked(config, _make_warnings(tokens, path))
 
 
-def _lines(tokens: Tokens) -> Iterator[str]:
+def _split_lines(tokens: Tokens) -> Iterator[str]:
     """Yield a line for each token. A minus that stands alone moves to the number behind it:
     Triton's parser allows blanks between the two, Python's does not.
     """
@@ -107,10 +107,10 @@ def _make_error(
     # past the end of the text it quotes an empty line
     for quoted in ("", lines[number - 1]):
         reason = reason.removeprefix(f"'{quoted}': ")
-    line, start = _place(token)
+    line, start = _locate(token)
     # only a known message may be a list without a colon
-    before = [each for each in _unknown(tokens) if each[0].position == number - 2]
-    why = "; ".join(_not_known(*each) for each in before)
+    before = [each for each in _find_unknown(tokens) if each[0].position == number - 2]
+    why = "; ".join(_explain_unknown(*each) for each in before)
     return invalid_model(f"{path}:{line}:{start + column - 1}", why or cut(reason, _MAX_REASON))
 
 
@@ -121,22 +121,22 @@ def _refuse_stray(tokens: Tokens, path: Path) -> None:
     """
     for token in tokens:
         if token.lastgroup == "mark" and token[0] not in _MARKS:
-            line, column = _place(token)
+            line, column = _locate(token)
             fault = f"character U+{ord(token[0]):04X} outside strings and comments"
             raise invalid_model(f"{path}:{line}:{column}", fault)
 
 
-def _place(token: re.Match[str]) -> tuple[int, int]:
+def _locate(token: re.Match[str]) -> tuple[int, int]:
     """Return where a token begins: its line and, in characters, its column, both from 1 on."""
     text, start = token.string, token.start()
     return text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
 
 
-def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
+def _make_warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
     """Return a warning for each unknown field, up to ten, and one that counts those beyond."""
-    unknown = _unknown(tokens)
+    unknown = _find_unknown(tokens)
     warnings = [
-        f"{shown(path)}:{_place(tokens[field.position])[0]}: {_not_known(field, names)}"
+        f"{shown(path)}:{_locate(tokens[field.position])[0]}: {_explain_unknown(field, names)}"
         for field, names in unknown[:_MAX_WARNINGS]
     ]
     if (more := len(unknown) - _MAX_WARNINGS) > 0:
@@ -144,13 +144,13 @@ def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _not_known(field: Field, names: Iterable[str]) -> str:
+def _explain_unknown(field: Field, names: Iterable[str]) -> str:
     """Return that a field is unknown, and which of `names`, those of its message, may be meant."""
     proposal = did_you_mean([field.name], names)
     return f"field {cut(field.name)!r} is not known to this version's schema{proposal}"
 
 
-def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
+def _find_unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
     """Return the fields of a config that its schema lacks, each with the names that its message
     knows.
 

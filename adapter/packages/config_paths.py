@@ -110,27 +110,27 @@ def find_path_faults(
     """Yield a fault for each path in a config that leads out of the model's folder. `call_roots`
     are the folders that the config of a load call may name besides.
     """
-    for place, text in _strings(config):
+    for place, text in _list_strings(config):
         if place not in NO_PATHS and place != PARAMETER:
-            yield from _field_faults(place, text, call_roots)
+            yield from _find_field_faults(place, text, call_roots)
     for key, parameter in config.parameters.items():
         text = parameter.string_value
         if key == BATCHING_LIBRARY:
-            yield from _library_faults(key, text, call_roots)
+            yield from _find_library_faults(key, text, call_roots)
         elif key == ENVIRONMENT:
-            yield from _environment_faults(text, call_roots)
+            yield from _find_environment_faults(text, call_roots)
         elif config.backend != PYTHON:  # the code of a python model reads its own
-            yield from _value_faults(f"parameter {cut(key)}", text, call_roots)
+            yield from _find_value_faults(f"parameter {cut(key)}", text, call_roots)
 
 
-def _field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+def _find_field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
     """Yield the fault of the text of a string field, whose name is `place`. `call_roots` are as for
     `find_path_faults`.
     """
     if place in LIBRARIES:
-        yield from _library_faults(place, text, call_roots)
+        yield from _find_library_faults(place, text, call_roots)
     elif place in VALUES:
-        yield from _value_faults(place, text, call_roots)
+        yield from _find_value_faults(place, text, call_roots)
     elif place in SHELL_WORDS:
         if _SHELL_WORD.fullmatch(text) is None:
             yield f"{place} {cut(text)!r} has characters other than letters, digits and . _ -"
@@ -142,7 +142,7 @@ def _field_faults(place: str, text: str, call_roots: Sequence[str] | None) -> It
         yield f"{place} {cut(text)!r} leaves {folder}"
 
 
-def _library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+def _find_library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
     """Yield the fault of a library's path: a part `..`, or, in the config of a load call, a folder
     outside of its roots. A name alone is looked up where Triton's libraries are.
     """
@@ -152,7 +152,7 @@ def _library_faults(name: str, text: str, call_roots: Sequence[str] | None) -> I
         yield f"{name} {cut(text)!r} {_OUTSIDE}"
 
 
-def _environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+def _find_environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
     """Yield the fault of the path of a Python environment: within the model's folder if it begins
     like MODEL_FOLDER, else judged as a library's path where the config came with a load call.
     """
@@ -161,10 +161,10 @@ def _environment_faults(text: str, call_roots: Sequence[str] | None) -> Iterator
         if _leaves(place):
             yield f"{ENVIRONMENT} leaves the model's folder: {cut(text)!r}"
     elif call_roots is not None:
-        yield from _library_faults(ENVIRONMENT, text, call_roots)
+        yield from _find_library_faults(ENVIRONMENT, text, call_roots)
 
 
-def _value_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
+def _find_value_faults(name: str, text: str, call_roots: Sequence[str] | None) -> Iterator[str]:
     """Yield the fault of a value that may be a path, where the config came with a load call: `name`
     is what has the value.
     """
@@ -188,7 +188,7 @@ def _is_inside(text: str, roots: Sequence[str]) -> bool:
     return any(is_within(real, root) for root in roots)
 
 
-def _strings(message: Message, above: str = "") -> Iterator[tuple[str, str]]:
+def _list_strings(message: Message, above: str = "") -> Iterator[tuple[str, str]]:
     """Yield the strings that are set in a message, each with the names of the fields that lead to
     it.
     """
@@ -197,13 +197,13 @@ def _strings(message: Message, above: str = "") -> Iterator[tuple[str, str]]:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             kinds = field.message_type.fields_by_name
             for key, item in value.items():
-                yield from _values(kinds["key"], key, f"{place}.key")
-                yield from _values(kinds["value"], item, f"{place}.value")
+                yield from _list_values(kinds["key"], key, f"{place}.key")
+                yield from _list_values(kinds["value"], item, f"{place}.value")
         else:
-            yield from _values(field, value, place)
+            yield from _list_values(field, value, place)
 
 
-def _values(field: FieldDescriptor, value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _list_values(field: FieldDescriptor, value: Any, place: str) -> Iterator[tuple[str, str]]:
     """Yield the strings of a field with its name, `place`, and those of the messages in it."""
     if field.type == FieldDescriptor.TYPE_STRING:
         texts = [value] if isinstance(value, str) else value
@@ -212,4 +212,4 @@ def _values(field: FieldDescriptor, value: Any, place: str) -> Iterator[tuple[st
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
         messages = [value] if isinstance(value, Message) else value
         for message in messages:
-            yield from _strings(message, f"{place}.")
+            yield from _list_strings(message, f"{place}.")

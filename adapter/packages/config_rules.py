@@ -55,22 +55,22 @@ def find_config_faults(config: ModelConfig) -> Iterator[str]:
             yield f"preferred_batch_size {size} is not between 1 and {most}"
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
-            yield from _tensor_faults(kind, tensor)
+            yield from _find_tensor_faults(kind, tensor)
     for group in config.instance_group:
         if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:
             yield f"an instance_group of KIND_CPU names GPUs: {listed(group.gpus)}"
-    yield from _tag_faults(config)
-    yield from wiring_faults(config)
+    yield from _find_tag_faults(config)
+    yield from _find_wiring_faults(config)
 
 
-def _tag_faults(config: ModelConfig) -> Iterator[str]:
+def _find_tag_faults(config: ModelConfig) -> Iterator[str]:
     """Yield the keys of metric_tags that Triton could not make a label of."""
     for tag in config.metric_tags:
         if _TAG.fullmatch(tag) is None:
             yield f"metric_tags {cut(tag)!r}: a key is letters, digits and, not at its start, _"
 
 
-def _tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
+def _find_tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
     """Yield the faults of an input or output, which `kind` says: its name, and its sizes."""
     if not tensor.name:
         yield f"an {kind} has no name"
@@ -85,13 +85,13 @@ def _tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]
         yield f"{name}: dims {sizes} are of different size"
 
 
-def wiring_faults(config: ModelConfig) -> Iterator[str]:
+def _find_wiring_faults(config: ModelConfig) -> Iterator[str]:
     """Yield the faults of an ensemble; nothing for any other model."""
     steps = list(config.ensemble_scheduling.step)
     for number, step in enumerate(steps):
         for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
             if not tensors:
-                yield f"{_step(number, step)} has no {field}"
+                yield f"{_name_step(number, step)} has no {field}"
     writers: dict[str, int] = {}
     for number, step in enumerate(steps):
         for tensor in step.output_map.values():
@@ -99,10 +99,10 @@ def wiring_faults(config: ModelConfig) -> Iterator[str]:
                 yield f"{cut(tensor)!r} is in an output_map twice; one step may write it, once"
             writers[tensor] = number
     if steps:
-        yield from _unfilled(config, steps, writers)
+        yield from _find_unfilled(config, steps, writers)
 
 
-def _unfilled(
+def _find_unfilled(
     config: ModelConfig, steps: list[ModelEnsembling.Step], writers: dict[str, int]
 ) -> Iterator[str]:
     """Yield the tensors of an ensemble that are read but not written, or written or declared and of
@@ -118,7 +118,7 @@ def _unfilled(
     for number, step in enumerate(steps):
         for tensor in sorted({*step.input_map.values()} - inputs - writers.keys()):
             yield (
-                f"{_step(number, step)} reads {cut(tensor)!r}, which is neither an input of"
+                f"{_name_step(number, step)} reads {cut(tensor)!r}, which is neither an input of"
                 " the ensemble nor written by a step"
             )
     for name in sorted(outputs - inputs - writers.keys()):
@@ -137,6 +137,6 @@ def _unfilled(
         yield f"steps wait for each other's outputs: {quoted_list(circle, ' -> ')}"
 
 
-def _step(number: int, step: ModelEnsembling.Step) -> str:
+def _name_step(number: int, step: ModelEnsembling.Step) -> str:
     """Return how messages name a step of an ensemble, by its place and its model."""
     return f"step {number + 1}, model {cut(step.model_name)!r},"

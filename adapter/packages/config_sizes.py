@@ -52,13 +52,13 @@ def find_size_faults(config: ModelConfig) -> Iterator[str]:
     if config.instance_group and all(group.passive for group in config.instance_group):
         yield "instance_group: every group is passive, so no instance would run an inference"
     if config.HasField("sequence_batching"):
-        yield from _slot_faults(config, max(1, instances))
-        yield from _state_faults(config.sequence_batching)
-    yield from _warmup_faults(config)
-    yield from _warmup_batch_faults(config)
+        yield from _find_slot_faults(config, max(1, instances))
+        yield from _find_state_faults(config.sequence_batching)
+    yield from _find_warmup_faults(config)
+    yield from _find_warmup_batch_faults(config)
 
 
-def _slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
+def _find_slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
     """Yield a fault if all instances together take too many sequences at once."""
     if config.sequence_batching.HasField("oldest"):
         field = "sequence_batching.oldest: max_candidate_sequences"
@@ -71,7 +71,7 @@ def _slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:
         yield f"{field} is {slots}, so {total}; at most {MAX_SEQUENCE_SLOTS}"
 
 
-def _state_faults(batching: ModelSequenceBatching) -> Iterator[str]:
+def _find_state_faults(batching: ModelSequenceBatching) -> Iterator[str]:
     """Yield the states of a sequence whose sizes are negative, or too large together."""
     state_bytes = 0
     initial_bytes = 0
@@ -79,18 +79,18 @@ def _state_faults(batching: ModelSequenceBatching) -> Iterator[str]:
         name = f"sequence_batching.state {cut(state.output_name)!r}"
         if any(size < -1 for size in state.dims):
             yield f"{name}: dims [{listed(state.dims)}]: each must be 0 or more, or -1 for any size"
-        state_bytes += _byte_size(state.dims, state.data_type)
+        state_bytes += _count_bytes(state.dims, state.data_type)
         for initial in state.initial_state:
             if any(size < -1 for size in initial.dims):
                 dims = f"dims [{listed(initial.dims)}]"
                 yield f"{name}: initial_state: {dims}: each must be 0 or more"
-            initial_bytes += _byte_size(initial.dims, initial.data_type)
+            initial_bytes += _count_bytes(initial.dims, initial.data_type)
     for field, size in (("state", state_bytes), ("state.initial_state", initial_bytes)):
         if size > MAX_STATE_BYTES:
             yield f"sequence_batching.{field}: {size} bytes by dims; at most {MAX_STATE_BYTES}"
 
 
-def _warmup_faults(config: ModelConfig) -> Iterator[str]:
+def _find_warmup_faults(config: ModelConfig) -> Iterator[str]:
     """Yield the inputs of warm-up samples whose sizes are negative, and samples that make too many
     bytes or requests together.
     """
@@ -102,7 +102,7 @@ def _warmup_faults(config: ModelConfig) -> Iterator[str]:
             if any(size < 0 for size in given.dims):
                 dims = f"dims [{listed(given.dims)}]"
                 yield f"{name}: input {cut(key)!r}: {dims}: each must be 0 or more"
-            sizes += _byte_size(given.dims, given.data_type) * max(1, sample.batch_size)
+            sizes += _count_bytes(given.dims, given.data_type) * max(1, sample.batch_size)
         requests += sample.batch_size * max(1, sample.count)
     if sizes > MAX_WARMUP_BYTES:
         yield f"model_warmup: {sizes} bytes by dims and batch_size; at most {MAX_WARMUP_BYTES}"
@@ -111,7 +111,7 @@ def _warmup_faults(config: ModelConfig) -> Iterator[str]:
         yield f"model_warmup: {requests} requests by batch_size and count; {most}"
 
 
-def _warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
+def _find_warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
     """Yield warm-up samples that are larger than the model's batch. Their requests fail, and that
     may end Triton 2.51.
     """
@@ -122,6 +122,6 @@ def _warmup_batch_faults(config: ModelConfig) -> Iterator[str]:
             yield f"{name}: batch_size {sample.batch_size} is above {limit}"
 
 
-def _byte_size(dims: Iterable[int], kind: DataType) -> int:
+def _count_bytes(dims: Iterable[int], kind: DataType) -> int:
     """Return the bytes of a tensor of this shape and type; a dimension of -1 counts as 1."""
     return math.prod(abs(size) for size in dims) * _WIDTHS.get(kind, _LARGEST_WIDTH)

@@ -54,18 +54,18 @@ def without_name(text: str) -> str:
     unbalanced braces or quotes comes back as it is: the parser has the better words for it.
     """
     tokens = tokens_of(text)
-    fields = _fields(tokens)
+    fields = _parse_fields(tokens)
     if fields is None:
         return text
     edits: _Edits = []
     for field in fields:
-        strings = _strings(tokens, field)
+        strings = _read_strings(tokens, field)
         if field.name != "name" or field.parent is not None or not strings:
             continue
         end = field.position + 2 + len(strings)
-        end += _mark(tokens, end) in {",", ";"}
+        end += _read_mark(tokens, end) in {",", ";"}
         edits += [(token.start(), token.end(), "") for token in tokens[field.position : end]]
-    return _edited(text, edits).removeprefix(BOM)
+    return _apply_edits(text, edits).removeprefix(BOM)
 
 
 def rename_steps(text: str, names: Mapping[str, str]) -> str:
@@ -77,15 +77,15 @@ def rename_steps(text: str, names: Mapping[str, str]) -> str:
     tokens = tokens_of(text)
     edits: _Edits = []
     for field in fields_of(tokens):
-        if _path(field) != ("ensemble_scheduling", "step", "model_name"):
+        if _name_path(field) != ("ensemble_scheduling", "step", "model_name"):
             continue
-        strings = _strings(tokens, field)
-        new = names.get(_unquoted(strings))
+        strings = _read_strings(tokens, field)
+        new = names.get(_unquote(strings))
         if not strings or new is None:
             continue
         edits.append((strings[0].start(), strings[0].end(), quoted(new)))
         edits += [(string.start(), string.end(), "") for string in strings[1:]]
-    return _edited(text, edits)
+    return _apply_edits(text, edits)
 
 
 def without_cache(text: str) -> str:
@@ -95,10 +95,10 @@ def without_cache(text: str) -> str:
     tokens = tokens_of(text)
     edits: _Edits = []
     for field in fields_of(tokens):
-        if _path(field) == ("response_cache", "enable"):
+        if _name_path(field) == ("response_cache", "enable"):
             value = tokens[field.position + 2]
             edits.append((value.start(), value.end(), "false"))
-    return _edited(text, edits)
+    return _apply_edits(text, edits)
 
 
 def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
@@ -109,7 +109,7 @@ def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
         f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}\n"
         for key, value in parameters.items()
     )
-    return _appended(text, "".join(lines))
+    return _append(text, "".join(lines))
 
 
 def with_gpu(text: str, gpu: int) -> str:
@@ -118,14 +118,14 @@ def with_gpu(text: str, gpu: int) -> str:
     none, comes back as it is, and so does an unbalanced text.
     """
     tokens = tokens_of(text)
-    fields = _fields(tokens)
+    fields = _parse_fields(tokens)
     top_level = [field for field in fields or [] if field.parent is None]
     if fields is None or any(field.name == "ensemble_scheduling" for field in top_level):
         return text
     fields_of_groups = [field for field in top_level if field.name == "instance_group"]
-    groups = [message for field in fields_of_groups for message in _messages(tokens, field)]
+    groups = [message for field in fields_of_groups for message in _find_messages(tokens, field)]
     if not groups:
-        return _appended(text, f"instance_group {{ kind: KIND_GPU gpus: {gpu} }}\n")
+        return _append(text, f"instance_group {{ kind: KIND_GPU gpus: {gpu} }}\n")
     edits: _Edits = []
     for begin, end in groups:
         inner = [token[0] for token in tokens[begin:end]]
@@ -133,7 +133,7 @@ def with_gpu(text: str, gpu: int) -> str:
         if kinds.isdisjoint(_ON_CPUS):
             # a number that a word follows at once would be read as a part of that word
             edits.append((tokens[begin].end(), tokens[begin].end(), f" gpus: {gpu} "))
-    return _edited(text, edits)
+    return _apply_edits(text, edits)
 
 
 def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
@@ -143,7 +143,7 @@ def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
     None or an empty text keeps what is there. An unbalanced text comes back as it is.
     """
     tokens = tokens_of(text)
-    fields = _fields(tokens)
+    fields = _parse_fields(tokens)
     if fields is None:
         return text
     top_level = [field for field in fields if field.parent is None]
@@ -157,7 +157,7 @@ def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
         if field.name in replaced:
             start = tokens[field.position].start()
             edits.append((start, tokens[end - 1].end(), missing.pop(field.name, "")))
-    return _appended(_edited(text, edits), "".join(f"{field}\n" for field in missing.values()))
+    return _append(_apply_edits(text, edits), "".join(f"{field}\n" for field in missing.values()))
 
 
 def tokens_of(text: str) -> Tokens:
@@ -169,7 +169,7 @@ def tokens_of(text: str) -> Tokens:
 
 def fields_of(tokens: Tokens) -> list[Field]:
     """Return every field of a config in order, parents first; none of an unbalanced text."""
-    return _fields(tokens) or []
+    return _parse_fields(tokens) or []
 
 
 def quoted(text: str) -> str:
@@ -177,7 +177,7 @@ def quoted(text: str) -> str:
     return f'"{text.translate(_QUOTED)}"'
 
 
-def _fields(tokens: Tokens) -> list[Field] | None:
+def _parse_fields(tokens: Tokens) -> list[Field] | None:
     """Return the fields of a config's tokens, parents first; None if braces or quotes do not match.
 
     A word before a colon or a bracket is a name: values come before a name or a separator.
@@ -189,7 +189,7 @@ def _fields(tokens: Tokens) -> list[Field] | None:
     field: Field | None = None
     for index, token in enumerate(tokens):
         mark = token[0]
-        if token.lastgroup == "word" and _mark(tokens, index + 1) in {":", *_CLOSING}:
+        if token.lastgroup == "word" and _read_mark(tokens, index + 1) in {":", *_CLOSING}:
             field = Field(mark, message, index)
             found.append(field)
         elif mark in _CLOSING:
@@ -204,7 +204,7 @@ def _fields(tokens: Tokens) -> list[Field] | None:
     return None if brackets else found
 
 
-def _path(field: Field) -> tuple[str, ...]:
+def _name_path(field: Field) -> tuple[str, ...]:
     """Return the names that lead to the field, at most the last four."""
     names: list[str] = []
     place: Field | None = field
@@ -214,12 +214,12 @@ def _path(field: Field) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _strings(tokens: Tokens, field: Field) -> Tokens:
+def _read_strings(tokens: Tokens, field: Field) -> Tokens:
     """Return the string literals that are a field's value, as protobuf joins adjacent ones; none
     for others.
     """
     start = field.position + 2
-    if _mark(tokens, start - 1) != ":":
+    if _read_mark(tokens, start - 1) != ":":
         return []
     end = start
     while end < len(tokens) and tokens[end].lastgroup == "string":
@@ -227,7 +227,7 @@ def _strings(tokens: Tokens, field: Field) -> Tokens:
     return tokens[start:end]
 
 
-def _messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
+def _find_messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
     """Yield where each message of the field's value, one or a list, begins and ends."""
     depth, begin, is_list = 0, 0, False
     for at in range(field.position + 1, len(tokens)):
@@ -244,13 +244,13 @@ def _messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
             return
 
 
-def _unquoted(strings: Tokens) -> str:
+def _unquote(strings: Tokens) -> str:
     """Return the text that string literals in a row mean, their escapes undone."""
     parts = (string[0][1:-1].encode("utf-8", "surrogatepass") for string in strings)
-    return b"".join(_ESCAPE.sub(_plain, part) for part in parts).decode("utf-8", "replace")
+    return b"".join(_ESCAPE.sub(_unescape, part) for part in parts).decode("utf-8", "replace")
 
 
-def _plain(escape: re.Match[bytes]) -> bytes:
+def _unescape(escape: re.Match[bytes]) -> bytes:
     """Return the bytes that an escape in a string literal means."""
     code = escape[escape.lastgroup or 0]
     if escape.lastgroup == "octal":
@@ -262,7 +262,7 @@ def _plain(escape: re.Match[bytes]) -> bytes:
     return _CONTROLS.get(code, code)
 
 
-def _edited(text: str, edits: _Edits) -> str:
+def _apply_edits(text: str, edits: _Edits) -> str:
     """Return the text with its edits made: each is a start, an end, and what comes in its place;
     they are in order and do not overlap.
     """
@@ -279,12 +279,12 @@ def _edited(text: str, edits: _Edits) -> str:
     return "".join(pieces())
 
 
-def _appended(text: str, lines: str) -> str:
+def _append(text: str, lines: str) -> str:
     """Append `lines` to `text`, which may end in a comment without a newline."""
     end = "\n" if lines and text and not text.endswith("\n") else ""
     return f"{text}{end}{lines}"
 
 
-def _mark(tokens: Tokens, index: int) -> str:
+def _read_mark(tokens: Tokens, index: int) -> str:
     """Return the text of a token; empty behind the last one."""
     return tokens[index][0] if index < len(tokens) else ""

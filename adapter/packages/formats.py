@@ -82,8 +82,8 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | Non
     unknown. InvalidModel when they are of no use to the type, or could be several models.
     """
     formats = formats_of_type(model_type)
-    root = {name: None} if tree is None else _visible(tree)
-    home = _home((), root)
+    root = {name: None} if tree is None else _drop_hidden(tree)
+    home = _find_home((), root)
     if not home.entries:
         raise invalid_model(shown(name, *home.path), "it holds no files")
     found = _find(name, root, formats or list_formats())
@@ -97,7 +97,7 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | Non
     return result
 
 
-def _visible(tree: Tree) -> Tree:
+def _drop_hidden(tree: Tree) -> Tree:
     """Return the entries of a folder without hidden ones and those that no model's file is in."""
     return {
         name: below
@@ -106,38 +106,38 @@ def _visible(tree: Tree) -> Tree:
     }
 
 
-def _folders(tree: Tree) -> dict[str, Tree]:
+def _list_folders(tree: Tree) -> dict[str, Tree]:
     """Return the folders in a folder, each with its visible entries."""
-    return {name: _visible(below) for name, below in tree.items() if below is not None}
+    return {name: _drop_hidden(below) for name, below in tree.items() if below is not None}
 
 
-def _home(path: tuple[str, ...], entries: Tree) -> _Place:
+def _find_home(path: tuple[str, ...], entries: Tree) -> _Place:
     """Return the folder at a path, or its highest version if all folders in it are versions."""
-    folders = _folders(entries)
+    folders = _list_folders(entries)
     if not folders or not all(map(is_version, folders)):
         return _Place("1", path, entries)
     highest = max(folders, key=int)
     return _Place(highest, (*path, highest), folders[highest])
 
 
-def _levels(root: Tree) -> Iterator[list[_Place]]:
+def _list_levels(root: Tree) -> Iterator[list[_Place]]:
     """Yield the levels of folders in which a model is sought, best first: the top, its folders,
     then the same in the only folder.
     """
-    home = _home((), root)
-    yield from _home_and_below(home)
-    folders = _folders(root)
+    home = _find_home((), root)
+    yield from _list_home_and_below(home)
+    folders = _list_folders(root)
     if len(folders) == 1:
         name = next(iter(folders))
-        yield from _home_and_below(_home((name,), folders[name]))
+        yield from _list_home_and_below(_find_home((name,), folders[name]))
 
 
-def _home_and_below(home: _Place) -> Iterator[list[_Place]]:
+def _list_home_and_below(home: _Place) -> Iterator[list[_Place]]:
     """Yield a folder, and then all folders in it."""
     yield [home]
     yield [
         _Place(home.version, (*home.path, name), below, nested=True)
-        for name, below in sorted(_folders(home.entries).items())
+        for name, below in sorted(_list_folders(home.entries).items())
     ]
 
 
@@ -145,8 +145,8 @@ def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None
     """Return the model's file in the first level that has one; None if no level has. Raise
     InvalidModel if a level has several.
     """
-    for places in _levels(root):
-        found = [one for place in places for one in _candidates(place, formats)]
+    for places in _list_levels(root):
+        found = [one for place in places for one in _list_candidates(place, formats)]
         if len(found) > 1:
             files = [shown(*one.place.path, one.file) for one in found]
             remedy = "give a package of one model, or each model a folder with a config.pbtxt"
@@ -156,20 +156,20 @@ def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None
     return None
 
 
-def _candidates(place: _Place, formats: Sequence[Format]) -> list[_Candidate]:
+def _list_candidates(place: _Place, formats: Sequence[Format]) -> list[_Candidate]:
     """Return the files of a folder that may be the model. A program is the only one: what lies
     beside it belongs to it.
     """
     found: list[_Candidate] = []
     for one in formats:
-        of_this = [_Candidate(place, one, file) for file in _files(place, one)]
+        of_this = [_Candidate(place, one, file) for file in _list_files(place, one)]
         if of_this and one.is_program:
             return of_this
         found += of_this
     return found
 
 
-def _files(place: _Place, of: Format) -> list[str]:
+def _list_files(place: _Place, of: Format) -> list[str]:
     """Return the names of the files in a folder that are of a format."""
     if of.is_folder:
         return [*of.patterns] if _is_saved_model(place) else []
@@ -178,7 +178,7 @@ def _files(place: _Place, of: Format) -> list[str]:
         file
         for file in files
         if any(file.endswith(p) if p.startswith(".") else file == p for p in of.patterns)
-        and (not of.companion or _companion(file, of) in files)
+        and (not of.companion or _name_companion(file, of) in files)
     ]
 
 
@@ -191,7 +191,7 @@ def _is_saved_model(place: _Place) -> bool:
     return "saved_model.pb" in place.entries and (place.nested or len(place.entries) > 1)
 
 
-def _companion(file: str, of: Format) -> str:
+def _name_companion(file: str, of: Format) -> str:
     """Return the name of the file that belongs to a model's file, as `net.bin` to `net.xml`."""
     return file.rpartition(".")[0] + of.companion
 
@@ -205,7 +205,7 @@ def _guess(name: str, home: _Place, formats: tuple[Format, ...]) -> _Candidate:
     entries = sorted(home.entries)
     if len(files) == len(entries) == 1 and home.entries[entries[0]] is None:
         return _Candidate(home, files[0], entries[0])
-    is_mixed = not home.path and any(map(is_version, _folders(home.entries)))
+    is_mixed = not home.path and any(map(is_version, _list_folders(home.entries)))
     if folders and is_mixed:
         return _Candidate(home, folders[0], folders[0].patterns[0])
     expected = " or ".join(map(_describe_names, formats))
@@ -235,18 +235,18 @@ def _lay_out(name: str, found: _Candidate) -> Layout:
     if own.is_folder:
         links = [(f"{place.version}/{own.file}", place.path)]
     elif own.companion:
-        companion = (*place.path, _companion(found.file, own))
-        links.append((f"{place.version}/{_companion(own.file, own)}", companion))
+        companion = (*place.path, _name_companion(found.file, own))
+        links.append((f"{place.version}/{_name_companion(own.file, own)}", companion))
     elif has_own_name and own.has_siblings and (place.nested or not is_alone):
         links = [(f"{place.version}/{own.file}", place.path)]
     elif not is_alone and (has_own_name or own.has_siblings):
         links = [(place.version, place.path)]
         if not has_own_name:
-            config = _config_naming(name, found, backend)
+            config = _make_config_naming(name, found, backend)
     return Layout(tuple(links), backend, config)
 
 
-def _config_naming(name: str, found: _Candidate, backend: str) -> str:
+def _make_config_naming(name: str, found: _Candidate, backend: str) -> str:
     """Return a config that names the file: newer ONNX Runtimes refuse weights behind a link of
     their own, so the file cannot be renamed by a link.
     """

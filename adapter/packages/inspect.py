@@ -113,14 +113,14 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
     """
     inside = Inside(roots)
     try:
-        members = _members_beside(source, path, inside)
+        members = _list_members_beside(source, path, inside)
         if members is not None:
             source = replace(source, entry=path.name)
             path = path.parent
         contents = Contents(str(path), roots, only=members)
-        schema = _schema(source, path, contents, inside)
-        models = _models(source, path, contents, schema, inside)
-        declared = _declared_bytes(source, models)
+        schema = _read_schema(source, path, contents, inside)
+        models = _inspect_models(source, path, contents, schema, inside)
+        declared = _sum_declared_bytes(source, models)
     except OSError as error:
         raise invalid_model(error.filename or path, str(error.strerror)) from error
     # what is learned under one key of a store does not count for another, which may be another's
@@ -144,11 +144,11 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         processes=processes((model.part.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.part.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
-        neighbours=tuple(_neighbours(path, contents.tree, inside)),
+        neighbours=tuple(_list_neighbours(path, contents.tree, inside)),
     )
 
 
-def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
+def _sum_declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
     """Return the bytes of memory that the caller says a package takes, else the sum of what its
     models' configs say; None if nothing says it.
     """
@@ -159,7 +159,7 @@ def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None
     return sum(declared)
 
 
-def _models(
+def _inspect_models(
     source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
     """Inspect the models of a package; return them, helpers first and the entry last."""
@@ -168,42 +168,42 @@ def _models(
     tree = contents.tree
     if tree is None and config is not None:
         raise invalid_model(path, "it is not a folder, so its config cannot be replaced")
-    path, tree = _below_wrapper(path, tree)
-    folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
+    path, tree = _enter_wrapper(path, tree)
+    folders = [] if tree is None or CONFIG in tree else _list_model_folders(tree)
     if tree is not None and len(folders) > 1:
-        return _several(source, path, tree, folders, inside)
+        return _inspect_several(source, path, tree, folders, inside)
     if tree is not None and folders:
         path, tree = path / folders[0], tree[folders[0]]
     has_config = tree is not None and CONFIG in tree if config is None else bool(config)
     if tree is not None and has_config:
         call_roots = None if source.config is None else inside.roots
-        model = _native(path, tree, schema, inside, call_roots, replacement=config)
+        model = _inspect_native(path, tree, schema, inside, call_roots, replacement=config)
         # a lone ensemble lacks its steps, and must not use those of other packages
-        plan([_member(path, path.name, model, (), inside)], None, shown(path))
+        plan([_describe_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
     if tree is not None and config is not None:
         tree = {name: below for name, below in tree.items() if name != CONFIG}
-    return [_laid_out(path, tree, source.model_type, schema, inside)]
+    return [_inspect_without_config(path, tree, source.model_type, schema, inside)]
 
 
-def _neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> Iterator[ModelPart]:
+def _list_neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> Iterator[ModelPart]:
     """Yield the folders of the package that code may find by their names: all that are no models,
     and the models to whose folders the code has paths.
     """
-    path, tree = _below_wrapper(path, tree)
+    path, tree = _enter_wrapper(path, tree)
     if tree is None or CONFIG in tree:
         return
-    models = _model_folders(tree)
+    models = _list_model_folders(tree)
     folders = {name: below for name, below in tree.items() if below and not _is_hidden(name)}
     known = {name for name in models if name in folders}
     named: set[str] = set()
     for name in models:
-        for code in _code(path / name, inside):
+        for code in _read_code(path / name, inside):
             named |= known & names_in_paths(code)
     for name, below in folders.items() if models else ():
         if name not in models or name in named:
             own = {entry: below[entry] for entry in below if entry not in {CONFIG, SCHEMA}}
-            links = tuple(_links(path / name, own, frozenset()))
+            links = tuple(_make_links(path / name, own, frozenset()))
             yield ModelPart(name, Role.NEIGHBOUR, None, links)
 
 
@@ -212,24 +212,24 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _below_wrapper(path: Path, tree: formats.Tree | None) -> tuple[Path, formats.Tree | None]:
+def _enter_wrapper(path: Path, tree: formats.Tree | None) -> tuple[Path, formats.Tree | None]:
     """Return the folder that holds the models: the package, or its only folder if that does, as is
     common in archives.
     """
     visible = [name for name in tree if not _is_hidden(name)] if tree is not None else []
     below = tree[visible[0]] if tree is not None and len(visible) == 1 else None
-    if below is None or CONFIG in below or not _model_folders(below):
+    if below is None or CONFIG in below or not _list_model_folders(below):
         return path, tree
     return path / visible[0], below
 
 
-def _members_beside(source: ModelSource, path: Path, inside: Inside) -> frozenset[str] | None:
+def _list_members_beside(source: ModelSource, path: Path, inside: Inside) -> frozenset[str] | None:
     """Return the names of the package's folders where the package is a model and others beside it;
     None where it is all that is at `path`.
     """
     if source.helpers is None:
         return None
-    names = {path.name, *_models_beside(path)}
+    names = {path.name, *_list_models_beside(path)}
     if missing := sorted(set(source.helpers) - names):
         wanted = f"no model {cut(missing[0])!r} to load along with {cut(path.name)!r}"
         fault = f"there is {wanted}; it holds {quoted_list(sorted(names))}"
@@ -240,11 +240,11 @@ def _members_beside(source: ModelSource, path: Path, inside: Inside) -> frozense
         name = pending.pop()
         if name not in members:
             members.add(name)
-            pending += names & _referred(path.with_name(name), names, inside)
+            pending += names & _find_references(path.with_name(name), names, inside)
     return frozenset(members) if len(members) > 1 else None
 
 
-def _models_beside(path: Path) -> list[str]:
+def _list_models_beside(path: Path) -> list[str]:
     """Return the names of the folders beside a model that Triton would take for models. Those that
     cannot be read are left out: the model itself may do without them.
     """
@@ -268,7 +268,7 @@ def _is_model(folder: Path) -> bool:
     return any(is_version(each.name) and each.is_dir() for each in folder.iterdir())
 
 
-def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset[str]:
+def _find_references(folder: Path, names: Collection[str], inside: Inside) -> frozenset[str]:
     """Return the steps of an ensemble's config, and those of `names` that are strings in the Python
     code of the model. Empty for a model without a config.
     """
@@ -277,11 +277,11 @@ def _referred(folder: Path, names: Collection[str], inside: Inside) -> frozenset
         return frozenset()
     config = parse(_read_config(file, inside), file).config
     steps = frozenset(step.model_name for step in config.ensemble_scheduling.step)
-    files = _python_code(folder, config, inside)
+    files = _read_python_code(folder, config, inside)
     return steps.union(*(mentioned(code, names) for code in files))
 
 
-def _model_folders(tree: formats.Tree) -> list[str]:
+def _list_model_folders(tree: formats.Tree) -> list[str]:
     """Return the sub-folders that are models, if at least one of them has a config."""
     folders = {
         name: below for name, below in tree.items() if below is not None and not _is_hidden(name)
@@ -295,7 +295,7 @@ def _model_folders(tree: formats.Tree) -> list[str]:
     )
 
 
-def _several(
+def _inspect_several(
     source: ModelSource, path: Path, tree: formats.Tree, folders: list[str], inside: Inside
 ) -> list[_Model]:
     """Inspect a package of several models, whose folders are given by name. Return them with their
@@ -304,17 +304,19 @@ def _several(
     models: dict[str, _Model] = {}
     for name in folders:
         below = tree[name] or {}
-        model = _native(path / name, below, None, inside, None) if CONFIG in below else None
-        models[name] = model or _laid_out(path / name, below, None, None, inside)
-    members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
+        model = _inspect_native(path / name, below, None, inside, None) if CONFIG in below else None
+        models[name] = model or _inspect_without_config(path / name, below, None, None, inside)
+    members = {
+        name: _describe_member(path / name, name, models[name], folders, inside) for name in folders
+    }
     order = plan(list(members.values()), source.entry, shown(path))
     if source.config:
         entry = order.entry
-        text = _with_own_steps(source.config, path / entry / CONFIG, folders)
+        text = _restore_own_steps(source.config, path / entry / CONFIG, folders)
         below = tree[entry] or {}
         roots = inside.roots
-        models[entry] = _native(path / entry, below, None, inside, roots, replacement=text)
-        members[entry] = _member(path / entry, entry, models[entry], folders, inside)
+        models[entry] = _inspect_native(path / entry, below, None, inside, roots, replacement=text)
+        members[entry] = _describe_member(path / entry, entry, models[entry], folders, inside)
         order = plan(list(members.values()), entry, shown(path))
     for name in folders:
         _check_step_versions(path / name, models[name].config, models)
@@ -330,7 +332,7 @@ def _several(
     return [models[name] for name in roles]
 
 
-def _with_own_steps(text: str, path: Path, names: Collection[str]) -> str:
+def _restore_own_steps(text: str, path: Path, names: Collection[str]) -> str:
     """Return the config with the steps' own names. A config that Triton showed has private ones."""
     steps = {step.model_name for step in parse(text, path).config.ensemble_scheduling.step}
     own = {step: show_own_names(step) for step in steps}
@@ -353,14 +355,16 @@ def _check_step_versions(
         raise invalid_model(place, fault, remedy=remedy)
 
 
-def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside) -> Member:
+def _describe_member(
+    folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside
+) -> Member:
     """Return what decides on the role of a model in a package with models of these names."""
     config = model.config
     if config is None:
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
     steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
     others = frozenset(names) - {name}
-    files = [*_python_code(folder, config, inside)] if others else []
+    files = [*_read_python_code(folder, config, inside)] if others else []
     return Member(
         name,
         is_ensemble(config),
@@ -371,13 +375,13 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
     )
 
 
-def _python_code(folder: Path, config: ModelConfig, inside: Inside) -> Iterator[str]:
+def _read_python_code(folder: Path, config: ModelConfig, inside: Inside) -> Iterator[str]:
     """Yield the Python files of a model of the python backend; nothing for other models."""
     if backend_of(config) == PYTHON:
-        yield from _code(folder, inside)
+        yield from _read_code(folder, inside)
 
 
-def _code(path: Path, inside: Inside) -> Iterator[str]:
+def _read_code(path: Path, inside: Inside) -> Iterator[str]:
     """Yield the text of the Python files at or below a path, up to the limits."""
     left = _MAX_ALL_CODE_BYTES
     for code in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -389,13 +393,13 @@ def _code(path: Path, inside: Inside) -> Iterator[str]:
         left -= len(raw)
 
 
-def _without_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[str, ...]:
+def _find_missing_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[str, ...]:
     """Warn of a model whose inputs and outputs stand nowhere, where Triton cannot find them out."""
     remedy = f"{shown(path)}: name the inputs and outputs, in {CONFIG} or in {SCHEMA} ({_SCHEMAS})"
     known = BACKENDS.get(backend or "")
     if known is not None and not known.reads_tensors:
         return (f"{remedy}: Triton cannot read them out of a TorchScript file",)
-    if backend == PYTHON and not any(_COMPLETES in code for code in _code(path, inside)):
+    if backend == PYTHON and not any(_COMPLETES in code for code in _read_code(path, inside)):
         reason = "nothing names them, and Triton will refuse every inference"
         return (f"{remedy}, or in {_COMPLETES} of its Python: {reason}",)
     return ()
@@ -419,7 +423,7 @@ def _parse_safe(text: str, path: Path, call_roots: Sequence[str] | None) -> Chec
     return checked
 
 
-def _native(
+def _inspect_native(
     folder: Path,
     tree: formats.Tree,
     schema: Schema | None,
@@ -447,7 +451,7 @@ def _native(
     refuse_faults(path, find_config_faults(config))
     types = read_content_types(config, written, path)
     own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
-    links = tuple(_links(folder, own, kept_inside(config)))
+    links = tuple(_make_links(folder, own, kept_inside(config)))
     part = ModelPart(
         "",
         Role.ENTRY,
@@ -462,14 +466,14 @@ def _native(
     warnings = (*warnings, *misspelt(config, path))
     has_no_tensors = not config.input and not config.output
     if has_no_tensors and not config.runtime.endswith(".py"):
-        warnings = (*warnings, *_without_tensors(folder, backend_of(config), inside))
+        warnings = (*warnings, *_find_missing_tensors(folder, backend_of(config), inside))
     if backend_of(config) == PYTHON:
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
     return _Model(folder, part, served, has_own, config, warnings, types)
 
 
-def _links(
+def _make_links(
     folder: Path, tree: formats.Tree, kept: frozenset[tuple[str, ...]], above: str = ""
 ) -> Iterator[Link]:
     """Yield a link for each entry of a folder, but for a folder with a file of `kept` those to its
@@ -478,7 +482,7 @@ def _links(
     for name, below in tree.items():
         deeper = frozenset(path[1:] for path in kept if path[0] == name and path[1:])
         if below is not None and deeper:
-            yield from _links(folder / name, below, deeper, f"{above}{name}/")
+            yield from _make_links(folder / name, below, deeper, f"{above}{name}/")
         else:
             kind = LinkKind.SHOWN
             if below is None and above + name == STUB:
@@ -488,7 +492,7 @@ def _links(
             yield Link(above + name, os.path.realpath(folder / name), kind)
 
 
-def _laid_out(
+def _inspect_without_config(
     path: Path,
     tree: formats.Tree | None,
     model_type: str | None,
@@ -518,14 +522,14 @@ def _laid_out(
     if text is not None:
         _parse_safe(text, path / CONFIG, None)
     part = ModelPart("", Role.ENTRY, text, links, backend=found.backend)
-    warnings = [*_misspelt(path, tree)]
+    warnings = [*_find_misspelt_configs(path, tree)]
     if schema is None and not warnings:
-        warnings += _without_tensors(path, found.backend, inside)
+        warnings += _find_missing_tensors(path, found.backend, inside)
     versions = tuple({link.path.partition("/")[0] for link in links})
     return _Model(path, part, versions, warnings=tuple(warnings))
 
 
-def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
+def _find_misspelt_configs(path: Path, tree: formats.Tree | None) -> Iterator[str]:
     """Warn of files whose names are almost config.pbtxt."""
     files = [name for name, below in (tree or {}).items() if below is None]
     for name in get_close_matches(CONFIG, files, cutoff=0.85):
@@ -536,15 +540,15 @@ def _make_format_error(path: Path, tree: formats.Tree | None) -> InvalidModel:
     """Return the error for files of no known format: what to do, and which formats are known."""
     entries = {path.name: None} if tree is None else tree
     what = "it is" if tree is None else f"it holds {listed(sorted(tree))}:"
-    misspelt = "".join(f"; {warning}" for warning in _misspelt(path, tree))
+    misspelt = "".join(f"; {warning}" for warning in _find_misspelt_configs(path, tree))
     fault = (
         f"{what} no model file of a known format ({formats.describe_formats()}), no {CONFIG} and no"
         f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){misspelt}"
     )
-    return invalid_model(path, fault, remedy=_remedy(entries, is_folder=tree is not None))
+    return invalid_model(path, fault, remedy=_choose_remedy(entries, is_folder=tree is not None))
 
 
-def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
+def _choose_remedy(entries: formats.Tree, *, is_folder: bool) -> str:
     """Return what the caller can do to make a package of files of no known format."""
     files = [name for name, below in entries.items() if below is None]
     for version, below in entries.items():
@@ -558,12 +562,12 @@ def _remedy(entries: formats.Tree, *, is_folder: bool) -> str:
                 f"add a model.py that loads {shown(name)}, for the python backend, as Triton has"
                 f" none for such a file ({WITHOUT_BACKEND})"
             )
-    if (folder := _folder_of_config(entries)) is not None:
+    if (folder := _find_config_folder(entries)) is not None:
         return f"give the folder {shown(folder)} itself: its {CONFIG} is too deep"
     return f"add a {CONFIG}, or name the file as below"
 
 
-def _folder_of_config(entries: formats.Tree) -> str | None:
+def _find_config_folder(entries: formats.Tree) -> str | None:
     """Return the path of the first folder with a config.pbtxt, at any depth; None without one."""
     pending = [(name, below) for name, below in sorted(entries.items(), reverse=True) if below]
     while pending:
@@ -576,7 +580,9 @@ def _folder_of_config(entries: formats.Tree) -> str | None:
     return None
 
 
-def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:
+def _read_schema(
+    source: ModelSource, path: Path, contents: Contents, inside: Inside
+) -> Schema | None:
     """Read ModelMesh's schema of inputs and outputs, given by path or found in the folder."""
     file = Path(source.schema) if source.schema else path / SCHEMA
     if source.schema is None and SCHEMA not in (contents.tree or {}):

@@ -64,11 +64,11 @@ def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
     steps = {name: by_name[name].steps for name in sorted(by_name)}
     _check_steps(steps, where)
     references = {name: {*steps[name], *by_name[name].mentions} - {name} for name in steps}
-    entry = _entry(by_name, references, hint, where)
-    reached = _postorder([entry], steps, set())[:-1]
+    entry = _choose_entry(by_name, references, hint, where)
+    reached = _sort_postorder([entry], steps, set())[:-1]
     others = by_name.keys() - {entry, *reached}
     within = {name: references[name] & others for name in others}
-    return Plan(entry, tuple(reached), tuple(_referred_first(within)))
+    return Plan(entry, tuple(reached), tuple(_sort_referred_first(within)))
 
 
 def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
@@ -111,7 +111,9 @@ def _check_steps(steps: _Graph, where: str) -> None:
         raise invalid_model(where, f"ensembles form a circle: {circle}") from error
 
 
-def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, where: str) -> str:
+def _choose_entry(
+    members: Mapping[str, Member], references: _Graph, hint: str | None, where: str
+) -> str:
     """Return the name of the model that answers the caller: the caller's hint, else the one that
     declares itself, else the only one that can be meant. Raise InvalidModel if there is none.
     `references` has the models that each model refers to.
@@ -143,7 +145,7 @@ def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, 
     )
 
 
-def _referred_first(references: _Graph) -> list[str]:
+def _sort_referred_first(references: _Graph) -> list[str]:
     """Return the names, each after those that it refers to; the members of a circle side by side,
     by name.
 
@@ -155,12 +157,12 @@ def _referred_first(references: _Graph) -> list[str]:
             referrers[other].append(name)
     seen: set[str] = set()
     result: list[str] = []
-    for name in reversed(_postorder(sorted(references, reverse=True), referrers, set())):
-        result += sorted(_postorder([name], references, seen))
+    for name in reversed(_sort_postorder(sorted(references, reverse=True), referrers, set())):
+        result += sorted(_sort_postorder([name], references, seen))
     return result
 
 
-def _postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]:
+def _sort_postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]:
     """Return the nodes of a graph that the roots reach and `seen` does not have yet, each after
     those that it leads to; add them to `seen`.
     """

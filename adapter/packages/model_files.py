@@ -35,14 +35,14 @@ def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
 
     Triton looks for a backend that is written in Python, `runtime: "model.py"`, only among its own.
     """
-    library = _own_library(config)
+    library = _name_own_library(config)
     if library.endswith(".py"):
         return False
     versions = (below for name, below in tree.items() if below is not None and is_version(name))
     return any(library in folder for folder in (tree, *versions))
 
 
-def _own_library(config: ModelConfig) -> str:
+def _name_own_library(config: ModelConfig) -> str:
     """Return the name of the library of the model's backend, as Triton looks for it in the model's
     folder.
     """
@@ -56,7 +56,7 @@ def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
     A batching library is named by its path in Triton's repository, of which only the end is ours.
     """
     given = config.parameters.get(BATCHING_LIBRARY)
-    libraries = (_own_library(config), PurePosixPath(given.string_value if given else "").name)
+    libraries = (_name_own_library(config), PurePosixPath(given.string_value if given else "").name)
     named = (*(output.label_filename for output in config.output), *libraries)
     paths = (PurePosixPath(name).parts for name in named)
     return frozenset(parts for parts in paths if parts)
@@ -66,7 +66,7 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str,
     """Return the versions that Triton would serve. Raise InvalidModel if files are missing
     that the backend certainly needs.
     """
-    versions = _versions(root, tree)
+    versions = _list_versions(root, tree)
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
             raise invalid_model(root, f"{CONFIG} is of an ensemble without steps")
@@ -123,7 +123,7 @@ def _check_named_files(root: Path, config: ModelConfig) -> None:
             raise invalid_model(root / CONFIG, f"it names {shown(path)}: no such file")
 
 
-def _versions(root: Path, tree: Tree) -> list[str]:
+def _list_versions(root: Path, tree: Tree) -> list[str]:
     """Return the names of a model's version folders. Raise InvalidModel for a number that Triton
     cannot hold, which ends it.
     """
@@ -143,7 +143,7 @@ def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[s
     if not place.startswith(MODEL_FOLDER):
         return
     name = place.removeprefix(MODEL_FOLDER)
-    for python, packages in (_below(tree, PurePosixPath(name, "lib")) or {}).items():
+    for python, packages in (_find_below(tree, PurePosixPath(name, "lib")) or {}).items():
         installed = (packages or {}).get("site-packages") if python.startswith("python") else None
         for found in filter(None, map(_NUMPY.fullmatch, installed or {})):
             if int(found[1]) > 1:
@@ -154,7 +154,7 @@ def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[s
                 )
 
 
-def _below(tree: Tree | None, path: PurePosixPath) -> Tree | None:
+def _find_below(tree: Tree | None, path: PurePosixPath) -> Tree | None:
     """Return the folder at a path in a tree; None if there is none."""
     for part in path.parts:
         tree = (tree or {}).get(part)

@@ -32,8 +32,8 @@ def parse_schema(raw: bytes, where: str) -> Schema:
     Other fields are ignored. `merge` checks whether the shapes fit the model.
     """
     try:
-        found = _object(raw, where)
-        return Schema(_tensors(found, "inputs", where), _tensors(found, "outputs", where))
+        found = _parse_object(raw, where)
+        return Schema(_read_tensors(found, "inputs", where), _read_tensors(found, "outputs", where))
     except RecursionError as error:
         raise invalid_model(where, "it is nested too deeply") from error
 
@@ -48,7 +48,7 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
     def fit(tensor: Tensor) -> Tensor:
         """Return a tensor without its batch dimension. Raise InvalidModel if it has none."""
         name = cut(tensor.name)
-        has = f"conflicting model configuration: tensor {name!r} has shape {_shown(tensor.shape)}"
+        has = f"conflicting model configuration: tensor {name!r} has shape {_show(tensor.shape)}"
         shape = tensor.shape
         if max_batch_size > 0:
             if shape[:1] != (-1,):
@@ -76,7 +76,7 @@ def tensors_text(tensors: Sequence[Tensor]) -> str:
     return f"[\n{items}\n]"
 
 
-def _object(raw: bytes, where: str) -> dict[str, Any]:
+def _parse_object(raw: bytes, where: str) -> dict[str, Any]:
     """Parse a file's bytes. Raise InvalidModel, which names `where`, for no JSON object."""
     try:
         found = json.loads(raw)
@@ -87,7 +87,7 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
     return found
 
 
-def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
+def _read_tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
     """Return the tensors in a field of the schema, `inputs` or `outputs`. Raise InvalidModel if it
     is no list of them, or a name comes twice.
     """
@@ -98,7 +98,7 @@ def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...
         raise invalid_model(where, f"{field} is not a list")
     tensors: dict[str, Tensor] = {}
     for index, item in enumerate(items):
-        tensor = _tensor(item, f"{where}: {field}[{index}]")
+        tensor = _read_tensor(item, f"{where}: {field}[{index}]")
         if tensor.name in tensors:
             place = f"{where}: {field}[{index}]"
             raise invalid_model(place, f"there is another {cut(tensor.name)!r}")
@@ -106,7 +106,7 @@ def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...
     return tuple(tensors.values())
 
 
-def _tensor(item: object, where: str) -> Tensor:
+def _read_tensor(item: object, where: str) -> Tensor:
     """Return a tensor from its JSON. Raise InvalidModel, which names `where`, if it is none."""
     if not isinstance(item, dict):
         raise invalid_model(where, "it is not a JSON object")
@@ -119,9 +119,9 @@ def _tensor(item: object, where: str) -> Tensor:
         raise invalid_model(where, "its name is not valid Unicode")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
         known = ", ".join(_DATATYPES)
-        raise invalid_model(where, f"datatype {_shown(datatype)} is none of {known}")
+        raise invalid_model(where, f"datatype {_show(datatype)} is none of {known}")
     if not isinstance(shape, list) or not all(map(_is_dimension, shape)):
-        fault = f"shape {_shown(shape)} is not a list of positive whole numbers or -1"
+        fault = f"shape {_show(shape)} is not a list of positive whole numbers or -1"
         raise invalid_model(where, fault)
     return Tensor(name, datatype, tuple(shape))
 
@@ -131,6 +131,6 @@ def _is_dimension(value: object) -> bool:
     return type(value) is int and (value == -1 or 0 < value < 2**63)
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """Return a value as JSON, at a length that fits a message."""
     return cut(json.dumps(value))

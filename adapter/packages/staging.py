@@ -104,15 +104,15 @@ class Packages:
             put_back = partial(link_tree, Path(source.kept))
             path = await UNPACKS.run_to_end(self._fill_unpacked, name, model_id, put_back)
             roots = [*self._roots, str(path)]
-            return await WALKS.run(self._inspected, source, path, roots, shown(Path(source.url)))
-        found = None if source.files else await LOOKUPS.run(self._found, source)
+            return await WALKS.run(self._inspect, source, path, roots, shown(Path(source.url)))
+        found = None if source.files else await LOOKUPS.run(self._find, source)
         if found is not None and found.is_archive:
-            path = await self._unpacked(name, model_id, found.path)
-            return await WALKS.run(self._inspected, source, path, [str(path)], shown(found.path))
+            path = await self._unpack_archive(name, model_id, found.path)
+            return await WALKS.run(self._inspect, source, path, [str(path)], shown(found.path))
         threads = WALKS if found is not None else UNPACKS
-        located = threads.run_to_end(self._located, name, model_id, source, found)
+        located = threads.run_to_end(self._locate, name, model_id, source, found)
         path, roots, known_as = await located
-        return await WALKS.run(self._inspected, source, path, roots, known_as)
+        return await WALKS.run(self._inspect, source, path, roots, known_as)
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         """Return whether the files are others than those of `content_key`; those of an archive
@@ -121,12 +121,12 @@ class Packages:
         """
         if source.files or source.config is not None or source.is_cached or not content_key:
             return False
-        found = await LOOKUPS.run(self._found, source)
+        found = await LOOKUPS.run(self._find, source)
         if found.is_archive:
             return (await LOOKUPS.run(found.path.stat)).st_mtime > since
         source = await self._with_real_schema(source)
         known_as = shown(found.path)
-        package = await WALKS.run(self._inspected, source, found.path, self._roots, known_as)
+        package = await WALKS.run(self._inspect, source, found.path, self._roots, known_as)
         return package.content_key != content_key
 
     async def place(
@@ -172,7 +172,7 @@ class Packages:
         """Return the packages that an earlier run left in the repository, by name. To be called
         before all else: it removes folders that a killed process was making or removing.
         """
-        return await REPOSITORY.run(self._staged)
+        return await REPOSITORY.run(self._list_staged)
 
     # -- inspection -------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Packages:
         schema = await LOOKUPS.run(resolve, source.schema, self._roots)
         return replace(source, schema=str(schema))
 
-    def _inspected(
+    def _inspect(
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
     ) -> Package:
         """Inspect a package. Messages name it `known_as` in place of its path. Raise InvalidModel
@@ -204,7 +204,7 @@ class Packages:
             raise
         return replace(package, warnings=tuple(map(for_caller, package.warnings)))
 
-    def _found(self, source: ModelSource) -> "_Found":
+    def _find(self, source: ModelSource) -> "_Found":
         """Return the package or archive that the url of a source names. Raise InvalidRequest or
         SourceMissing if it may not be used or is not there. No folder is walked.
         """
@@ -219,7 +219,7 @@ class Packages:
             raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
         return _Found(archive or path, is_archive=archive is not None)
 
-    def _located(
+    def _locate(
         self, name: TritonName, model_id: ModelId, source: ModelSource, found: "_Found | None"
     ) -> tuple[Path, list[str], str]:
         """Return the package's path, the roots that it must stay in, and its name in messages."""
@@ -235,10 +235,10 @@ class Packages:
         """Return whether a real path is in the cache of packages."""
         return self._cache is not None and is_within(path, self._cache)
 
-    async def _unpacked(self, name: TritonName, model_id: ModelId, archive: Path) -> Path:
+    async def _unpack_archive(self, name: TritonName, model_id: ModelId, archive: Path) -> Path:
         """Unpack the archive, and return the folder. After cancellation nothing is written."""
         unpacking = UnpackingProcess()
-        unpacked = UNPACKS.run_to_end(self._unpack, name, model_id, archive, unpacking)
+        unpacked = UNPACKS.run_to_end(self._run_unpacking, name, model_id, archive, unpacking)
         work = asyncio.ensure_future(unpacked)
         try:
             return await asyncio.shield(work)
@@ -248,13 +248,13 @@ class Packages:
             await asyncio.wait({work}, timeout=_KILL_SECONDS)
             raise
 
-    def _unpack(
+    def _run_unpacking(
         self, name: TritonName, model_id: ModelId, archive: Path, unpacking: UnpackingProcess
     ) -> Path:
         """Unpack an archive into the entry's folder by a process; return the folder with its
         content.
         """
-        target = self._claimed(name, model_id) / UNPACKED
+        target = self._claim_entry(name, model_id) / UNPACKED
         with Inside(self._roots).open_entry(str(archive)) as content:
             unpacking.run(archive, target, self._limits, content)
         return Path(os.path.realpath(target))
@@ -265,7 +265,7 @@ class Packages:
         """Claim the entry's folder, and write files of the package to a folder in it, which is
         returned.
         """
-        target = self._claimed(name, model_id) / UNPACKED
+        target = self._claim_entry(name, model_id) / UNPACKED
         try:
             write(target)
         except OSError as error:
@@ -282,7 +282,7 @@ class Packages:
         except OSError as error:
             raise disk_error(kept, error) from error
 
-    def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
+    def _claim_entry(self, name: TritonName, model_id: ModelId) -> Path:
         """Make the folder of a package's entry ours and empty, for files that are unpacked in it;
         return it.
         """
@@ -309,7 +309,7 @@ class Packages:
         folder = os.path.realpath(self._repository / name)
         kept = UNPACKED if is_within(package.root, folder) else ""
         with self._notes:  # two packages may want the same name for a helper
-            names = self._names(name, package)
+            names = self._choose_names(name, package)
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
             neighbours = [
@@ -381,7 +381,7 @@ class Packages:
         known = ownership_of(self._repository / own_name) if is_safe_name(own_name) else None
         return known is not None and known.owner == name and not known.is_model
 
-    def _names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
+    def _choose_names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
         """Return the name in Triton of each model of a package, by its own name. The entry has
         `name`, a helper its own name if that is free, and any other model a made name.
         """
@@ -442,7 +442,7 @@ class Packages:
         except OSError as error:
             raise BackendError(f"cannot remove model {name!r}: {error.strerror}") from error
 
-    def _staged(self) -> list[StagedModel]:
+    def _list_staged(self) -> list[StagedModel]:
         """Clear away what a killed run left half made; return the packages that have a note of
         their own.
         """
@@ -455,13 +455,13 @@ class Packages:
             raise BackendError(f"cannot list {self._repository}: {error.strerror}") from error
         found = ((folder.name, ownership_of(folder)) for folder in folders)
         return [
-            _staged_model(known, self._repository / name)
+            _read_staged_model(known, self._repository / name)
             for name, known in found
             if known and known.owner == name
         ]
 
 
-def _staged_model(known: Ownership, folder: Path) -> StagedModel:
+def _read_staged_model(known: Ownership, folder: Path) -> StagedModel:
     """Return a package that an earlier run left, from the note in its folder."""
     name, model_id = TritonName(known.owner), ModelId(known.model_id)
     placement = Placement(

@@ -26,7 +26,7 @@ _FRAMING_BYTES = 64  # of one file in the message, an upper bound
 
 def config_text(given: dict[str, Any]) -> str:
     """Convert a ModelConfig in JSON to config.pbtxt; InvalidRequest names unknown fields."""
-    if unknown := sorted(set(_unknown(given, ModelConfig.DESCRIPTOR, ""))):
+    if unknown := sorted(set(_find_unknown(given, ModelConfig.DESCRIPTOR, ""))):
         raise InvalidRequest(f"config: no such field of a ModelConfig: {listed(unknown)}")
     config = ModelConfig()
     try:
@@ -36,13 +36,13 @@ def config_text(given: dict[str, Any]) -> str:
     return text_format.MessageToString(config)
 
 
-def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
+def _find_unknown(given: object, message: Any, place: str) -> Iterator[str]:
     """Yield the paths of the fields of a JSON value that `message`, a descriptor of protobuf, does
     not have. `place` is the path of the value itself.
     """
     if isinstance(given, list):
         for item in given:
-            yield from _unknown(item, message, place)
+            yield from _find_unknown(item, message, place)
     elif isinstance(given, dict):
         is_map = message.GetOptions().map_entry
         for name, value in given.items():
@@ -53,7 +53,7 @@ def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
             if field is None:
                 yield cut(f"{place}{name}")
             elif field.message_type is not None:
-                yield from _unknown(value, field.message_type, f"{place}{name}.")
+                yield from _find_unknown(value, field.message_type, f"{place}{name}.")
 
 
 def write_package(folder: Path, source: ModelSource) -> None:
@@ -79,18 +79,20 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
     """
     name = Path(folder.name)
     try:
-        config, real = _config(folder, name), os.path.realpath(folder)
+        config, real = _read_config(folder, name), os.path.realpath(folder)
         inside, own = Inside([*roots, real]), frozenset({UNPACKED, CONFIG, MARKER})
         entries = inside.tree(real, without=own)
         sizes = {file: found.status.st_size for file, found in entries if not found.is_folder}
         _refuse_too_large(sizes, name)
-        files = {f"file:{f}": _content(inside, f"{real}/{f}", size) for f, size in sizes.items()}
+        files = {
+            f"file:{f}": _read_content(inside, f"{real}/{f}", size) for f, size in sizes.items()
+        }
         return Payload(config, files)
     except OSError as error:
         raise invalid_model(error.filename or folder, str(error.strerror)) from error
 
 
-def _config(folder: Path, name: Path) -> str:
+def _read_config(folder: Path, name: Path) -> str:
     """Return the config of a staged folder as JSON; without a config.pbtxt an empty one, which
     Triton completes. Raise InvalidModel for a config that cannot be uploaded.
     """
@@ -124,7 +126,7 @@ def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
         raise invalid_model(name, f"{total} bytes to upload; {most}")
 
 
-def _content(inside: Inside, path: str, size: int) -> bytes:
+def _read_content(inside: Inside, path: str, size: int) -> bytes:
     """Return the first `size` bytes of a file, as many as were counted: it may have grown since."""
     with inside.reading(path) as file:
         return file.read(size)
