@@ -267,11 +267,14 @@ class FakeTriton:
             model.process for model in models if model.process is not None and not model.has_died
         )
 
+    daemons: frozenset[ProcessId] = frozenset()  # what models that are gone have left running
+
     async def abandoned(self) -> frozenset[ProcessId]:
-        return frozenset()
+        return self.daemons
 
     async def kill(self, processes: Collection[ProcessId]) -> frozenset[ProcessId]:
-        killed = set()
+        killed = set(self.daemons.intersection(processes))
+        self.daemons -= killed
         for table in (self.loading, self.loaded, self.unloading):
             for model in table.values():
                 if model.process in processes and not model.has_died:

@@ -11,7 +11,14 @@ from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.memory import HOST, Device
-from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Placement,
+    ProcessId,
+    StagedModel,
+    TritonName,
+)
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -654,6 +661,18 @@ async def test_process_that_dies_amid_an_unload_is_noticed():
             stage.triton.kill_process_of(TritonName("a"))
             await unload
             stage.check()
+
+
+@played
+async def test_daemon_is_ended_when_seen_twice():
+    """A load may be between two processes when it is seen for the first time."""
+    async with Stage({"a": Script()}) as stage:
+        await asyncio.sleep(1)
+        stage.triton.daemons = frozenset({ProcessId(99, 0)})
+        await asyncio.sleep(11)
+        assert stage.triton.daemons
+        await asyncio.sleep(10)
+        assert not stage.triton.daemons
 
 
 @played

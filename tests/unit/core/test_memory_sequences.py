@@ -211,6 +211,18 @@ def test_reading_of_adopted_models_is_not_of_an_empty_device():
     assert books.answer(declared, waited=math.inf) is Answer.INSUFFICIENT
 
 
+def test_memory_of_unload_in_progress_ends_no_load():
+    """It will be back: a load that is ended for it would have fitted."""
+    books = gpu(400)
+    books.add("a", 300)
+    books.load("b", guess(100, key="b"))
+    books.ledger.begin_unload("a")
+    books.read(410)
+    assert books.ledger.overrun_of("b") is None
+    books.read(710)
+    assert books.ledger.overrun_of("b").name == "b"
+
+
 def test_guess_beside_one_that_fails_is_booked_with_what_is_left():
     """The growth of the other one belonged to no model, and nothing was left for this one."""
     books = gpu(1000, used=20)
