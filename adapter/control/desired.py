@@ -95,8 +95,7 @@ class Desired:
 
     def _note_if_ready(self, model: WantedModel) -> bool:
         """Return whether the model is still to be loaded; an adopted one is not."""
-        record = self.registry.get(model.model_id)
-        if record is None or record.state is not ModelState.READY:
+        if self.registry.find_ready(model.model_id) is None:
             return True
         self.wanted.note_loaded(model.model_id)
         return False

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum, auto
 from types import TracebackType
 from typing import Protocol
 
@@ -114,17 +113,11 @@ class FailureReader(Protocol):
         """Return the error to send for an inference that failed with `error`."""
 
 
-class LeaseState(IntEnum):
-    """The states of a lease."""
-
-    NEW = auto()
-    HELD = auto()
-    ABANDONED = auto()  # the caller has gone or timed out, and Triton still works on the request
-    ENDED = auto()
-
-
-# A lease holds the int: looking up a member of an enumeration is slow in Python 3.11.
-_NEW, _HELD, _ABANDONED, _ENDED = map(int, LeaseState)
+# The states of a lease: ints, since to look up a member of an enumeration is slow in Python 3.11.
+_NEW = 1
+_HELD = 2
+_ABANDONED = 3  # the caller has gone or timed out, and Triton still works on the request
+_ENDED = 4
 
 
 class Lease:

@@ -127,11 +127,6 @@ class LoadSlots:
         self._slots = FairSlots(count, self._is_left_out)
         self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
 
-    @property
-    def holders(self) -> list[ModelRecord]:
-        """Return the loads that have a slot."""
-        return list(self._holders)
-
     async def acquire(self, record: ModelRecord) -> None:
         """Wait for a slot. Harmless if the load has one."""
         if record in self._holders:

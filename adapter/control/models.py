@@ -120,7 +120,7 @@ class Models:
 
     def _can_serve(self, model_id: ModelId) -> bool:
         """Return whether the model is loaded in a Triton that has not exited."""
-        return self._is_ready(model_id) and not self.status.has_exited
+        return self.registry.find_ready(model_id) is not None and not self.status.has_exited
 
     def is_being_loaded(self, model_id: ModelId) -> bool:
         """Return whether a load or an update is in progress, which `wait_for_lease` waits for."""
@@ -129,7 +129,7 @@ class Models:
     async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model; wait for its load, and raise the failure of that."""
         operation = self.operations.load_of(model_id)
-        if operation is not None and not self._is_ready(model_id):
+        if operation is not None and self.registry.find_ready(model_id) is None:
             await self._wait_for_outcome(operation)
         return self.registry.serving(model_id)
 
@@ -179,9 +179,9 @@ class Models:
             return "being loaded"
         if self.operations.is_unloading(model_id):
             return ""
-        record = self.registry.get(model_id)
-        if record is not None and record.state is ModelState.READY:
+        if self.registry.find_ready(model_id) is not None:
             return "loaded already"
+        record = self.registry.get(model_id)
         if record is not None and record.state is ModelState.LOST and self.wanted.get(model_id):
             return "being loaded again"
         return ""
@@ -194,11 +194,14 @@ class Models:
 
     def keep(self, model_id: ModelId) -> None:
         """Have the model stay until its unload: calls may evict it only until now."""
+        for record in self.list_versions(model_id):
+            record.loaded_for = LoadedFor.PLATFORM
+
+    def list_versions(self, model_id: ModelId) -> list[ModelRecord]:
+        """Return the version that callers of the model get, and the one that is being loaded."""
         operation = self.operations.load_of(model_id)
         records = [self.registry.get(model_id), operation.record if operation else None]
-        for record in records:
-            if record is not None:
-                record.loaded_for = LoadedFor.PLATFORM
+        return [record for record in records if record is not None]
 
     def start_load(self, model_id: ModelId, request: LoadRequest) -> Operation[ModelRecord]:
         """Start a load that nobody has to wait for, or join the load or update in progress."""
@@ -220,9 +223,10 @@ class Models:
         return started
 
     async def _load(self, record: ModelRecord, request: LoadRequest) -> ModelRecord:
+        ready = self.registry.find_ready(record.id)
+        if ready is not None:
+            return ready
         present = self.registry.get(record.id)
-        if present is not None and present.state is ModelState.READY:
-            return present
         if present is not None and present.state is ModelState.DEAD:
             await self.unloader.unload(present, request.log_fields)
         record.name = self.registry.free_name(record.id)
@@ -340,8 +344,8 @@ class Models:
         replaces: Replaces,
         log_fields: Mapping[str, str],
     ) -> ModelRecord:
-        old = self.registry.get(model_id)
-        if old is None or not self.registry.is_serving(old):
+        old = self.registry.find_ready(model_id)
+        if old is None:
             record = ModelRecord(
                 model_id,
                 TritonName(""),
@@ -474,15 +478,12 @@ class Models:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _is_ready(self, model_id: ModelId) -> bool:
-        record = self.registry.get(model_id)
-        return record is not None and record.state is ModelState.READY
-
     def _should_return(self, model_id: ModelId) -> bool:
         """Return whether Triton has exited with the model, which the adapter loads again."""
+        ready = self.registry.find_ready(model_id)
+        if ready is not None:
+            return self.status.has_exited and not self.status.has_lost(ready)
         record = self.registry.get(model_id)
-        if record is not None and record.state is ModelState.READY:
-            return self.status.has_exited and not self.status.has_lost(record)
         return record is not None and record.state is ModelState.LOST
 
     def _explain_absence(self, model_id: ModelId, error: ModelNotFound) -> AdapterError:
@@ -499,7 +500,7 @@ class Models:
     async def wait_for_exit(self, model_id: ModelId) -> None:
         """Wait until the watcher has handled an exit of Triton: before, its models seem loaded."""
         deadline = clock.monotonic() + times.PATIENCE_SECONDS
-        while self.status.has_exited and self._is_ready(model_id):
+        while self.status.has_exited and self.registry.find_ready(model_id) is not None:
             if clock.monotonic() > deadline:
                 text = "Triton has exited, and is not back yet"
                 raise BackendUnavailable(text, model_id=model_id, delivered=False)

@@ -138,9 +138,9 @@ class OnDemand:
         if key is None:
             return False
         self.models.refuse_given_up(model_id, Requester.PERSON)
-        record = self.registry.get(model_id)
-        if is_forced and record is not None and self.registry.is_serving(record):
-            await self.models.update(record, key)
+        ready = self.registry.find_ready(model_id)
+        if is_forced and ready is not None:
+            await self.models.update(ready, key)
         else:
             await self.bring(model_id, key)
         self.models.keep(model_id)
@@ -183,9 +183,7 @@ class OnDemand:
 
     def _find_key_in_use(self, model_id: ModelId) -> ArtifactKey | None:
         """Return the key that the model was fetched from, or is to be."""
-        operation = self.models.operations.load_of(model_id)
-        records = [self.registry.get(model_id), operation.record if operation else None]
-        keys = [record.key for record in records if record is not None]
+        keys = [record.key for record in self.models.list_versions(model_id)]
         return next((key for key in keys if key is not None), None)
 
     async def _find_or_refuse(self, model_id: ModelId, error: ModelNotFound) -> ArtifactKey:

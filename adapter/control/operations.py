@@ -165,13 +165,11 @@ class Operations:
         """Return whether any operation of this model is queued or in progress."""
         return model_id in self._of_model
 
-    def end_loads(self, model_id: ModelId, reason: AdapterError) -> list[Operation[Any]]:
-        """End all loads and updates of this model, queued or in progress; return them."""
-        operations = self._of_model.get(model_id, [])
-        loads = [operation for operation in operations if operation.kind is not Kind.UNLOAD]
-        for operation in loads:
-            operation.end(reason)
-        return loads
+    def end_loads(self, model_id: ModelId, reason: AdapterError) -> None:
+        """End all loads and updates of this model, queued or in progress."""
+        for operation in self._of_model.get(model_id, []):
+            if operation.kind is not Kind.UNLOAD:
+                operation.end(reason)
 
     def find_reason(self) -> AdapterError | None:
         """Return why the operation of the present task was ended; None if it was not."""

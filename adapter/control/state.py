@@ -127,8 +127,7 @@ class State:
         caller.
         """
         models = self.desired.list_from_start()
-        records = [self.registry.get(model.model_id) for model in models]
-        loaded = sum(record is not None and record.state is ModelState.READY for record in records)
+        loaded = sum(self.registry.find_ready(model.model_id) is not None for model in models)
         unloaded = len(self.desired.wanted.unloaded())
         return {"loaded": loaded, "missing": len(models) - loaded, "unloaded": unloaded}
 

@@ -81,6 +81,11 @@ class Registry:
             return record
         raise _explain_absence(model_id, record)
 
+    def find_ready(self, model_id: ModelId) -> ModelRecord | None:
+        """Return the record that takes requests; None without one."""
+        record = self._by_id.get(model_id)
+        return record if record is not None and record.state is _READY else None
+
     def is_serving(self, record: ModelRecord) -> bool:
         """Return whether callers get this record now."""
         return record.state is _READY and self._by_id.get(record.id) is record

@@ -168,7 +168,7 @@ class Stage:
         assert sorted(kept.elements()) == folders, (kept, folders)
         assert all(r.usage.in_flight == 0 for r in records), records
         assert len(control.operations) == 0
-        assert set(control.slots.holders) <= {r for r in records if r.state is ModelState.STUCK}
+        assert set(control.slots._holders) <= {r for r in records if r.state is ModelState.STUCK}
         assert control.leases.started == control.leases.ended
         assert control.leases.waiting == 0
         assert control.leases.abandoned == 0
