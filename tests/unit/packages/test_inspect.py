@@ -15,6 +15,16 @@ from tests.unit.packages.looking import PYTHON, look, make, refusal
 # --- which folder is the model
 
 
+@pytest.mark.parametrize(("name", "asks"), [("a-main", True), ("z-helper", False)])
+def test_only_callers_model_asks_for_response_cache(root, name, asks):
+    """A helper is staged without the cache, so its package keeps the model's own name."""
+    for own_name in ("a-main", "z-helper"):
+        cache = "response_cache { enable: true }" if own_name == name else ""
+        make(root / "m" / own_name, PYTHON + cache)
+    (root / "m" / "a-main" / "1" / "model.py").write_text("NAMES = ['z-helper']")
+    assert look(root / "m", root).asks_for_cache == asks
+
+
 def test_the_folder_itself_may_be_the_model(root):
     folder = make(root / "m", files=["1/model.py", "1/weights/w.bin", "labels.txt"])
     package = look(folder, root)
