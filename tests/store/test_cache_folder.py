@@ -127,7 +127,7 @@ def test_a_kill_at_any_moment_leaves_whole_artifacts_and_nothing_else(folder, tm
     contents = fill(folder, 10, 5 * 2**20)
     moments = random.Random(1)
     taken_over = 0
-    for _ in range(8):
+    for _ in range(4):
         killed_user(folder, tmp_path / "cache", moments.uniform(0, 0.4))
         taken_over += whole(tmp_path / "cache", contents)
     assert taken_over

@@ -279,7 +279,7 @@ async def test_size_garbled_twice_is_forgotten(lying: LyingBucket, tmp_path, mon
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(faults=st.lists(st.sampled_from(FAULTS), max_size=30), has_etag=st.booleans())
 async def test_any_lies_end_in_right_bytes_or_an_error(

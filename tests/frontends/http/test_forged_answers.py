@@ -17,7 +17,7 @@ from tests.running import EXAMPLES, RunningAdapter
 
 SECONDS = 30
 BLOCK = 2**14  # Triton writes an answer in pieces of so many bytes
-BLOCKS, ATTACKS, ATTACKERS, OTHERS, BUSY = 16, 50, 4, 8, 4
+BLOCKS, ATTACKS, ATTACKERS, OTHERS, BUSY = 16, 25, 4, 8, 4
 LENGTH = "Inference-Header-Content-Length"
 
 

@@ -94,7 +94,6 @@ SAMPLES = {
 }
 
 
-@settings(max_examples=4 * settings().max_examples)
 @given(
     st.sampled_from(sorted(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=5),
