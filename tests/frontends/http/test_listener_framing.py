@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.cases import case
-from tests.frontends.http.listener import HANDLED, PATHS, PLANNED, Listener, head, opened, request
+from tests.frontends.http.listener import PATHS, PLANNED, Listener, head, opened, request
 
 GOOD = request(PLANNED, b"smuggled")
 
@@ -54,6 +54,7 @@ VECTORS = {
     "a name with a space": ([b"X Y: a"], b""),
     "a name beyond ASCII": (["Ü: a".encode()], b""),
     "two hosts": ([b"Host: y"], b""),
+    "more than 128 fields": ([b"X: y"] * 128, b""),
 }
 
 CHUNKS = {
@@ -95,6 +96,10 @@ LINES = {
     "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM%.0s",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01%.0s",
     "a word": b"junk%.0s",
+    "a fragment": b"POST %s#a HTTP/1.1",
+    "a fragment behind a host": b"POST http://x%s#a HTTP/1.1",
+    "another scheme": b"POST ftp://x%s HTTP/1.1",
+    "a line break in the target": b"POST /\nmodel:%s HTTP/1.1",
 }
 
 
@@ -243,28 +248,6 @@ async def test_what_goes_on_to_triton_is_framed_anew(path):
     ]
     assert not [line for line in lines if line.startswith((b"x-hop", b"te:", b"connection"))]
     assert sized.head.lower().count(b"content-length: 2\r\n") == 1
-
-
-async def test_a_body_that_looks_like_a_request_is_a_body():
-    body = request(PLANNED, b"smuggled")
-    async with opened() as listener:
-        caller = await listener.connect()
-        for path in (PLANNED, HANDLED, "/models/other/invoke", "/nothing/early"):
-            await caller.ask(request(path, body))
-        assert [asked.body for asked in listener.upstream.requests] == [body]
-        assert set(listener.bodies) == {body}
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 64])
-async def test_what_is_refused_does_not_depend_on_how_it_is_cut(size):
-    data = raw(PLANNED, b"Transfer-Encoding: chunked", b"X: a\nb: c", body=b"0\r\n\r\n")
-    async with opened() as listener:
-        caller = await listener.connect()
-        for at in range(0, len(data), size):
-            caller.writer.write(data[at : at + size])
-            await asyncio.sleep(0)
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
-        assert listener.upstream.requests == []
 
 
 @pytest.mark.parametrize(

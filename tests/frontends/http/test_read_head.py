@@ -18,7 +18,6 @@ from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
 COUNT = int(os.environ.get("NIGHTLY_HEADS", "3000"))
-LENGTH = "Content-Length: 2"
 pytestmark = pytest.mark.timeout(60 + COUNT // 1000)
 _SPOILERS = bytes(range(0x21)) + b":,;Z0\x7f\x80\xa0\xff"
 _LONG = "".join(str(digit % 10) for digit in range(1, 31))
@@ -152,44 +151,6 @@ async def test_a_head_that_is_split_anywhere_is_read_as_the_whole_one(field: str
             await caller.close()
 
 
-@rows(
-    "raw",
-    [
-        head(PLANNED, LENGTH, "Host: y"),
-        b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\n",
-        head(PLANNED, LENGTH).replace(b"POST ", b"POST  "),
-        head(PLANNED, LENGTH).replace(b" HTTP", b"  HTTP"),
-        head(PLANNED + "#a", LENGTH),
-        head("http://x/a#b", LENGTH),
-        head("http://x:99999/models", LENGTH),
-        head("http://[/models", LENGTH),
-        head("ftp://x/models", LENGTH),
-        head("*", LENGTH, method="OPTIONS"),
-        head(PLANNED, LENGTH, version="1.2"),
-        head(PLANNED, LENGTH, version="2.0"),
-        head(PLANNED, LENGTH).replace(b"HTTP/1.1", b"ICE/1.0"),
-        head("x:80", method="CONNECT"),
-        head(PLANNED, LENGTH, *(f"X-{number}: y" for number in range(127))),
-        head(PLANNED, "Transfer-Encoding: gzip, chunked"),
-        head(PLANNED, "Transfer-Encoding: chunked;q=1", "Transfer-Encoding: chunked"),
-        head(PLANNED, "Transfer-Encoding: gzip", "transfer-encoding: chunked"),
-        head(PLANNED, "Transfer-Encoding: chunked", LENGTH),
-        head(PLANNED, LENGTH, LENGTH),
-        head(PLANNED, "Transfer-Encoding: chunked", version="1.0"),
-        head(PLANNED, f"Content-Length: {'0' * 29}2"),
-        head(PLANNED, f"Content-Length: {'9' * 30}"),
-        head(PLANNED, LENGTH, "X: a\r\n b"),
-        head(PLANNED, LENGTH, "X: a\x01"),
-        head(PLANNED, LENGTH, "X: a\nY: b"),
-        head(PLANNED, LENGTH, "X: a\rb"),
-        head("/\nmodel:" + PLANNED, LENGTH),
-    ],
-)
-def test_head_that_others_may_read_differently_is_refused(raw: bytes):
-    with pytest.raises(MisreadHead):
-        read_head(raw)
-
-
 def test_length_tells_where_the_body_ends():
     assert read_head(head(PLANNED)).length == 0
     assert read_head(head(PLANNED, "content-length:\t002 ")).length == 2
@@ -209,8 +170,3 @@ def test_length_tells_where_the_body_ends():
 )
 def test_connection_is_closed_as_the_client_wants(fields, version, wants_close):
     assert read_head(head(PLANNED, *fields, version=version)).wants_close == wants_close
-
-
-@pytest.mark.parametrize("field", ["Upgrade: h2c\r\nConnection: Upgrade", "Expect: 100-Continue"])
-def test_request_for_another_protocol_is_read_in_this_one(field: str):
-    assert read_head(head(PLANNED, field, LENGTH)).length == 2

@@ -230,20 +230,6 @@ async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(count, 
         assert [one.status for one in found] == [200] * (bool(first) + count + 1)
 
 
-@pytest.mark.parametrize("protocol", ["ICE/1.0", "XTTP/1.1"])
-@pytest.mark.parametrize("is_behind", [False, True], ids=["first", "behind chunks"])
-async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_behind: bool) -> None:
-    async with opened(limits=PATIENT) as listener:
-        caller = await listener.connect()
-        if is_behind:
-            await caller.send(head(HANDLED, "Transfer-Encoding: chunked") + b"0\r\n\r\n")
-            assert (await caller.answer()).status == 200
-        await caller.send(request(HANDLED).replace(b"HTTP/1.1", protocol.encode()))
-        async with asyncio.timeout(SECONDS):
-            assert (await caller.answer()).refusal == (400, "InvalidRequest")
-            assert await caller.rest() == b""
-
-
 @pytest.mark.parametrize("kind", ["h2c", "websocket"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, kind) -> None:

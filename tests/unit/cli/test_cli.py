@@ -352,7 +352,7 @@ def test_small_commands_import_nothing_heavy(argv, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.parametrize("argv, unbuffered", [(("--help",), ""), (("version",), "1")])
+@pytest.mark.parametrize(("argv", "unbuffered"), [(("--help",), ""), (("version",), "1")])
 def test_reader_who_has_left_ends_command_quietly(argv, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
