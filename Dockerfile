@@ -10,7 +10,7 @@
 # Two builds on one base are the same, byte by byte, with `rewrite-timestamp=true`: docs/containers.md, The same bytes.
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG PYTHON_DIGEST=
-ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.08-py3
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.05-py3
 ARG TRITON_DIGEST=
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS python

@@ -454,9 +454,10 @@ def versions_part() -> str:
         ]
         for change in sorted(versions.CHANGES, key=lambda change: change.since)
     ]
+    tested = "was run" if versions.IS_DEFAULT_TESTED else "was never run"
     default = (
         "The chart, `compose.yaml`, the Dockerfile and the examples name"
-        f" `{versions.DEFAULT_IMAGE}`, on which nothing was run.\n\n"
+        f" `{versions.DEFAULT_IMAGE}`. The test suite {tested} on it.\n\n"
     )
     return default + table(["since", "Triton", "the adapter"], rows)
 
