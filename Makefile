@@ -138,6 +138,7 @@ simulation: setup  ## simulate evictions: the table, data and plot of docs/measu
 	.venv/bin/python -m scripts.simulation.eviction
 
 site: setup  ## write the documentation to dist/site, with search; fails on a dead link or anchor
+	@.venv/bin/python scripts/lay_out_site.py
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 lock: setup  ## pin the newest allowed versions in requirements/ (needs uv)

@@ -75,7 +75,7 @@ def without_blocks(text: str) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens; and those of `<a>`."""
+    """Return the anchors of titles, as GitHub makes them, and those of `<a id>`."""
     text = without_blocks(page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
     of_titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

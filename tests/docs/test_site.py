@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.docs.pages import ROOT, blocks, pages, shown
+from tests.journeys.page.browser import chromium
 
 # What a browser loads by itself.
 LOST = "lost" + ".md"  # no page that a test of the pages is to look for
@@ -41,6 +42,8 @@ class Seen(HTMLParser):
 
 
 def build(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    laid_out = subprocess.run([sys.executable, "scripts/lay_out_site.py"], check=False, cwd=root)
+    assert laid_out.returncode == 0
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out],
         check=False,
@@ -68,7 +71,7 @@ def seen(site: Path) -> dict[Path, Seen]:
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     """A copy of what the site is made of, to spoil."""
-    for path in [*pages(), ROOT / "mkdocs.yml", ROOT / "LICENSE", ROOT / "scripts/site_hooks.py"]:
+    for path in [*pages(), ROOT / "mkdocs.yml", ROOT / "LICENSE", ROOT / "scripts/lay_out_site.py"]:
         place = tmp_path / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
@@ -135,6 +138,40 @@ def test_a_fence_with_a_note_is_code_on_the_site(site):
 
     assert len(noted) > 20
     assert [page for page, text in on_site.items() if "```" in text] == []
+
+
+@pytest.mark.slow
+def test_search_works_on_pages_opened_as_files(site, tmp_path):
+    with chromium(tmp_path) as browser:
+        browser.requests()  # of the browser's own first page
+        browser.driver.get((site / "index.html").as_uri())
+        browser.run(
+            "document.querySelector('[data-md-toggle=search]').click();"
+            "const field = document.querySelector('.md-search__input'); field.focus();"
+            "field.value = 'memory_reserve';"
+            "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));"
+        )
+        hits = "return document.querySelectorAll('.md-search-result__item').length"
+        browser.until(lambda: browser.run(hits), "hits")
+        loaded = browser.requests()
+
+    assert [url for url in loaded if urlsplit(url).scheme.startswith("http")] == []
+
+
+def test_site_lists_its_pages_for_programs(site):
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"^- \[.+\]\((.+)\)$", text, re.MULTILINE)
+
+    assert text.startswith("# triton-adapter\n\n> ")
+    assert {place_of(page) for page in pages()} == set(links)
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
+def test_site_is_built_without_hooks():
+    """Zensical, which follows Material for MkDocs, reads mkdocs.yml and runs no hooks."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+    assert re.findall(r"^(?:hooks|watch):", text, re.MULTILINE) == []
 
 
 def test_make_check_builds_it_as_the_tests_do():
