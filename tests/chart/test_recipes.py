@@ -21,7 +21,6 @@ from tests.chart.chart import (
     variables,
 )
 from tests.chart.pod import pod_of, running_containers
-from tests.docs.pages import blocks_of
 from tests.journeys.observability.promtool import needs_promtool, promtool
 from tests.running import Client, wait_until
 from tests.trees import CONFIG, write_python_model
@@ -36,13 +35,6 @@ def names_of_the_page() -> list[str]:
     return re.findall(r"ci/([a-z0-9-]+)-values\.yaml", RECIPES)
 
 
-def holds(whole, part):
-    """Whether a file of values has what a shorter one has."""
-    if not isinstance(part, dict):
-        return whole == part
-    return all(key in whole and holds(whole[key], value) for key, value in part.items())
-
-
 def settings_of(values):
     return load_settings({}, variables(values), None).settings
 
@@ -53,16 +45,6 @@ def test_each_recipe_has_values_that_are_rendered():
     assert recipes >= {"openshift", "istio", "ipv6", "mig", "shared-gpu", "nvml", "image", "pvc"}
     for name in recipes:
         assert render({**values_of(name), "checkApis": False})
-
-
-@pytest.mark.parametrize(
-    "block", [b for b in blocks_of(PAGE, RECIPES) if b.language == "yaml"], ids=str
-)
-def test_values_of_the_page_are_rendered_here(block):
-    values = yaml.safe_load(block.text)
-
-    files = [values_of(name) for name in names_of_the_page()]
-    assert [file for file in files if holds(file, values)]
 
 
 def test_on_openshift_no_object_names_a_user_or_a_group():
