@@ -29,25 +29,28 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     if name in notes:
         parts.append(notes[name].strip() + "\n")
     rows = [row for row in ROWS if row.measure == name]
-    parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
+    measured = [row for row in rows if measure is not None and row.figure in measure["figures"]]
+    if measured:
+        assert measure is not None
+        parts.append(table(_COLUMNS, (_cells(row, measure) for row in measured)))
+    if missing := len(rows) - len(measured):
+        parts.append(f"Figures that are not measured on this code: {missing}.\n")
     if measure is not None:
         parts.append(_origin(measure))
         missed = [
-            row for row in rows if row.key in notes and _describe(row, measure)[1] == "missed"
+            row for row in measured if row.key in notes and _describe(row, measure)[1] == "missed"
         ]
         parts += [f"- **{row.what}**: {notes[row.key].strip()}\n" for row in missed]
     return "\n".join(parts)
 
 
-def _cells(row: Row, measure: Json | None) -> list[str]:
+def _cells(row: Row, measure: Json) -> list[str]:
     return [row.what, row.target, ": ".join(filter(None, _describe(row, measure)))]
 
 
-def _describe(row: Row, measure: Json | None) -> tuple[str, str]:
+def _describe(row: Row, measure: Json) -> tuple[str, str]:
     """Return the figure of a row, and what it is worth against the target."""
-    found = measure["figures"].get(row.figure) if measure is not None else None
-    if measure is None or found is None:
-        return "not measured on this code", ""
+    found = measure["figures"][row.figure]
     if measure["is_stale"]:
         return shown(found, row.unit), ""
     return shown(found, row.unit), "coarse" if measure["quick"] else verdict(row, found)

@@ -113,7 +113,15 @@ def test_page_shows_verdicts_commit_and_date():
     assert line_of(met, "grpc.cpu").endswith("| at most 2.2 x | 1.5 x (1.5 to 1.5): met |")
     assert line_of(missed, "grpc.cpu").endswith(": missed |")
     assert "Commit 1234567890ab, 2026-01-01, 2 cores." in met
-    assert line_of(met, LAST).endswith("| not measured on this code |")
+
+
+def test_page_counts_what_was_not_measured():
+    text = page({"grpc": measure({"cpu": spread([1.5] * 3)})}, {})
+
+    [section] = [each for each in text.split("### ") if each.startswith("gRPC")]
+    assert f"| {row(LAST).what} |" not in text
+    assert "| 1.5 x (1.5 to 1.5): met |" in section
+    assert "not measured on this code: 2.\n" in section
 
 
 @pytest.mark.parametrize(("how", "said"), [("is_stale", ") |"), ("quick", "): coarse |")])
