@@ -70,6 +70,15 @@ async def test_later_of_two_crowded_fetches_begins_again(tmp_path):
         await reserved
 
 
+async def test_fetch_that_waited_long_for_room_is_refused(tmp_path):
+    disk = open_disk(tmp_path, room_seconds=0.1)
+    with disk.reservation("the first") as first, disk.reservation("the second") as second:
+        await first.reserve(_LIMIT)
+        async with asyncio.timeout(_GIVES_WAY_SECONDS):
+            with pytest.raises(NoRoom):
+                await second.reserve(_KIB)
+
+
 async def test_fetches_at_once_succeed_one_by_one(folder, open_cache):
     for number in range(6):
         put(folder, f"{number}.tar.gz", 280 * _KIB, packed=True)
@@ -149,10 +158,10 @@ async def test_fetch_that_may_unload_nothing_is_refused(folder, open_cache):
 _NOTE = Note("", "first", "1", "", _LIMIT, {})
 
 
-def open_disk(folder: Path) -> Disk:
+def open_disk(folder: Path, room_seconds: float = 3600) -> Disk:
     cache_folder = CacheFolder(folder)
     cache_folder.open()
-    return Disk(cache_folder, _LIMIT, room_seconds=3600)
+    return Disk(cache_folder, _LIMIT, room_seconds=room_seconds)
 
 
 async def test_room_that_came_free_while_models_were_asked_is_taken(tmp_path):
