@@ -9,7 +9,7 @@ from adapter.runtime import background
 from adapter.store.cache import ArtifactCache
 from adapter.triton.client import TritonControl
 
-_STARTING = "starting"
+_STARTING = "starting"  # the first word of a phase before the end of the start
 
 
 class StoreHealth:
@@ -55,11 +55,11 @@ class Readiness:
         self._state = state
         self._drain = drain
         self._stores = stores
-        self._phase = f"{_STARTING}: waiting for Triton"  # "" between start and stop
+        self._phase = "starting: waiting for Triton"  # "" between start and stop
 
     def note_loading(self, name: str) -> None:
         """Report that the start waits for a model."""
-        self._phase = f"{_STARTING}: loading {name!r}"
+        self._phase = f"starting: loading {name!r}"
 
     def note_started(self) -> None:
         """Report that the start is over."""
