@@ -267,7 +267,7 @@ class FakeTriton:
             model.process for model in models if model.process is not None and not model.has_died
         )
 
-    daemons: frozenset[ProcessId] = frozenset()  # what models that are gone have left running
+    daemons: frozenset[ProcessId] = frozenset()  # processes of models that Triton no longer lists
 
     async def abandoned(self) -> frozenset[ProcessId]:
         return self.daemons
