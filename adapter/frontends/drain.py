@@ -37,7 +37,7 @@ class Drain:
                 act()
             asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
 
-    def at_once(self, act: Callable[[], None]) -> None:
+    def run_at_once(self, act: Callable[[], None]) -> None:
         """Call `act` when the drain begins."""
         self._beginnings.append(act)
 

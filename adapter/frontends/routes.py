@@ -51,7 +51,7 @@ def _v2(
     return Route(method, f"/v2{path}", operation, scope, "v2", passthrough)
 
 
-def _of_model(method: str, path: str, operation: str, scope: Scope) -> Iterator[Route]:
+def _list_model_routes(method: str, path: str, operation: str, scope: Scope) -> Iterator[Route]:
     """Yield the routes of a model, and of a version of it."""
     yield _v2(method, f"/models/{{model_name}}{path}", operation, scope)
     yield _v2(method, f"/models/{{model_name}}/versions/{{version}}{path}", operation, scope)
@@ -94,13 +94,13 @@ ROUTES: Sequence[Route] = (
     _v2("GET", "/health/live", "live", SERVER),
     _v2("GET", "/health/ready", "server_ready", SERVER),
     _v2("GET", "/models/stats", "all_statistics", METADATA),
-    *_of_model("GET", "", "metadata", METADATA),
-    *_of_model("GET", "/config", "config", METADATA),
-    *_of_model("GET", "/stats", "statistics", METADATA),
-    *_of_model("GET", "/ready", "ready", METADATA),
-    *_of_model("POST", "/infer", "infer", INFERENCE),
-    *_of_model("POST", "/generate", "generate", INFERENCE),
-    *_of_model("POST", "/generate_stream", "generate_stream", INFERENCE),
+    *_list_model_routes("GET", "", "metadata", METADATA),
+    *_list_model_routes("GET", "/config", "config", METADATA),
+    *_list_model_routes("GET", "/stats", "statistics", METADATA),
+    *_list_model_routes("GET", "/ready", "ready", METADATA),
+    *_list_model_routes("POST", "/infer", "infer", INFERENCE),
+    *_list_model_routes("POST", "/generate", "generate", INFERENCE),
+    *_list_model_routes("POST", "/generate_stream", "generate_stream", INFERENCE),
     _v2("POST", "/repository/index", "repository_index", READ),
     _v2("POST", "/repository/models/{model_name}/load", "repository_load", CONTROL),
     _v2("POST", "/repository/models/{model_name}/unload", "repository_unload", CONTROL),
@@ -187,9 +187,11 @@ class _Node:
     other: "_Node | None" = None
 
     def child(self, segment: str) -> "_Node":
+        """Return the place of a segment below this one; make it if there is none."""
         if not segment.startswith("{"):
             return self.literals.setdefault(segment, _Node())
-        self.name, self.other = segment[1:-1], self.other or _Node()
+        self.name = segment[1:-1]
+        self.other = self.other or _Node()
         return self.other
 
 

@@ -430,10 +430,10 @@ def challenge(error: errors.Unauthenticated) -> str:
 def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | None:
     """The entry of the nearest class along the error's ancestry; None for a bug."""
     kind = type(error)
-    return table[kind] if kind in table else of_kind(table, kind)  # the walk takes 1 us
+    return table[kind] if kind in table else lookup_kind(table, kind)  # the walk takes 1 us
 
 
-def of_kind(table: Mapping[type[BaseException], T], error: type[BaseException]) -> T | None:
+def lookup_kind(table: Mapping[type[BaseException], T], error: type[BaseException]) -> T | None:
     """Return the entry of the nearest class along the ancestry of a class of errors."""
     return next((table[kind] for kind in error.__mro__ if kind in table), None)
 

@@ -28,7 +28,7 @@ async def check_in_turns(
     turns: Turns,
     parameters: StreamedParametersCheck | None = None,
 ) -> None:
-    """`check_whole` of a large body, while others have their turns."""
+    """Check a large body as `check_whole` does, while others have their turns."""
     part = body if json_bytes is None else body[:json_bytes]
     limits = Limits(None, most_values(part, len(body), max_unpacked), parameters)
     await _Feed(limits, turns).feed(_cut(part))
@@ -96,6 +96,7 @@ async def checked(
 
 
 def is_packed(headers: Mapping[str, str]) -> bool:
+    """Return whether a body comes compressed."""
     return any(
         name.lower() == "content-encoding" and value.strip().lower() in _PACKED
         for name, value in headers.items()
@@ -108,9 +109,12 @@ class _Feed:
     def __init__(self, limits: Limits, turns: Turns) -> None:
         self._limits = limits
         self._turns = turns
-        self._seconds, self._size = 0.0, 0  # since its last turn
+        # since its last turn
+        self._seconds = 0.0
+        self._size = 0
 
     async def feed(self, pieces: Iterator[bytes]) -> None:
+        """Check pieces, and give others their turns meanwhile."""
         begun = clock.monotonic()
         for piece in pieces:
             self._limits.feed(piece)
@@ -118,7 +122,8 @@ class _Feed:
             self._size += len(piece)
             if self._seconds > _TURN_SECONDS:
                 await self._turns.turn()
-                self._seconds, self._size = 0.0, 0
+                self._seconds = 0.0
+                self._size = 0
             elif self._size >= _TURN_BYTES:  # a little can become much, and others have work too
                 await asyncio.sleep(0)
                 self._size = 0
@@ -144,7 +149,10 @@ class _Unpacking:
 
     def end(self) -> Iterator[bytes]:
         """Yield the last pieces. Raises InvalidRequest if the body is cut off."""
-        while not self._packed.eof and (piece := self._unpacked(b"")):
+        while not self._packed.eof:
+            piece = self._unpacked(b"")
+            if not piece:
+                break
             yield piece
         if not self._packed.eof:
             raise InvalidRequest("the compressed body is cut off")

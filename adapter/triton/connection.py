@@ -39,6 +39,8 @@ _EVENT = "data: "
 
 
 class State(IntEnum):
+    """The states of a connection."""
+
     IDLE = auto()
     SENDING = auto()
     AWAITING_HEAD = auto()
@@ -48,6 +50,8 @@ class State(IntEnum):
 
 
 class Event(IntEnum):
+    """The events that change the state of a connection."""
+
     BEGUN = auto()
     SENT = auto()  # the request, to its last byte
     HEAD = auto()  # of the answer, the last one where there are informational ones
@@ -70,12 +74,19 @@ NEXT = {
 
 
 class Owner(Protocol):
-    """The pool of a connection. `lost` is called once for each of them."""
+    """The pool of a connection."""
 
-    def abandoned(self, connection: "Connection") -> None: ...
-    def free(self, connection: "Connection") -> None: ...
-    def lost(self, connection: "Connection") -> None: ...
-    def answered_nothing(self, record: ServedModel) -> None: ...
+    def abandoned(self, connection: "Connection") -> None:
+        """Note that nobody waits for the answer to a call any more."""
+
+    def free(self, connection: "Connection") -> None:
+        """Take a connection back on which another call may follow."""
+
+    def lost(self, connection: "Connection") -> None:
+        """Forget a connection that is closed. Called once for each of them."""
+
+    def answered_nothing(self, record: ServedModel) -> None:
+        """Note that a model has answered without any of its outputs."""
 
 
 # Heads of answers by their bytes, all of them of good ones that say their length: Triton says few
@@ -85,13 +96,18 @@ _MOST_KNOWN, _KNOWN_BYTES = 512, 512
 
 
 class Connection:
-    """`seconds` is the limit for a whole call, or of one that is a stream for each piece.
+    """Makes one call of Triton after the other.
 
     A call: `begin`, then `send`, or `write` and at its end `sent`. Its receiver has the last word
     by `ended` or `failed`. The methods named on_* are called by the parser.
     """
 
-    def __init__(self, owner: Owner, faults: Faults, seconds: float) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        faults: Faults,
+        seconds: float,  # limit of a whole call, or of each piece of a stream
+    ) -> None:
         self.state = _IDLE
         self.transport: asyncio.Transport
         self._owner = owner
@@ -105,7 +121,8 @@ class Connection:
         self._is_held = False
         self._raw = b""  # of a head that is not whole
         # the head of the last answer, where it is in _KNOWN, and the bytes of all of that answer
-        self._last_head, self._last_bytes = b"", 0
+        self._last_head = b""
+        self._last_bytes = 0
         self._fault: bytearray | None = None
         self.headers: RawHeaders = []
         self.length: int | None = None
@@ -125,7 +142,8 @@ class Connection:
         self.state = NEXT[self.state][_BEGUN]
         self._receiver = receiver
         self._record = record
-        self._is_stream, self._is_probe = is_stream, is_probe
+        self._is_stream = is_stream
+        self._is_probe = is_probe
         self._is_sent = False
         self.heard = now = self._loop.time()
         self._due = now + self.seconds
@@ -142,6 +160,7 @@ class Connection:
         self._is_sent = True
 
     def write(self, piece: bytes) -> None:
+        """Write a piece of the request."""
         self.heard = self._loop.time()
         self.transport.write(piece)
 
@@ -158,13 +177,14 @@ class Connection:
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Read on from Triton."""
         if self._is_held and self.state != _BROKEN:
             self._is_held = False
             self.heard = self._loop.time()
             self.transport.resume_reading()
 
     def leave(self, receiver: Receiver, hold: Hold | None) -> None:
-        """`receiver` is told nothing more. What Triton works on is not taken from it: the answer
+        """Tell `receiver` nothing more. What Triton works on is not taken from it: the answer
         is read for nobody, and `hold` is abandoned until then. No-op where the call is over.
         """
         if self._receiver is not receiver:
@@ -192,6 +212,7 @@ class Connection:
         return True
 
     def abort(self) -> None:
+        """Close the connection at once."""
         self.state = _BROKEN
         self.transport.abort()
 
@@ -226,7 +247,7 @@ class Connection:
         if receiver is None:
             return
         if whole is not None:
-            self._tell_whole(receiver, whole)
+            self._report_whole(receiver, whole)
         elif self._fault is None:
             receiver.ended()
         else:
@@ -271,18 +292,20 @@ class Connection:
         text = f"no answer from Triton within {self.seconds:g} s"
         error = BackendTimeout(text, model_id=self._record.asked_for if self._record else None)
         if self.is_delivered():
-            receiver.failed(error)  # and leaves
+            receiver.failed(error)  # the receiver leaves the connection
         else:
             self._fail(error)
 
     # -- asyncio.Protocol -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with a new connection."""
         self.transport = cast("asyncio.Transport", transport)
         sockets.keep_alive(transport)
         self._readable.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
+        """Read what Triton has sent."""
         if (
             len(data) == self._last_bytes
             and data.startswith(self._last_head)
@@ -300,6 +323,7 @@ class Connection:
             self._break("an answer to nothing")
 
     def eof_received(self) -> None:
+        """End an answer that lasts until the connection closes; fail any other."""
         if self.state == _READING_BODY and self._lasts_until_closed():
             self._is_kept = False
             self._end()
@@ -307,16 +331,19 @@ class Connection:
             self._break("it was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the call, if there is one, and tell the owner."""
         if self._timer is not None:
             self._timer.cancel()
         self._break(str(exc or "it was closed"))
         self._owner.lost(self)
 
     def pause_writing(self) -> None:
+        """Have the receiver write no further."""
         if self._receiver is not None:
             self._receiver.pause_writing()
 
     def resume_writing(self) -> None:
+        """Have the receiver write on."""
         if self._receiver is not None:
             self._receiver.resume_writing()
 
@@ -330,9 +357,9 @@ class Connection:
             self.resume_reading()
         self._owner.free(self)
         if receiver is not None:
-            self._tell_whole(receiver, data[len(self._last_head) :])
+            self._report_whole(receiver, data[len(self._last_head) :])
 
-    def _tell_whole(self, receiver: Receiver, whole: bytes) -> None:
+    def _report_whole(self, receiver: Receiver, whole: bytes) -> None:
         if whole.endswith(_NO_OUTPUTS) and self._record is not None:
             self._owner.answered_nothing(self._record)
         receiver.answered_whole(whole)
@@ -343,8 +370,10 @@ class Connection:
             end = data.find(_END) + len(_END)
             if (known := _KNOWN.get(data[:end])) is not None:
                 self.headers, self.length = known
-                self.status, self._is_kept = _OK, True
-                self._last_head, self._last_bytes = data[:end], end + self.length
+                self.status = _OK
+                self._is_kept = True
+                self._last_head = data[:end]
+                self._last_bytes = end + self.length
                 self._answer(data[end:])
                 return
             self._quiet = 0
@@ -352,7 +381,8 @@ class Connection:
             self._pieces: list[bytes] = []
             self.status = 0
             self._is_kept = self._is_complete = False
-            self.headers, self.length = [], None
+            self.headers = []
+            self.length = None
         while data:
             begun = len(self._raw)
             self._raw += data
@@ -369,7 +399,9 @@ class Connection:
                     self._remember(head)
                 self._answer(data)
                 return
-            self.status, self.headers = 0, []  # it was an informational one
+            # an informational head: the one of the answer follows
+            self.status = 0
+            self.headers = []
 
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state == _AWAITING_HEAD
@@ -400,7 +432,7 @@ class Connection:
     def _read_body(self, data: bytes) -> None:
         if self._left is not None:
             self._left -= len(data)
-            if self._left < 0:  # what lies behind the answer was asked for by nobody
+            if self._left < 0:  # nobody has asked for bytes behind the answer
                 self._is_kept = False
                 data = data[: self._left]
             self._is_complete = self._left <= 0
@@ -425,7 +457,7 @@ class Connection:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            if self._is_complete:  # it is about what lies behind the answer
+            if self._is_complete:  # the error is about bytes behind the answer
                 self._is_kept = False
                 return True
             self._break(f"this is not an HTTP answer: {error}")
@@ -443,22 +475,27 @@ class Connection:
     # -- httptools --------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Refuse a second answer behind a complete one."""
         if self._is_complete:
             raise ValueError("an answer to nothing")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a field of the head."""
         if self.state != _READING_BODY:  # trailers are nothing to us
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        """Take over the status, and whether another call may follow."""
         self.status = self._parser.get_status_code()
         self._is_kept = self._parser.should_keep_alive()
 
     def on_body(self, piece: bytes) -> None:
+        """Add a piece of the body."""
         self._pieces.append(piece)
         self._quiet = 0
 
     def on_message_complete(self) -> None:
+        """Mark the answer as complete."""
         self._is_complete = self.state == _READING_BODY
 
 
@@ -468,16 +505,26 @@ class _Nobody:
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
 
-    def answered(self) -> None: ...
-    def received(self, piece: bytes) -> None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
+    def answered(self) -> None:
+        """Ignore the head."""
+
+    def received(self, piece: bytes) -> None:
+        """Drop a piece of the answer."""
+
+    def pause_writing(self) -> None:
+        """Ignore that Triton takes no more: all of the request is written."""
+
+    def resume_writing(self) -> None:
+        """Ignore that Triton takes more: all of the request is written."""
 
     def answered_whole(self, _: bytes) -> None:
+        """End the hold of the model."""
         self._hold.end()
 
     def ended(self) -> None:
+        """End the hold of the model."""
         self._hold.end()
 
     def failed(self, error: AdapterError) -> None:
+        """End the hold of the model, with the error."""
         self._hold.end(error)

@@ -42,13 +42,12 @@ _HELD_BYTES = 256 * 2**10
 
 
 class HttpDataPlane:
-    """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
+    """Makes calls of Triton's HTTP port.
+
+    A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
     model is held until then. Only a request that Triton has not got wholly ends with its caller.
 
     `forward` is for coroutines; the rest of the methods for callbacks (core/calls.py).
-
-    `unread` bounds what waits of streams for their callers, `max_unpacked_bytes` a body that comes
-    compressed. `answered_nothing` is called with each model whose answer has none of its outputs.
     """
 
     def __init__(
@@ -57,9 +56,10 @@ class HttpDataPlane:
         *,
         timeout_seconds: float,
         max_connections: int | None = None,  # to Triton; above it abandoned calls lose theirs
-        unread: Unread,
-        max_unpacked_bytes: int = 2**26,
-        answered_nothing: Callable[[Any], None] = lambda _: None,  # with the record of the model
+        unread: Unread,  # bounds what waits of streams for their callers
+        max_unpacked_bytes: int = 2**26,  # of a body that comes compressed
+        # called with the record of each model whose answer has none of its outputs
+        answered_nothing: Callable[[Any], None] = lambda _: None,
         turns: Turns | None = None,
         headers: HeaderTable = _EXTERNAL,  # decides which headers Triton gets
     ) -> None:
@@ -83,12 +83,14 @@ class HttpDataPlane:
         self._key = key
 
     async def close(self) -> None:
+        """Close all connections; calls under way fail."""
         await self._pool.close()
 
     def forward(self, call: V2Call, hold: Hold | None) -> "HttpCall":
+        """Return a call that is sent when its context is entered. Raises InvalidRequest."""
         body = call.body
         if isinstance(body, bytes) and is_packed(call.headers):
-            body = _in_one(body)
+            body = _yield_body(body)
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
             size = json_bytes(call.path, call.headers)
             check_whole(self.max_unpacked, body, size)
@@ -172,7 +174,7 @@ def _parameters_check_of(call: V2Call, hold: Hold | None) -> StreamedParametersC
     return StreamedParametersCheck(record, size, shares_memory=call.shares_memory)
 
 
-async def _in_one(body: bytes) -> AsyncIterator[bytes]:
+async def _yield_body(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
@@ -194,7 +196,7 @@ class HttpCall:
         self._connection: Connection
         self._sender: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._is_taken = asyncio.Event()  # what was written, by Triton
+        self._is_taken = asyncio.Event()  # set while Triton takes what is written
         self._is_taken.set()
         self._answers = plane.unread.stream(self._cut) if call.is_stream else None
         self._pieces: list[bytes] = []
@@ -229,10 +231,12 @@ class HttpCall:
 
     @property
     def json_header_bytes(self) -> int | None:
+        """The length of the JSON part of the answer; None if all of it is JSON."""
         text = self.headers.get(_HEADER_LENGTH)
         return None if text is None else int(text)
 
     async def read(self) -> bytes:
+        """Return the whole body."""
         whole: list[bytes] = []
         while pieces := await self._next_pieces():
             whole += pieces
@@ -270,7 +274,9 @@ class HttpCall:
         if self._answers is not None:
             piece = self._answers.take()
             return [] if piece is None else [piece]
-        pieces, self._pieces, self._held = self._pieces, [], 0
+        pieces = self._pieces
+        self._pieces = []
+        self._held = 0
         if not self._is_over:
             self._connection.resume_reading()
         return pieces
@@ -314,7 +320,7 @@ class HttpCall:
                 left -= len(piece)
                 _check(is_right=left >= 0, length=length)
                 self._connection.write(piece)
-            elif piece:  # one without bytes would say that this is the end
+            elif piece:  # an empty chunk ends the body
                 self._connection.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await self._is_taken.wait()
         _check(is_right=not left, length=length)
@@ -324,7 +330,8 @@ class HttpCall:
             self._connection.sent()
 
     def _has_sent(self, sender: "asyncio.Task[None]") -> None:
-        if not sender.cancelled() and (error := sender.exception()) is not None:
+        error = None if sender.cancelled() else sender.exception()
+        if error is not None:
             self._error = self._error or error
             self._connection.leave(self, None)
             self._news.set()
@@ -332,6 +339,7 @@ class HttpCall:
     # -- Receiver ---------------------------------------------------------------------------
 
     def answered(self) -> None:
+        """Take over the head of the answer."""
         self.status = self._connection.status
         self.headers = CIMultiDict(
             (name.decode(), value.decode("utf-8", "surrogateescape"))
@@ -342,12 +350,14 @@ class HttpCall:
         self._news.set()
 
     def answered_whole(self, body: bytes) -> None:
+        """Take a whole answer."""
         self.answered()
         if body:
             self.received(body)
         self.ended()
 
     def received(self, piece: bytes) -> None:
+        """Take a piece of the answer, and hold Triton back if many are unread."""
         if self._answers is not None:
             self._answers.put(piece)
             self._news.set()
@@ -359,19 +369,23 @@ class HttpCall:
         self._news.set()
 
     def ended(self) -> None:
+        """Note that the answer is complete."""
         self._is_over = True
         self._is_taken.set()
         self._news.set()
 
     def failed(self, error: AdapterError) -> None:
+        """Take the error that ends the call."""
         self._error = self._error or error
         self._is_taken.set()
         self._news.set()
 
     def pause_writing(self) -> None:
+        """Note that Triton takes no more of the body."""
         self._is_taken.clear()
 
     def resume_writing(self) -> None:
+        """Note that Triton takes more of the body."""
         self._is_taken.set()
 
 

@@ -60,7 +60,7 @@ class Pool:
         return None
 
     def free(self, connection: Connection) -> None:
-        """Another call may follow."""
+        """Take a connection back on which another call may follow."""
         self.unused.append(connection)
         if self._sweeper is None:
             loop = asyncio.get_running_loop()
@@ -90,6 +90,7 @@ class Pool:
             await self._all_lost
 
     async def connect(self, model_id: ModelId | None) -> Connection:
+        """Open a connection. Raises BackendUnavailable, with the model's id."""
         if not self.address:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         most = self._max_connections
@@ -116,6 +117,7 @@ class Pool:
         return cast("asyncio.Protocol", Connection(self, self._faults, self._seconds))
 
     def lost(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
         self.connections.discard(connection)
         self._abandoned.pop(connection, None)
         if connection in self.unused:

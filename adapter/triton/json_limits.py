@@ -62,8 +62,8 @@ _short_values = lru_cache(1024)(_all_values)
 
 @lru_cache(1024)
 def _plain_values(text: bytes) -> int:
-    """`_values` of what stands between a key and the next bracket; far too many where that is not
-    simply a shape.
+    """Count the values that a shape stands for, in the text between a key and the next bracket.
+    Return far too many for a text that is not simply a shape.
     """
     found = _PLAIN_VALUE.fullmatch(text)
     return _MOST_VALUES + 1 if found is None else _values(found[1])
@@ -104,7 +104,7 @@ class Shapes:
         text = self._rest + piece
         rest = max(0, len(text) - _LONGEST_KEY)
         for found in _SHAPE.finditer(text):
-            if found.end() == len(text):  # it goes on, or may
+            if found.end() == len(text):  # the shape may go on
                 rest = found.start()
             elif found[1] is not None and text.startswith(b"]", found.end()):
                 self._count(len(found[0]))
@@ -180,6 +180,7 @@ class Limits:
         self._parameters = parameters
 
     def feed(self, piece: bytes) -> None:
+        """Check a piece of the body. Raises InvalidRequest."""
         if self._left is not None:
             piece = piece[: self._left]
             self._left -= len(piece)
@@ -196,7 +197,8 @@ def check_whole(max_unpacked: int, body: bytes, json_bytes: int | None) -> None:
     """
     part = body if json_bytes is None else body[:json_bytes]
     size = len(part)
-    if size > _FEW and len(marks := part.translate(None, _OTHERS)) > _FEW:
+    marks = part.translate(None, _OTHERS) if size > _FEW else b""
+    if len(marks) > _FEW:
         levels = marks.count(b"[") + marks.count(b"{")
         if levels > MOST_LEVELS or marks.count(b":") > _FEW:
             Structure().feed(part)
@@ -205,4 +207,5 @@ def check_whole(max_unpacked: int, body: bytes, json_bytes: int | None) -> None:
 
 
 def most_values(part: bytes, size: int, max_unpacked: int) -> int:
+    """Return how many values the inputs of a body may have; `size` is that of the body."""
     return max_unpacked if _SHARED_MEMORY in part else size

@@ -11,12 +11,15 @@ from adapter.triton.http import HttpCall, HttpDataPlane
 
 
 class TracedHttp:
+    """Makes a client span for each call over HTTP."""
+
     def __init__(self, plane: HttpDataPlane, tracing: Tracing) -> None:
         self._plane = plane
         self._tracing = tracing
 
     @asynccontextmanager
     async def forward(self, call: V2Call, hold: Hold | None) -> AsyncIterator[HttpCall]:
+        """Forward a call within a span."""
         record = hold.record if hold else None
         path = call.path.replace(f"/{record.name}", "/{model_name}", 1) if record else call.path
         model_id = record.asked_for if record else None
@@ -28,11 +31,14 @@ class TracedHttp:
 
 
 class TracedRpc:
+    """Makes a client span for each call and stream over gRPC."""
+
     def __init__(self, plane: GrpcDataPlane, tracing: Tracing) -> None:
         self._plane = plane
         self._tracing = tracing
 
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
+        """Make a call within a span."""
         model_id = hold.record.asked_for if hold and hold.record else None
         with self._tracing.client(*_rpc(call.method), model_id) as span:
             answer = await self._plane.call(self._with_context(call), message, hold)
@@ -41,6 +47,7 @@ class TracedRpc:
 
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator[RpcStream]:
+        """Open a stream within a span."""
         with self._tracing.client(*_rpc(call.method), None):
             async with self._plane.stream(self._with_context(call), hold) as stream:
                 yield stream

@@ -34,7 +34,7 @@ from adapter.frontends.admin.state import DebugState, parse_query
 from adapter.frontends.admin.store_models import ModelListing, parse_list_query
 from adapter.frontends.drain import Drain
 from adapter.frontends.routes import ADMIN_ROUTES, CONTROL, openapi
-from adapter.frontends.status import HTTP, challenge, of_kind
+from adapter.frontends.status import HTTP, challenge
 from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")

@@ -28,7 +28,7 @@ from adapter.control.door import (
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
-from adapter.frontends.status import HTTP, of_kind
+from adapter.frontends.status import HTTP, lookup_kind
 from adapter.runtime import clock
 from adapter.telemetry.history import History, Occurrence
 
@@ -320,7 +320,7 @@ def _time(at: float) -> str:
 
 
 def _occurrence(one: Occurrence) -> dict[str, Any]:
-    found = of_kind(HTTP, one.kind) if one.kind else None
+    found = lookup_kind(HTTP, one.kind) if one.kind else None
     return {
         "time": _time(one.at),
         "operation": one.operation,

@@ -21,7 +21,7 @@ from adapter.errors import (
 from adapter.frontends.http.instrumentation import Refusal, own_refusal, quoted
 from adapter.frontends.status import MODEL_ERROR, aws_status
 
-# What the SDKs call the variant of an endpoint that has one.
+# The SDKs give this name to the only variant of an endpoint.
 VARIANT = "AllTraffic"
 CACHE = "X-Triton-Adapter-Cache"
 VARIANT_HEADER, REQUEST_ID = "x-Amzn-Invoked-Production-Variant", "x-amzn-RequestId"

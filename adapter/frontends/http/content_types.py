@@ -187,9 +187,9 @@ def _ranges(accept: str) -> Iterator[_Range]:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """`headers` say how long the body is."""
+    """Holds a converted body."""
 
-    headers: dict[str, str]
+    headers: dict[str, str]  # with the length of the body
     body: bytes | AsyncIterator[bytes]
 
 

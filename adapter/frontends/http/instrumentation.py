@@ -168,13 +168,12 @@ def error_status(error: AdapterError) -> int:
 
 @dataclass(slots=True)
 class Refusal:
-    """The answer to a request that failed. `body` is JSON; `headers` are those besides what any
-    such answer has; `logged`: fields of the log that SageMaker's contract and V2 do not have.
-    """
+    """Holds the answer to a request that failed."""
 
     status: int
-    headers: Mapping[str, str]
-    body: str
+    headers: Mapping[str, str]  # besides those that any such answer has
+    body: str  # JSON
+    # fields of the log that SageMaker's contract and V2 do not have
     logged: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -161,7 +161,7 @@ class HttpServer:
         self._is_refusing = False
         self._is_endpoint = is_endpoint
         self._check_interval_seconds = check_interval_seconds
-        drain.at_once(self._stop_keeping_connections)
+        drain.run_at_once(self._stop_keeping_connections)
         drain.then_refuse(self._refuse_arriving)
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
