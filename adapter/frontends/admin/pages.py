@@ -34,7 +34,7 @@ from adapter.frontends.admin.state import DebugState, parse_query
 from adapter.frontends.admin.store_models import ModelListing, parse_list_query
 from adapter.frontends.drain import Drain
 from adapter.frontends.routes import ADMIN_ROUTES, CONTROL, openapi
-from adapter.frontends.status import HTTP, challenge
+from adapter.frontends.status import HTTP, challenge, lookup_kind
 from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -353,7 +353,7 @@ def _read_name(request: web.Request) -> str:
 
 def _refuse(error: AdapterError) -> web.Response:
     """Return the answer for an error, with the status that the other listeners give it."""
-    found = of_kind(HTTP, type(error))
+    found = lookup_kind(HTTP, type(error))
     return _error(500 if found is None else found[0], str(error))
 
 
