@@ -2,15 +2,15 @@
 
 import pytest_asyncio
 
-from tests.contract.shelf import Shelf, made
+from tests.contract.controlled import ControlledTriton, made
 
 
 @pytest_asyncio.fixture
-async def shelf(triton):
+async def controlled(triton):
     control = made(triton.grpc_address)
-    shelf = Shelf(control, triton.repository, triton.http_address)
-    yield shelf
-    await shelf.clear()
+    controlled = ControlledTriton(control, triton.repository, triton.http_address)
+    yield controlled
+    await controlled.clear()
     await control.close()
 
 

@@ -19,12 +19,12 @@ from adapter.core.record import LoadedFor, ModelRecord
 from adapter.errors import BackendError, InferenceFailed
 from adapter.packages.sizes_file import LearnedFile
 from adapter.packages.staging import Packages as RealPackages
-from tests.fakes.house import House
+from tests.fakes.calls import Calls
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.lease import FakeLease
 from tests.fakes.memory import FakeMemory
 from tests.fakes.memory_place import Place
 from tests.fakes.packages import FakePackages, FakeStore
-from tests.fakes.steps import Steps
 from tests.packages.staged import CONFIG
 
 NAME, ID = TritonName("m"), ModelId("the model")
@@ -37,7 +37,7 @@ both = pytest.mark.parametrize("kind", ["fake", "real"])
 
 
 @dataclass(frozen=True)
-class Shelf:
+class Staging:
     """Packages, one that is good, and a way to have the next `place` refused by the disk."""
 
     packages: Packages
@@ -52,16 +52,16 @@ class Shelf:
         return await self.packages.place(NAME, ID, package)
 
 
-def fake_shelf(_: Path) -> Shelf:
-    steps = Steps()
-    return Shelf(
-        FakePackages(steps),
+def fake_staging(_: Path) -> Staging:
+    calls = Calls()
+    return Staging(
+        FakePackages(calls),
         ModelSource("/m"),
-        lambda: steps.fail("place m", BackendError("the disk refuses")),
+        lambda: calls.fail("place m", BackendError("the disk refuses")),
     )
 
 
-def real_shelf(root: Path) -> Shelf:
+def real_staging(root: Path) -> Staging:
     """Of an archive, which is unpacked before it is looked at."""
     folder, repository = root / "m", root / "repository"
     (folder / "1").mkdir(parents=True)
@@ -76,22 +76,22 @@ def real_shelf(root: Path) -> Shelf:
         repository.rename(root / "elsewhere")
         repository.touch()
 
-    return Shelf(
+    return Staging(
         RealPackages(repository, [root]), ModelSource(str(root / "m.tar")), take_the_folder_away
     )
 
 
-SHELVES = {"fake": fake_shelf, "real": real_shelf}
+STAGINGS = {"fake": fake_staging, "real": real_staging}
 
 
 @pytest.fixture
-def shelf(kind: str, tmp_path: Path) -> Shelf:
-    return SHELVES[kind](tmp_path)
+def staging(kind: str, tmp_path: Path) -> Staging:
+    return STAGINGS[kind](tmp_path)
 
 
 @both
-async def test_what_was_looked_at_says_what_it_takes(shelf: Shelf) -> None:
-    package = await shelf.packages.prepare(NAME, ID, shelf.good)
+async def test_what_was_looked_at_says_what_it_takes(staging: Staging) -> None:
+    package = await staging.packages.prepare(NAME, ID, staging.good)
     assert package.size_bytes > 0
     assert package.declared_bytes is None
     assert package.content_key
@@ -99,65 +99,65 @@ async def test_what_was_looked_at_says_what_it_takes(shelf: Shelf) -> None:
 
 
 @both
-async def test_the_same_package_has_the_same_key(shelf: Shelf) -> None:
-    keys = {(await shelf.packages.prepare(NAME, ID, shelf.good)).content_key for _ in range(2)}
+async def test_the_same_package_has_the_same_key(staging: Staging) -> None:
+    keys = {(await staging.packages.prepare(NAME, ID, staging.good)).content_key for _ in range(2)}
     assert len(keys) == 1
 
 
 @both
-async def test_a_package_of_one_model_is_placed_under_its_name(shelf: Shelf) -> None:
-    assert await shelf.load() == Placement((NAME,))
+async def test_a_package_of_one_model_is_placed_under_its_name(staging: Staging) -> None:
+    assert await staging.load() == Placement((NAME,))
 
 
 @both
-async def test_what_was_prepared_or_placed_is_staged_and_not_loaded(shelf: Shelf) -> None:
+async def test_what_was_prepared_or_placed_is_staged_and_not_loaded(staging: Staging) -> None:
     begun = StagedModel(NAME, ID, Placement((NAME,)))
-    package = await shelf.packages.prepare(NAME, ID, shelf.good)
-    assert await shelf.staged() == [begun]
-    await shelf.packages.place(NAME, ID, package)
-    assert await shelf.staged() == [begun]
+    package = await staging.packages.prepare(NAME, ID, staging.good)
+    assert await staging.staged() == [begun]
+    await staging.packages.place(NAME, ID, package)
+    assert await staging.staged() == [begun]
 
 
 @both
-async def test_what_was_confirmed_is_staged_with_all_that_was_said_of_it(shelf: Shelf) -> None:
-    placement = await shelf.load()
+async def test_what_was_confirmed_is_staged_with_all_that_was_said_of_it(staging: Staging) -> None:
+    placement = await staging.load()
     for held in ({HOST: 5}, {HOST: 7}):
-        await shelf.packages.confirm(NAME, shelf.good, "key", held)
+        await staging.packages.confirm(NAME, staging.good, "key", held)
         loaded = StagedModel(
             NAME,
             ID,
             placement,
             is_loaded=True,
-            source=shelf.good,
+            source=staging.good,
             can_load_again=True,
             content_key="key",
             held=held,
         )
-        assert await shelf.staged() == [loaded]
+        assert await staging.staged() == [loaded]
 
 
 @both
-async def test_nothing_is_confirmed_of_what_is_not_there(shelf: Shelf) -> None:
-    await shelf.packages.confirm(NAME, shelf.good, "key", {})
-    assert await shelf.staged() == []
+async def test_nothing_is_confirmed_of_what_is_not_there(staging: Staging) -> None:
+    await staging.packages.confirm(NAME, staging.good, "key", {})
+    assert await staging.staged() == []
 
 
 @both
-async def test_what_was_removed_is_gone_and_may_come_again(shelf: Shelf) -> None:
+async def test_what_was_removed_is_gone_and_may_come_again(staging: Staging) -> None:
     for _ in range(2):
-        await shelf.load()
-        await shelf.packages.confirm(NAME, shelf.good, "key", {})
-        await shelf.packages.remove(NAME)
-        assert await shelf.staged() == []
-    await shelf.packages.remove(NAME)  # nothing is there: that is no error
+        await staging.load()
+        await staging.packages.confirm(NAME, staging.good, "key", {})
+        await staging.packages.remove(NAME)
+        assert await staging.staged() == []
+    await staging.packages.remove(NAME)  # nothing is there: that is no error
 
 
 @both
-async def test_a_disk_that_refuses_is_an_error_of_the_backend(shelf: Shelf) -> None:
-    package = await shelf.packages.prepare(NAME, ID, shelf.good)
-    shelf.break_disk()
+async def test_a_disk_that_refuses_is_an_error_of_the_backend(staging: Staging) -> None:
+    package = await staging.packages.prepare(NAME, ID, staging.good)
+    staging.break_disk()
     with pytest.raises(BackendError):
-        await shelf.packages.place(NAME, ID, package)
+        await staging.packages.place(NAME, ID, package)
 
 
 # -- what was learned of sizes -------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Kept:
 @pytest.fixture
 def kept(kind: str, tmp_path: Path) -> Kept:
     if kind == "fake":
-        fake = FakeStore(Steps())
+        fake = FakeStore(Calls())
         return Kept(fake, lambda: fake.saved[-1])
     file = LearnedFile(tmp_path / "sizes.json")
     return Kept(file, file.load)
@@ -199,7 +199,7 @@ class Seen:
 
 def fake_memory() -> Seen:
     taken = [0]
-    fake = FakeMemory(Steps(), lambda: taken[0])
+    fake = FakeMemory(Calls(), lambda: taken[0])
     fake.limit_bytes = 1000 * MIB
 
     def lose() -> None:
@@ -257,10 +257,10 @@ async def lease(kind: str) -> AsyncIterator[Lease]:
     if kind == "fake":
         yield FakeLease(ModelRecord(ID, NAME, ModelSource("/m"), LoadedFor.PLATFORM))
         return
-    house = await House().open()
-    await house.load("m")
-    yield house.control.lease(ModelId("m"))
-    await house.close()
+    fakes = await ControlOnFakes().open()
+    await fakes.load("m")
+    yield fakes.control.lease(ModelId("m"))
+    await fakes.close()
 
 
 @both

@@ -30,7 +30,7 @@ def until(met: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-class Shelf:
+class ExampleModels:
     """Puts example models into the repository of a Triton, and takes them away again."""
 
     def __init__(self, triton) -> None:
@@ -97,10 +97,10 @@ def settings(model: Path) -> set[str]:
 
 
 @pytest.fixture
-def shelf(triton) -> Iterator[Shelf]:
-    shelf = Shelf(triton)
-    yield shelf
-    shelf.clear()
+def examples(triton) -> Iterator[ExampleModels]:
+    examples = ExampleModels(triton)
+    yield examples
+    examples.clear()
 
 
 @pytest.fixture
@@ -113,11 +113,11 @@ def device():
 
 
 @pytest.mark.triton
-def test_digits_reads_its_sample_images_right(shelf):
+def test_digits_reads_its_sample_images_right(examples):
     sample = json.loads((EXAMPLES / "digits/sample.json").read_text())
     images = np.array(sample["inputs"][0]["data"], np.float32)
-    shelf.load("digits")
-    answer = shelf.infer("digits", IMAGE=images)
+    examples.load("digits")
+    answer = examples.infer("digits", IMAGE=images)
     assert answer.as_numpy("LABEL").tolist() == sample["labels"]
     probabilities = answer.as_numpy("PROBABILITIES")
     assert probabilities.shape == (len(images), 10)
@@ -125,9 +125,9 @@ def test_digits_reads_its_sample_images_right(shelf):
 
 
 @pytest.mark.triton
-def test_the_sample_file_is_a_request_as_it_is(shelf, triton):
+def test_the_sample_file_is_a_request_as_it_is(examples, triton):
     body = (EXAMPLES / "digits/sample.json").read_bytes()
-    shelf.load("digits")
+    examples.load("digits")
     connection = HTTPConnection(triton.http_address, timeout=PATIENCE_SECONDS)
     with closing(connection):
         connection.request("POST", "/v2/models/digits/infer", body)
@@ -139,35 +139,35 @@ def test_the_sample_file_is_a_request_as_it_is(shelf, triton):
 
 @pytest.mark.triton
 @pytest.mark.parametrize("name", ["identity", "hungry_declared"])
-def test_identity_gives_back_every_bit(shelf, name):
+def test_identity_gives_back_every_bit(examples, name):
     special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3.4e38], np.float32)
     random = np.frombuffer(np.random.default_rng(1).bytes(4 * 1000), np.float32)
     sent = np.concatenate([special, random])
-    shelf.load(name)
-    assert shelf.infer(name, IN=sent).as_numpy("OUT").tobytes() == sent.tobytes()
+    examples.load(name)
+    assert examples.infer(name, IN=sent).as_numpy("OUT").tobytes() == sent.tobytes()
 
 
 @pytest.mark.triton
-def test_a_third_hungry_model_fits_only_after_one_was_unloaded(shelf):
-    shelf.load("first", "hungry")
-    shelf.load("second", "hungry")
+def test_a_third_hungry_model_fits_only_after_one_was_unloaded(examples):
+    examples.load("first", "hungry")
+    examples.load("second", "hungry")
     with pytest.raises(InferenceServerException) as failure:
-        shelf.load("third", "hungry")
+        examples.load("third", "hungry")
     assert re.search(
         r"MemoryError: Unable to allocate 700 MiB on the device: 2048 MiB in all,"
         r" 1[45]\d\d MiB in use, [56]\d\d MiB free",
         failure.value.message(),
     )
-    shelf.unload("first")
-    shelf.load("third")
-    assert shelf.state("third") == "READY"
+    examples.unload("first")
+    examples.load("third")
+    assert examples.state("third") == "READY"
 
 
 @pytest.mark.triton
-def test_of_three_hungry_models_loaded_at_once_two_fit(shelf):
+def test_of_three_hungry_models_loaded_at_once_two_fit(examples):
     def failure_of_load(name: str) -> str:
         try:
-            shelf.load(name, "hungry")
+            examples.load(name, "hungry")
         except InferenceServerException as failure:
             return failure.message()
         return ""
@@ -179,39 +179,39 @@ def test_of_three_hungry_models_loaded_at_once_two_fit(shelf):
 
 
 @pytest.mark.triton
-def test_too_much_during_a_request_fails_and_less_then_works(shelf):
-    shelf.load("hungry_infer")
+def test_too_much_during_a_request_fails_and_less_then_works(examples):
+    examples.load("hungry_infer")
     with pytest.raises(InferenceServerException) as failure:
-        shelf.infer("hungry_infer", MIB=np.array([3000]))
+        examples.infer("hungry_infer", MIB=np.array([3000]))
     assert "MemoryError: Unable to allocate 3000 MiB on the device" in failure.value.message()
-    answer = shelf.infer("hungry_infer", MIB=np.array([100]))
+    answer = examples.infer("hungry_infer", MIB=np.array([100]))
     assert answer.as_numpy("ALLOCATED").tolist() == [100]
 
 
 @pytest.mark.triton
-def test_what_a_request_took_is_free_after_it(shelf):
-    shelf.load("hungry_infer")
-    before = shelf.resident_bytes("hungry_infer")
-    shelf.infer("hungry_infer", MIB=np.array([500]))
-    assert shelf.resident_bytes("hungry_infer") - before < 50 * MIB
+def test_what_a_request_took_is_free_after_it(examples):
+    examples.load("hungry_infer")
+    before = examples.resident_bytes("hungry_infer")
+    examples.infer("hungry_infer", MIB=np.array([500]))
+    assert examples.resident_bytes("hungry_infer") - before < 50 * MIB
 
 
 @pytest.mark.triton
-def test_a_request_for_less_than_a_mib_is_the_callers_mistake(shelf):
-    shelf.load("hungry_infer")
+def test_a_request_for_less_than_a_mib_is_the_callers_mistake(examples):
+    examples.load("hungry_infer")
     with pytest.raises(
         InferenceServerException, match="MIB is 0; it must be at least 1"
     ) as failure:
-        shelf.infer("hungry_infer", MIB=np.array([0]))
+        examples.infer("hungry_infer", MIB=np.array([0]))
     assert failure.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.mark.triton
-def test_a_hungry_model_holds_its_memory_until_it_is_unloaded(shelf):
-    shelf.load("hungry")
-    assert shelf.resident_bytes("hungry") > 700 * MIB
-    shelf.unload("hungry")
-    assert shelf.resident_bytes("hungry") == 0
+def test_a_hungry_model_holds_its_memory_until_it_is_unloaded(examples):
+    examples.load("hungry")
+    assert examples.resident_bytes("hungry") > 700 * MIB
+    examples.unload("hungry")
+    assert examples.resident_bytes("hungry") == 0
 
 
 def test_every_hungry_model_has_the_same_device():

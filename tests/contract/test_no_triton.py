@@ -16,7 +16,7 @@ from adapter.errors import (
 )
 from adapter.triton.client import TritonControl, build_retries
 from adapter.triton.server.launch import take_port
-from tests.contract.shelf import FAULTS, PATIENCE, made, until
+from tests.contract.controlled import FAULTS, PATIENCE, made, until
 
 real = pytest.mark.triton
 
@@ -197,9 +197,9 @@ async def test_a_triton_that_is_back_before_the_next_probe_is_noticed_too(triton
 
 @real
 async def test_a_connection_that_breaks_during_a_call_may_have_delivered_it(
-    shelf, triton, port, gate
+    controlled, triton, port, gate
 ):
-    shelf.put("m", initialize=gate.statements)
+    controlled.put("m", initialize=gate.statements)
     relay = Relay(triton.grpc_address, port)
     await relay.open()
     retries: list[str] = []

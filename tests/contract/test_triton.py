@@ -20,17 +20,17 @@ from adapter.errors import (
     OutOfMemory,
     StubDied,
 )
-from tests.contract.shelf import PATIENCE, Shelf, made, until
-from tests.fakes.steps import Steps
+from tests.contract.controlled import PATIENCE, ControlledTriton, made, until
+from tests.fakes.calls import Calls
 from tests.fakes.triton import FakeControlTriton
 from tests.trees import infer_body
 
 real = pytest.mark.triton
 
 
-class FakeShelf:
+class FakeControlled:
     def __init__(self) -> None:
-        self.control = FakeControlTriton(Steps())
+        self.control = FakeControlTriton(Calls())
 
     def put(self, name: str) -> None:
         pass
@@ -38,12 +38,16 @@ class FakeShelf:
     def put_ensemble(self, name: str, step: str) -> None:
         self.control.along[name] = {step}
 
-    load, unload, wait_gone = Shelf.load, Shelf.unload, Shelf.wait_gone
+    load, unload, wait_gone = (
+        ControlledTriton.load,
+        ControlledTriton.unload,
+        ControlledTriton.wait_gone,
+    )
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=real)])
 def either(request):
-    return FakeShelf() if request.param == "fake" else request.getfixturevalue("shelf")
+    return FakeControlled() if request.param == "fake" else request.getfixturevalue("controlled")
 
 
 async def test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone(either):
@@ -93,67 +97,67 @@ async def test_a_second_load_changes_nothing(either):
 
 
 @real
-async def test_a_load_of_a_loaded_model_with_unchanged_files_keeps_its_process(shelf):
+async def test_a_load_of_a_loaded_model_with_unchanged_files_keeps_its_process(controlled):
     """Python's first import writes __pycache__ beside the model, which counts as a change."""
-    shelf.put("m", imports="import os", answer="values = values * 0 + os.getpid()")
-    await shelf.load("m")
-    await shelf.load("m")
-    before = (await shelf.infer("m", 1)).json()["outputs"]
-    await shelf.load("m")
-    assert (await shelf.infer("m", 1)).json()["outputs"] == before
+    controlled.put("m", imports="import os", answer="values = values * 0 + os.getpid()")
+    await controlled.load("m")
+    await controlled.load("m")
+    before = (await controlled.infer("m", 1)).json()["outputs"]
+    await controlled.load("m")
+    assert (await controlled.infer("m", 1)).json()["outputs"] == before
 
 
 @real
-async def test_a_load_that_fails_tells_tritons_reason(shelf):
-    shelf.put("m", initialize='raise ValueError("no weights in this folder")')
+async def test_a_load_that_fails_tells_tritons_reason(controlled):
+    controlled.put("m", initialize='raise ValueError("no weights in this folder")')
     with pytest.raises(LoadFailed, match="no weights in this folder") as caught:
-        await shelf.load("m")
+        await controlled.load("m")
     assert caught.value.model_id == "m"
     assert str(caught.value).startswith("load failed for model 'm': version 1 is at UNAVAILABLE")
     assert caught.value.__cause__ is not None
 
 
 @real
-async def test_failed_model_is_absent_and_loads_once_mended(shelf, triton):
-    shelf.put("m", initialize='raise ValueError("no weights")')
+async def test_failed_model_is_absent_and_loads_once_mended(controlled, triton):
+    controlled.put("m", initialize='raise ValueError("no weights")')
     with pytest.raises(LoadFailed):
-        await shelf.load("m")
-    assert "m" not in await shelf.control.present()
+        await controlled.load("m")
+    assert "m" not in await controlled.control.present()
     raw = InferenceServerClient(triton.grpc_address)
     (entry,) = [m for m in (await raw.get_model_repository_index()).models if m.name == "m"]
     await raw.close()
     assert entry.state == "UNAVAILABLE"
     assert "no weights" in entry.reason
-    shelf.put("m")
-    await shelf.load("m")
-    assert "m" in await shelf.control.ready()
+    controlled.put("m")
+    await controlled.load("m")
+    assert "m" in await controlled.control.ready()
 
 
 @real
-async def test_a_failure_text_of_300_kb_survives_whole(shelf):
-    shelf.put("m", initialize='raise ValueError("begin" + "x" * 300_000 + "end")')
+async def test_a_failure_text_of_300_kb_survives_whole(controlled):
+    controlled.put("m", initialize='raise ValueError("begin" + "x" * 300_000 + "end")')
     with pytest.raises(LoadFailed) as caught:
-        await shelf.load("m")
+        await controlled.load("m")
     assert "begin" + "x" * 300_000 + "end" in str(caught.value)
 
 
 @real
-async def test_a_load_without_memory_is_told_apart(shelf):
-    shelf.put("m", initialize="raise MemoryError()")
+async def test_a_load_without_memory_is_told_apart(controlled):
+    controlled.put("m", initialize="raise MemoryError()")
     with pytest.raises(OutOfMemory) as caught:
-        await shelf.load("m")
+        await controlled.load("m")
     assert caught.value.matched == "MemoryError"
 
 
 @real
 @pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
-async def test_a_load_of_what_is_not_in_the_repository_fails(shelf):
+async def test_a_load_of_what_is_not_in_the_repository_fails(controlled):
     with pytest.raises(LoadFailed, match="failed to load 'never', failed to poll from model"):
-        await shelf.load("never")
+        await controlled.load("never")
 
 
 @real
-async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(shelf, triton):
+async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(controlled, triton):
     """Another model's unload removes a folder at any time. Triton itself is asked as often, so that
     it is known that such lists fail.
     """
@@ -170,7 +174,7 @@ async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(sh
         try:
             async with asyncio.timeout(100):
                 while failed < 10:
-                    await shelf.control.present()
+                    await controlled.control.present()
                     try:
                         await raw.get_model_repository_index()
                     except InferenceServerException as error:
@@ -183,7 +187,7 @@ async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(sh
 
 
 @real
-async def test_two_loads_go_side_by_side(shelf, tmp_path):
+async def test_two_loads_go_side_by_side(controlled, tmp_path):
     """Neither ends before the other has begun."""
     body = f"""
         import os, time
@@ -194,29 +198,29 @@ async def test_two_loads_go_side_by_side(shelf, tmp_path):
             time.sleep(0.01)
     """
     for name in "ab":
-        shelf.put(name, initialize=body)
-    await asyncio.gather(shelf.load("a"), shelf.load("b"))
+        controlled.put(name, initialize=body)
+    await asyncio.gather(controlled.load("a"), controlled.load("b"))
 
 
 @real
-async def test_a_load_over_grpc_does_not_hold_up_inference_over_http(shelf, gate):
+async def test_a_load_over_grpc_does_not_hold_up_inference_over_http(controlled, gate):
     """Over Triton's HTTP port it does, for as long as the load takes: hence gRPC."""
-    shelf.put("quick")
-    await shelf.load("quick")
-    shelf.put("slow", initialize=gate.statements)
-    load = asyncio.create_task(shelf.load("slow"))
+    controlled.put("quick")
+    await controlled.load("quick")
+    controlled.put("slow", initialize=gate.statements)
+    load = asyncio.create_task(controlled.load("slow"))
     await until(gate.reached.exists)
     for _ in range(20):
-        assert (await shelf.infer("quick", 1)).status == 200
+        assert (await controlled.infer("quick", 1)).status == 200
     assert not load.done()
     gate.open()
     await load
 
 
 @real
-async def test_load_over_its_time_goes_on_in_triton(shelf, triton, gate):
+async def test_load_over_its_time_goes_on_in_triton(controlled, triton, gate):
     """Its unload waits for it."""
-    shelf.put("m", initialize=gate.statements)
+    controlled.put("m", initialize=gate.statements)
     hasty = made(triton.grpc_address, load=1)
     await hasty.ready()  # it is connected
     with pytest.raises(BackendTimeout) as caught:
@@ -224,54 +228,54 @@ async def test_load_over_its_time_goes_on_in_triton(shelf, triton, gate):
     await hasty.close()
     assert caught.value.model_id == "m"
     await until(gate.reached.exists)
-    assert "m" in await shelf.control.present()
-    assert "m" not in await shelf.control.ready()
-    unload = asyncio.create_task(shelf.unload("m"))
+    assert "m" in await controlled.control.present()
+    assert "m" not in await controlled.control.ready()
+    unload = asyncio.create_task(controlled.unload("m"))
     assert (await asyncio.wait({unload}, timeout=0.2))[1] == {unload}
     gate.open()
     await unload
-    assert await shelf.wait_gone("m")
+    assert await controlled.wait_gone("m")
 
 
 # -- unloads ----------------------------------------------------------------------------------
 
 
 @real
-async def test_an_unload_waits_for_the_requests_under_way_and_they_are_answered(shelf, gate):
-    shelf.put("m", answer=gate.statements)
-    await shelf.load("m")
-    answer = asyncio.create_task(shelf.infer("m", 7))
+async def test_an_unload_waits_for_the_requests_under_way_and_they_are_answered(controlled, gate):
+    controlled.put("m", answer=gate.statements)
+    await controlled.load("m")
+    answer = asyncio.create_task(controlled.infer("m", 7))
     await until(gate.reached.exists)
-    await shelf.unload("m")
+    await controlled.unload("m")
     assert not answer.done()
-    assert "m" in await shelf.control.present()
-    assert "m" not in await shelf.control.ready()
-    assert type(await shelf.fault("m", 1)) is ModelNotFound
+    assert "m" in await controlled.control.present()
+    assert "m" not in await controlled.control.ready()
+    assert type(await controlled.fault("m", 1)) is ModelNotFound
     gate.open()
-    assert await shelf.wait_gone("m")
+    assert await controlled.wait_gone("m")
     assert (await answer).json()["outputs"][0]["data"] == [7]
 
 
 @real
-async def test_dead_process_needs_a_load_before_unload(shelf):
+async def test_dead_process_needs_a_load_before_unload(controlled):
     """An inference tells of it."""
-    shelf.put("m", answer="import os; os._exit(1)")
-    await shelf.load("m")
-    assert type(await shelf.fault("m", 1)) is StubDied
-    assert "m" in await shelf.control.ready()
-    await shelf.unload("m")
-    assert not await shelf.wait_gone("m", 2)
-    await shelf.load("m")
-    await shelf.unload("m")
-    assert await shelf.wait_gone("m")
+    controlled.put("m", answer="import os; os._exit(1)")
+    await controlled.load("m")
+    assert type(await controlled.fault("m", 1)) is StubDied
+    assert "m" in await controlled.control.ready()
+    await controlled.unload("m")
+    assert not await controlled.wait_gone("m", 2)
+    await controlled.load("m")
+    await controlled.unload("m")
+    assert await controlled.wait_gone("m")
 
 
 # -- inferences that fail ---------------------------------------------------------------------
 
 
 @real
-async def test_what_a_failed_inference_says_becomes_the_right_error(shelf):
-    shelf.put(
+async def test_what_a_failed_inference_says_becomes_the_right_error(controlled):
+    controlled.put(
         "m",
         answer="""
             import triton_python_backend_utils as pb
@@ -287,15 +291,15 @@ async def test_what_a_failed_inference_says_becomes_the_right_error(shelf):
                 raise ValueError("unknown label: Stub process 'm_0_0' is not healthy.")
         """,
     )
-    await shelf.load("m")
-    assert (await shelf.infer("m", 0)).status == 200
-    assert type(await shelf.fault("m", 1)) is InferenceFailed
-    assert type(await shelf.fault("m", 2)) is OutOfMemory
-    assert type(await shelf.fault("m", 3)) is InferenceFailed
-    assert type(await shelf.fault("m", 4)) is InferenceFailed
-    assert type(await shelf.fault("m", body=b"{")) is NotJson
-    assert type(await shelf.fault("m", body={"no": "inputs"})) is InvalidRequest
+    await controlled.load("m")
+    assert (await controlled.infer("m", 0)).status == 200
+    assert type(await controlled.fault("m", 1)) is InferenceFailed
+    assert type(await controlled.fault("m", 2)) is OutOfMemory
+    assert type(await controlled.fault("m", 3)) is InferenceFailed
+    assert type(await controlled.fault("m", 4)) is InferenceFailed
+    assert type(await controlled.fault("m", body=b"{")) is NotJson
+    assert type(await controlled.fault("m", body={"no": "inputs"})) is InvalidRequest
     wrong = infer_body(1)
     wrong["inputs"][0]["name"] = "CUDA out of memory"
-    assert type(await shelf.fault("m", body=wrong)) is InvalidRequest
-    assert type(await shelf.fault("never", 1)) is ModelNotFound
+    assert type(await controlled.fault("m", body=wrong)) is InvalidRequest
+    assert type(await controlled.fault("never", 1)) is ModelNotFound

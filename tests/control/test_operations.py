@@ -7,7 +7,7 @@ import pytest
 from adapter.control.operations import Kind, Operations
 from adapter.core.model import ModelId, Placement, TritonName
 from adapter.errors import Overloaded
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 
 
 async def test_load_is_refused_beside_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ async def test_load_is_refused_beside_too_many(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_ensemble_is_unloaded_before_its_steps() -> None:
     """Triton would keep a step that a loaded ensemble needs."""
-    adapter = await House(limit=10**9).open()
+    adapter = await ControlOnFakes(limit=10**9).open()
     adapter.packages.placements["/e"] = Placement((TritonName("step"), TritonName("e")))
     await adapter.load("e")
     await adapter.unload("e")

@@ -20,7 +20,7 @@ from adapter.frontends.catalogue import Catalogue
 from adapter.frontends.drain import Drain
 from adapter.frontends.repository import Repository
 from adapter.settings import parse_address
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 
 WELL = {
     "is_ready": True,
@@ -42,43 +42,43 @@ async def list_no_versions() -> dict[str, list[str]]:
     return {}
 
 
-def admin_of(house: House, catalogue: Catalogue | None = None) -> TestClient[Any, Any]:
+def admin_of(fakes: ControlOnFakes, catalogue: Catalogue | None = None) -> TestClient[Any, Any]:
     """Return the admin listener; with a catalogue, that of an adapter with a store."""
     probes = Probes(
-        house.control_state,
-        house.metrics,
+        fakes.control_state,
+        fakes.metrics,
         why_not_live=lambda: None,
         why_not_started=lambda: None,
         why_not_ready=lambda: None,
     )
     state = DebugState(
-        house.control,
-        house.control_state,
-        house.metrics.history,
+        fakes.control,
+        fakes.control_state,
+        fakes.metrics.history,
         about={"version": "1"},
         health=lambda: WELL,
     )
     admin = Admin(
         state,
-        Resident(house.control.registry, house.control_state),
+        Resident(fakes.control.registry, fakes.control_state),
         ModelListing(
-            house.control.registry,
-            house.control_state,
-            house.metrics.history,
+            fakes.control.registry,
+            fakes.control_state,
+            fakes.metrics.history,
             catalogue,
             is_by_name=False,
         ),
-        house.control,
+        fakes.control,
         actions=ModelActions(
-            house.control,
-            house.control_state.triton,
-            Repository(house.control, list_no_versions, ()),
+            fakes.control,
+            fakes.control_state.triton,
+            Repository(fakes.control, list_no_versions, ()),
             NoDataPlane(),
             None,
         ),
         access=Access("admin"),
         model_access=Access("admin"),
-        drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
+        drain=Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0),
         drain_seconds=1,
         config={},
     )
@@ -86,13 +86,13 @@ def admin_of(house: House, catalogue: Catalogue | None = None) -> TestClient[Any
     return TestClient(TestServer(application(sites, probes, admin)))
 
 
-def adopt(house: House, name: str, size: int = 0) -> None:
+def adopt(fakes: ControlOnFakes, name: str, size: int = 0) -> None:
     """Have a model be there without a load, booked with so many bytes."""
     record = ModelRecord(
         ModelId(name), TritonName(name), ModelSource(f"/{name}"), LoadedFor.PLATFORM
     )
-    house.triton.models.add(record.name)
-    house.control.registry.add(record, ModelEvent.ADOPTED)
-    house.parts.memory.ledger.adopt(record.name, {HOST: size})
-    house.triton.models.add(name)
-    house.sizes[name] = size
+    fakes.triton.models.add(record.name)
+    fakes.control.registry.add(record, ModelEvent.ADOPTED)
+    fakes.parts.memory.ledger.adopt(record.name, {HOST: size})
+    fakes.triton.models.add(name)
+    fakes.sizes[name] = size

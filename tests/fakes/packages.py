@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from adapter.core.memory import Bytes
 from adapter.core.model import ModelId, ModelSource, Package, Placement, StagedModel, TritonName
-from tests.fakes.steps import Steps
+from tests.fakes.calls import Calls
 
 
 class FakePackages:
@@ -14,7 +14,7 @@ class FakePackages:
     it has one model, or those of `placements[url]`, and `size_bytes` on disk.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.folders: dict[TritonName, StagedModel] = {}
         self.declared: dict[str, int] = {}
         self.size_bytes = 10
@@ -23,12 +23,12 @@ class FakePackages:
         self.backends: frozenset[str] = frozenset()
         self.gpus: dict[str, frozenset[int]] = {}  # that these packages name, by url
         self.gpu_of: dict[str, int | None] = {}  # by every name in Triton of a package
-        self._steps = steps
+        self._calls = calls
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
         # begun: an archive that is unpacked half leaves something behind
         self.folders[name] = StagedModel(name, model_id, Placement((name,)))
-        await self._steps.take("prepare", source.url)
+        await self._calls.take("prepare", source.url)
         declared = self.declared.get(source.url)
         return Package(
             source.url,
@@ -43,7 +43,7 @@ class FakePackages:
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
-        await self._steps.take("has_changed", source.url)
+        await self._calls.take("has_changed", source.url)
         return source.url != content_key
 
     async def place(
@@ -52,13 +52,13 @@ class FakePackages:
         placement = self.placements.get(package.root, Placement((name,)))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         self.gpu_of |= dict.fromkeys(placement.names, gpu)
-        await self._steps.take("place", name)
+        await self._calls.take("place", name)
         return placement
 
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
     ) -> None:
-        await self._steps.take("confirm", name)
+        await self._calls.take("confirm", name)
         if name in self.folders:
             self.folders[name] = replace(
                 self.folders[name],
@@ -70,28 +70,28 @@ class FakePackages:
             )
 
     async def remove(self, name: TritonName) -> None:
-        await self._steps.take("remove", name)
+        await self._calls.take("remove", name)
         self.folders.pop(name, None)
 
     async def keep(self, name: TritonName) -> str:
-        await self._steps.take("keep", name)
+        await self._calls.take("keep", name)
         return f"kept {name}"
 
     async def discard(self, kept: str) -> None:
-        await self._steps.take("discard", kept)
+        await self._calls.take("discard", kept)
 
     async def staged(self) -> list[StagedModel]:
-        await self._steps.take("staged")
+        await self._calls.take("staged")
         return list(self.folders.values())
 
 
 class FakeStore:
     """`saved` is all that was written, the latest last."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.saved: list[object] = []
-        self._steps = steps
+        self._calls = calls
 
     async def save(self, data: object) -> None:
-        await self._steps.take("save")
+        await self._calls.take("save")
         self.saved.append(data)

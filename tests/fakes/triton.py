@@ -8,7 +8,7 @@ from adapter.core.triton_input import Unclassified
 from adapter.errors import BackendUnavailable, OutOfMemory
 from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
-from tests.fakes.steps import Steps
+from tests.fakes.calls import Calls
 
 _POLL_SECONDS = 0.01
 
@@ -22,7 +22,7 @@ class FakeControlTriton:
     what it says that models take of each GPU.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.live, self.lives = True, 1
         self.version = "2.51.0"
         self.models: set[str] = set()
@@ -36,10 +36,10 @@ class FakeControlTriton:
         self.server: FakeServer | None = None
         self.waited: list[float] = []
         self.reports: dict[str, dict[int, int]] = {}
-        self._steps = steps
+        self._calls = calls
 
     async def gpu_bytes(self, name: TritonName) -> dict[int, int]:
-        await self._steps.take("gpu_bytes", name)
+        await self._calls.take("gpu_bytes", name)
         return self.reports.get(name, {})
 
     async def unclassified(self, _: TritonName) -> Unclassified:
@@ -50,7 +50,7 @@ class FakeControlTriton:
         await asyncio.shield(asyncio.ensure_future(self._load(name)))
 
     async def _load(self, name: TritonName) -> None:
-        await self._steps.take("load", name)
+        await self._calls.take("load", name)
         if name in self.deadly:
             self.end()
             raise BackendUnavailable("the connection to Triton broke", delivered=True)
@@ -60,7 +60,7 @@ class FakeControlTriton:
         self.stuck.discard(name)
 
     async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
-        await self._steps.take("warm_up", name)
+        await self._calls.take("warm_up", name)
         return self.not_warmed.get(name)
 
     def end(self) -> None:
@@ -70,25 +70,25 @@ class FakeControlTriton:
         self.ended.set()
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
-        await self._steps.take("unload", name)
+        await self._calls.take("unload", name)
         self.models -= self._with_steps(name) - self.stuck
 
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
-        await self._steps.take("wait_gone", " ".join(sorted(names)))
+        await self._calls.take("wait_gone", " ".join(sorted(names)))
         self.waited.append(seconds)
         return self.models & set(names)
 
     async def being_loaded(self) -> set[str]:
-        await self._steps.take("being_loaded")
+        await self._calls.take("being_loaded")
         return set(self.loading)
 
     async def ready(self) -> set[str]:
         found = set(self.models)  # an answer may be old by the time it arrives
-        await self._steps.take("ready")
+        await self._calls.take("ready")
         return found
 
     async def present(self) -> set[str]:
-        await self._steps.take("present")
+        await self._calls.take("present")
         return self.models | self.loading
 
     def _with_steps(self, name: str) -> set[str]:

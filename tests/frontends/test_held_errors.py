@@ -26,7 +26,7 @@ from adapter.frontends.http.head import MisreadHead
 from adapter.frontends.http.instrumentation import Instrumentation
 from adapter.frontends.routes import Scope
 from adapter.telemetry.metrics import Metrics
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.http_triton import OK, says
 from tests.frontends.grpc.modelmesh.front import Front
 from tests.frontends.grpc.proxy_listener import (
@@ -237,10 +237,10 @@ async def test_an_error_that_ends_a_stream_is_not_kept(kept):
 
 
 async def test_an_error_of_modelmesh_is_not_kept(kept, tmp_path):
-    house = await House(limit=10**9).open()
+    fakes = await ControlOnFakes(limit=10**9).open()
     server = grpc.aio.server()
-    calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits(), frontend="modelmesh")
-    server.add_generic_rpc_handlers([Front(house, tmp_path).runtime.service(calls)])
+    calls = GrpcCalls(fakes.metrics, Access("grpc"), MessageLimits(), frontend="modelmesh")
+    server.add_generic_rpc_handlers([Front(fakes, tmp_path).runtime.service(calls)])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with channel_to(address) as channel:
@@ -248,7 +248,7 @@ async def test_an_error_of_modelmesh_is_not_kept(kept, tmp_path):
             await channel.unary_unary("/mmesh.ModelRuntime/loadModel")(b"\x0a\x01m")
         await kept.until_none()
     await server.stop(None)
-    await house.close()
+    await fakes.close()
 
 
 async def test_an_error_of_an_operators_listener_is_not_kept(kept):

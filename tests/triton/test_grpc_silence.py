@@ -16,7 +16,7 @@ from adapter.core.triton_errors import Faults
 from adapter.errors import BackendUnavailable
 from adapter.triton.client import ControlClient
 from adapter.triton.grpc import GrpcDataPlane
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.unread import unread
 
 FAULTS = Faults(Classifier(()))
@@ -84,9 +84,9 @@ async def served() -> AsyncIterator[Upstream]:
 
 
 async def test_an_inference_ends_also_after_its_caller_has_left(upstream):
-    house = await House().open()
-    await house.load("m")
-    lease = house.control.lease("m")
+    fakes = await ControlOnFakes().open()
+    await fakes.load("m")
+    lease = fakes.control.lease("m")
     dataplane = GrpcDataPlane(
         FAULTS, timeout_seconds=60, max_message_bytes=2**20, unread=unread(), keepalive=SOON
     )
@@ -100,10 +100,10 @@ async def test_an_inference_ends_also_after_its_caller_has_left(upstream):
         with pytest.raises(BackendUnavailable) as raised:
             await asyncio.wait_for(calls[1], PATIENCE_SECONDS)
     assert raised.value.delivered
-    assert await house.control.leases.wait_until_idle(record, PATIENCE_SECONDS)
+    assert await fakes.control.leases.wait_until_idle(record, PATIENCE_SECONDS)
     assert record.usage.abandoned == 0
     await dataplane.close()
-    await house.close()
+    await fakes.close()
 
 
 async def test_a_load_ends(upstream):

@@ -22,8 +22,8 @@ from adapter.relay.listener import RelayListener, connect_to
 from adapter.relay.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.triton.grpc import GrpcDataPlane
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.grpc_triton import _Echo
-from tests.fakes.house import House
 from tests.fakes.unread import unread
 from tests.grpc_calls import SERVICE, infer_request
 
@@ -37,7 +37,7 @@ NO_LIMITS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 class ProxySetup:
     """`triton` is where its upstream is; a test may point it elsewhere before the first call."""
 
-    house: House
+    fakes: ControlOnFakes
     server: RelayListener
     address: str
     triton: str
@@ -45,15 +45,15 @@ class ProxySetup:
     shed: list[str] = field(default_factory=list)
 
     def in_flight(self, name: str) -> int:
-        return self.house.control.registry.serving(name).usage.in_flight
+        return self.fakes.control.registry.serving(name).usage.in_flight
 
     def abandoned(self, name: str) -> int:
         """Of those in flight, for how many nobody waits any more."""
-        return self.house.control.registry.serving(name).usage.abandoned
+        return self.fakes.control.registry.serving(name).usage.abandoned
 
     def counted(self, code: str, method: str = "ModelInfer") -> float | None:
         labels = {"frontend": "grpc_data", "method": method, "code": code}
-        return self.house.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
+        return self.fakes.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
     async def until_counted(self, code: str) -> None:
         async with asyncio.timeout(SECONDS):
@@ -113,9 +113,9 @@ async def proxy_before(
     takes_cancels: bool = False,
 ) -> AsyncIterator[ProxySetup]:
     """With the models `m` and `team/a` loaded; `act` answers in Triton's place."""
-    house = await House().open()
+    fakes = await ControlOnFakes().open()
     for name in ("m", "team/a"):
-        await house.load(name)
+        await fakes.load(name)
     triton = grpc.aio.server(options=NO_LIMITS)
     echo = _Recorded(act)
     triton.add_generic_rpc_handlers((echo,))
@@ -132,8 +132,8 @@ async def proxy_before(
     limits = limits or MessageLimits(max_message_bytes, max_message_bytes)
     inner = grpc.aio.server(options=[(name, max_message_bytes) for name, _ in NO_LIMITS])
     service = V2Service(
-        house.control,
-        house.control_state.triton,
+        fakes.control,
+        fakes.control_state.triton,
         dataplane,
         faults,
         repository=None,
@@ -143,18 +143,18 @@ async def proxy_before(
         passthrough=(),
         budget=ByteBudget(2**30),
     )
-    calls = GrpcCalls(house.metrics, Access("grpc"), limits)
+    calls = GrpcCalls(fakes.metrics, Access("grpc"), limits)
     inner.add_generic_rpc_handlers([service.service(calls)])
     folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
-    proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
+    proxy = ProxySetup(fakes, None, "", f"127.0.0.1:{port}", echo.methods)
     context = RelayContext(
         RelayPolicy(
-            house.control,
-            house.control_state.triton,
+            fakes.control,
+            fakes.control_state.triton,
             faults,
-            GrpcCalls(house.metrics, Access("grpc_data"), limits),
+            GrpcCalls(fakes.metrics, Access("grpc_data"), limits),
             takes_cancels=lambda: takes_cancels,
         ),
         connect_to(lambda: proxy.triton),
@@ -173,7 +173,7 @@ async def proxy_before(
         await dataplane.close()
         await inner.stop(None)
         await triton.stop(None)
-        await house.close()
+        await fakes.close()
         shutil.rmtree(folder)
 
 

@@ -17,40 +17,40 @@ from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.health import Health
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.runtime.byte_budget import ByteBudget
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.grpc_triton import Act, dataplane_to
-from tests.fakes.house import House
 from tests.grpc_calls import SERVICE, infer_request
 
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 
 
 class Listener:
-    def __init__(self, house: House, channel: grpc.aio.Channel) -> None:
-        self.house = house
+    def __init__(self, fakes: ControlOnFakes, channel: grpc.aio.Channel) -> None:
+        self.fakes = fakes
         self.channel = channel
         self.is_ready = True
 
     def in_flight(self, name: str) -> int:
-        return self.house.control.registry.serving(name).usage.in_flight
+        return self.fakes.control.registry.serving(name).usage.in_flight
 
     def counted(self, method: str, code: str) -> float | None:
         labels = {"frontend": "grpc", "method": method, "code": code}
-        return self.house.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
+        return self.fakes.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
 
 @asynccontextmanager
 async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
     """With the models `m` and `team/a` loaded."""
-    house = await House().open()
+    fakes = await ControlOnFakes().open()
     for name in ("m", "team/a"):
-        await house.load(name)
+        await fakes.load(name)
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        listener = Listener(house, channel)
+        listener = Listener(fakes, channel)
         service = V2Service(
-            house.control,
-            house.control_state.triton,
+            fakes.control,
+            fakes.control_state.triton,
             dataplane,
             Faults(Classifier(())),
             repository=None,
@@ -60,13 +60,13 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
             passthrough=(),
             budget=ByteBudget(2**30),
         )
-        calls = GrpcCalls(house.metrics, Access("grpc"), MessageLimits())
+        calls = GrpcCalls(fakes.metrics, Access("grpc"), MessageLimits())
         health = Health([SERVICE], lambda: listener.is_ready)
         server.add_generic_rpc_handlers([service.service(calls), health.service()])
         await server.start()
         yield listener
         await server.stop(None)
-    await house.close()
+    await fakes.close()
 
 
 @asynccontextmanager
@@ -172,7 +172,7 @@ async def test_a_failed_request_of_a_stream_counts_as_one_inference():
         call = listener.channel.stream_stream(STREAM)()
         await call.write(infer_request("m", 1.0).SerializeToString())
         await call.read()
-        assert listener.house.control.registry.serving("m").usage.served == 1
+        assert listener.fakes.control.registry.serving("m").usage.served == 1
         call.cancel()
 
 
@@ -243,7 +243,7 @@ async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten():
             yield pb.ModelStreamInferResponse(error_message=text).SerializeToString()
 
     async with listener_before(act) as listener:
-        listener.house.triton.models.clear()
+        listener.fakes.triton.models.clear()
         call = listener.channel.stream_stream(STREAM)()
         await call.write(infer_request("team/a", 1.0).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
@@ -252,7 +252,7 @@ async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten():
             "ModelNotFound: Triton does not have the model: "
             "Request for unknown model: 'team/a' is not found"
         )
-        await listener.house.until_state("team/a", None)
+        await listener.fakes.until_state("team/a", None)
         await call.write(infer_request("team/a", 1.0).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
         assert answer.error_message.endswith("ModelNotFound: model 'team/a' is not loaded")

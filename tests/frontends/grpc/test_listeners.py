@@ -22,7 +22,7 @@ from adapter.relay.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from adapter.triton.client import TritonControl
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.running import EXAMPLES
 from tests.trees import CONFIG, write_python_model
 
@@ -61,12 +61,12 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
     """With no Triton behind it."""
-    house = await House().open()
+    fakes = await ControlOnFakes().open()
     gate = RelayPolicy(
-        house.control,
-        house.control_state.triton,
+        fakes.control,
+        fakes.control_state.triton,
         Faults(Classifier()),
-        GrpcCalls(house.metrics, Access("grpc"), MessageLimits(unary=500, stream=1000)),
+        GrpcCalls(fakes.metrics, Access("grpc"), MessageLimits(unary=500, stream=1000)),
     )
 
     def make(server: str) -> RelayListener:
@@ -81,7 +81,7 @@ async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
         return RelayListener(context)
 
     yield make
-    await house.close()
+    await fakes.close()
 
 
 async def asked(address: str, message: bytes = b"x", seconds: float = SECONDS) -> bytes:

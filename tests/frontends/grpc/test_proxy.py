@@ -71,7 +71,7 @@ async def test_only_an_inference_is_use_of_a_model(method, message):
     async with proxy_before(answer) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         await call(message.SerializeToString())
-        usage = proxy.house.control.registry.serving(ModelId("m")).usage
+        usage = proxy.fakes.control.registry.serving(ModelId("m")).usage
         assert usage.served == 0
         await channel.unary_unary(INFER)(request_of("m"))
         assert usage.served == 1
@@ -106,14 +106,14 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
         return await echo(message, context)
 
     async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        proxy.house.load_lost_again()
-        proxy.house.triton.models.clear()
+        proxy.fakes.load_lost_again()
+        proxy.fakes.triton.models.clear()
         call = channel.unary_unary(INFER)
         code, text = await refusal(call(request_of("m")))
         assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
         has_lost = False
-        await until(lambda: "m" in proxy.house.triton.models)
-        await proxy.house.until_state("m", ModelState.READY)
+        await until(lambda: "m" in proxy.fakes.triton.models)
+        await proxy.fakes.until_state("m", ModelState.READY)
         await call(request_of("m"))
 
 
@@ -210,17 +210,17 @@ async def test_mesh_is_told_not_found_without_triton(size, monkeypatch):
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)
-        proxy.house.start_again()
+        proxy.fakes.start_again()
         assert (await refusal(call(message)))[0] == "UNAVAILABLE"
         code, text = await refusal(call(message, metadata=MESH))
         assert (code, text.partition(",")[0]) == (
             "NOT_FOUND",
             "ModelNotFound: the adapter is starting",
         )
-        proxy.house.control.close()
+        proxy.fakes.control.close()
         assert (await refusal(call(message, metadata=MESH)))[0] == "UNAVAILABLE"
-        proxy.house.reopen()
-        proxy.house.server.pid = None
+        proxy.fakes.reopen()
+        proxy.fakes.server.pid = None
         loaded = request_of("m", *[0.0] * size)
         code, text = await refusal(call(loaded, metadata=[("mm-model-id", "m")]))
         assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton exited, and model 'm' with it")

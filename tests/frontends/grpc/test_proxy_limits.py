@@ -219,7 +219,7 @@ async def test_who_leaves_while_it_waits_keeps_nothing(end):
             elif end == "close":
                 wire.writer.close()
             else:
-                await proxy.house.unload("m")
+                await proxy.fakes.unload("m")
                 await wire.answer(1)
             await until(lambda: budget.held == MIB and not budget.waiting)
 

@@ -64,8 +64,8 @@ async def refused(wire) -> tuple[int, bool]:
 
 
 async def unloading(proxy) -> asyncio.Task[None]:
-    task = asyncio.create_task(proxy.house.unload("m"))
-    get = proxy.house.control.registry.get
+    task = asyncio.create_task(proxy.fakes.unload("m"))
+    get = proxy.fakes.control.registry.get
     while (found := get(ModelId("m"))) and found.state.value == "READY":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return task

@@ -28,7 +28,7 @@ from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from adapter.telemetry.traffic import Served
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.http_triton import Script, Upstream, served
 
 MIB = 2**20
@@ -136,7 +136,7 @@ class Caller:
 class Listener:
     address: str
     server: HttpServer
-    house: House
+    fakes: ControlOnFakes
     upstream: Upstream
     drain: Drain
     contracts: ContainerContracts
@@ -208,14 +208,14 @@ class Listener:
         return self.in_flight() if path == PLANNED else len(self.bodies)
 
     def in_flight(self) -> int:
-        return sum(record.usage.in_flight for record in self.house.control.registry.records())
+        return sum(record.usage.in_flight for record in self.fakes.control.registry.records())
 
     def abandoned(self) -> int:
-        return self.house.control.leases.abandoned
+        return self.fakes.control.leases.abandoned
 
     def served(self, frontend: str, method: str) -> Served:
         """Return the figures of one method, complete as for a scrape."""
-        served = self.house.metrics.traffic.served(frontend, method)
+        served = self.fakes.metrics.traffic.served(frontend, method)
         served.add_up()
         return served
 
@@ -266,15 +266,15 @@ async def opened(
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
     async with served(script) as (plane, upstream):
-        house = await House(limit=1024 * MIB).open()
-        await house.load("m")
+        fakes = await ControlOnFakes(limit=1024 * MIB).open()
+        await fakes.load("m")
         budget = ByteBudget(inflight_bytes)
-        drain = Drain(house.control, house.control_state, house.metrics.traffic, 0)
+        drain = Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0)
         contracts = ContainerContracts(
-            house.control, house.control_state.triton, load_wait_seconds=0.01
+            fakes.control, fakes.control_state.triton, load_wait_seconds=0.01
         )
         heads = Heads(
-            house.metrics.traffic.served,
+            fakes.metrics.traffic.served,
             contracts,
             default_model=ModelId("m"),
             max_body_bytes=MAX_BODY,
@@ -283,7 +283,7 @@ async def opened(
         heads.host = plane.host
         parts = Parts(
             plane,
-            Instrumentation(house.metrics),
+            Instrumentation(fakes.metrics),
             Clock(),
             budget,
             sites,
@@ -312,7 +312,7 @@ async def opened(
         listening = parse_address(where)
         port = await server.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
-        listener: Listener = Listener(address, server, house, upstream, drain, contracts)
+        listener: Listener = Listener(address, server, fakes, upstream, drain, contracts)
         try:
             yield listener
         finally:
@@ -324,7 +324,7 @@ async def opened(
             await plane.close()
             assert listener.in_flight() == 0
             assert (budget.held, budget.waiting) == (0, 0)
-            await house.close()
+            await fakes.close()
     while left := asyncio.all_tasks() - before:
         await asyncio.wait(left, timeout=10)
         assert not {task for task in left if not task.done()}

@@ -253,8 +253,8 @@ async def unknown(listener: Listener) -> str:
 
 
 async def being_loaded(listener: Listener) -> str:
-    gate = listener.house.steps.hold("load")
-    listener.house.begin(listener.house.load("slow"))
+    gate = listener.fakes.calls.hold("load")
+    listener.fakes.begin(listener.fakes.load("slow"))
     await gate.reached.wait()
     return "slow"
 
@@ -264,7 +264,7 @@ async def too_deep(listener: Listener) -> str:
 
 
 async def starting(listener: Listener) -> str:
-    listener.house.start_again()
+    listener.fakes.start_again()
     return "nobody"
 
 
@@ -314,7 +314,7 @@ async def test_both_paths_refuse_with_same_bytes_and_log(
             assert served.codes[status] > codes.get(status, 0)
         assert listener.handled.count(target) == 1
         assert found[0] == found[1]
-        listener.house.steps.open_all()
+        listener.fakes.calls.open_all()
 
 
 @pytest.mark.parametrize("name", ["Authorization", "X-Amz-Date", "traceparent"])

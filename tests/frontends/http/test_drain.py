@@ -18,19 +18,19 @@ from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.frontends.http.listener import ANYWHERE
 
 
 @pytest_asyncio.fixture
-async def house():
-    house = await House().open()
-    yield house
-    await house.close()
+async def fakes():
+    fakes = await ControlOnFakes().open()
+    yield fakes
+    await fakes.close()
 
 
-def drain_of(house: House, min_seconds: float = 0.0) -> Drain:
-    return Drain(house.control, house.control_state, house.metrics.traffic, min_seconds)
+def drain_of(fakes: ControlOnFakes, min_seconds: float = 0.0) -> Drain:
+    return Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, min_seconds)
 
 
 class NoTriton:
@@ -40,13 +40,13 @@ class NoTriton:
 class Listener:
     """One that answers when it is told to; `/stream` has begun to answer before."""
 
-    def __init__(self, house: House) -> None:
-        self.drain = drain_of(house)
+    def __init__(self, fakes: ControlOnFakes) -> None:
+        self.drain = drain_of(fakes)
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
         parts = Parts(
             NoTriton(),
-            Instrumentation(house.metrics),
+            Instrumentation(fakes.metrics),
             Clock(),
             ByteBudget(2**30),
             ANYWHERE,
@@ -56,8 +56,8 @@ class Listener:
             Service(parts, lambda _: self._handle),
             parts,
             Heads(
-                house.metrics.traffic.served,
-                ContainerContracts(house.control, house.control_state.triton),
+                fakes.metrics.traffic.served,
+                ContainerContracts(fakes.control, fakes.control_state.triton),
                 default_model=None,
                 max_body_bytes=1000,
                 sites=ANYWHERE,
@@ -85,8 +85,8 @@ class Listener:
 
 
 @pytest_asyncio.fixture
-async def listener(house):
-    listener = Listener(house)
+async def listener(fakes):
+    listener = Listener(fakes)
     listener.address = await listener.open()
     yield listener
     await listener.close()
@@ -104,14 +104,14 @@ async def test_a_drain_waits_for_requests(listener):
         assert (await asked).status == 200
 
 
-async def test_a_drain_refuses_loads_and_waits_for_those_under_way(house):
-    drain, gate = drain_of(house), house.steps.hold("load m")
-    loading = asyncio.create_task(house.control.load(ModelId("m"), ModelSource("/m")))
+async def test_a_drain_refuses_loads_and_waits_for_those_under_way(fakes):
+    drain, gate = drain_of(fakes), fakes.calls.hold("load m")
+    loading = asyncio.create_task(fakes.control.load(ModelId("m"), ModelSource("/m")))
     await gate.reached.wait()
     drain.begin()
     assert await drain.finished(0.05) == 1
     try:
-        await house.control.load(ModelId("n"), ModelSource("/n"))
+        await fakes.control.load(ModelId("n"), ModelSource("/n"))
         raise AssertionError("it was taken")
     except BackendUnavailable:
         pass
@@ -120,8 +120,8 @@ async def test_a_drain_refuses_loads_and_waits_for_those_under_way(house):
     await loading
 
 
-async def test_callers_have_their_least_time_to_notice(house):
-    drain = drain_of(house, min_seconds=0.2)
+async def test_callers_have_their_least_time_to_notice(fakes):
+    drain = drain_of(fakes, min_seconds=0.2)
     drain.begin()
     begun = asyncio.get_running_loop().time()
     drain.begin()  # asking again does not begin again

@@ -7,7 +7,7 @@ from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.plans import Heads, Plan
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.frontends.http.listener import ANYWHERE, PLANNED, head, opened, request
 
 LENGTH = "Content-Length: 2"
@@ -15,8 +15,8 @@ V2 = "/v2/models/m/infer"
 
 
 def heads(host: str = "triton:8000", sites: SitePolicy = ANYWHERE) -> Heads:
-    house = House()
-    contracts = ContainerContracts(house.control, house.control_state.triton)
+    fakes = ControlOnFakes()
+    contracts = ContainerContracts(fakes.control, fakes.control_state.triton)
     made = Heads(Traffic().served, contracts, default_model=None, max_body_bytes=1000, sites=sites)
     made.host = host
     return made

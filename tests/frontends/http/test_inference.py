@@ -125,7 +125,7 @@ async def test_lease_begins_in_the_turn_that_ends_its_wait(monkeypatch):
     async with opened() as listener:
 
         async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
-            lease: Lease = listener.house.control.lease(model_id)
+            lease: Lease = listener.fakes.control.lease(model_id)
             asyncio.get_running_loop().call_soon(lambda: in_flight.append(listener.in_flight()))
             return lease
 
@@ -138,7 +138,7 @@ async def test_lease_begins_in_the_turn_that_ends_its_wait(monkeypatch):
 
 async def test_renamed_model_is_answered_under_its_name():
     async with opened(answer) as listener:
-        record = listener.house.control.registry.get(ModelId("m"))
+        record = listener.fakes.control.registry.get(ModelId("m"))
         record.name = "other"
         caller = await listener.connect()
         found = await caller.ask(request(PLANNED, BODY, "Accept-Encoding: gzip"))
@@ -164,11 +164,11 @@ async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monke
         monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
         caller = await listener.connect()
         await caller.send(request(PLANNED))
-        await until(lambda: listener.house.metrics.traffic.in_flight == 1)
+        await until(lambda: listener.fakes.metrics.traffic.in_flight == 1)
         caller.reset()
         await ended.wait()
         await listener.until_lost()
-        assert listener.house.metrics.traffic.in_flight == 0
+        assert listener.fakes.metrics.traffic.in_flight == 0
 
 
 async def test_lost_connection_is_freed_without_the_collector():
@@ -190,18 +190,18 @@ async def test_lost_model_of_a_call_is_waited_for(monkeypatch):
     """Triton has exited with it, and the call is what loads it again from its store."""
     waited: list[ModelId] = []
     async with opened(answer) as listener:
-        house = listener.house
+        fakes = listener.fakes
 
         async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
             waited.append(model_id)
-            return house.control.lease(model_id)
+            return fakes.control.lease(model_id)
 
-        house.control.registry.serving(ModelId("m")).loaded_for = LoadedFor.CALLS
+        fakes.control.registry.serving(ModelId("m")).loaded_for = LoadedFor.CALLS
         monkeypatch.setattr(listener.contracts.v2, "wait_for_lease", wait_for_lease)
         caller = await listener.connect()
         assert (await caller.ask(request(V2, BODY))).status == 200
         with monkeypatch.context() as exited:
-            exited.setattr(type(house.parts.status), "has_exited", property(lambda _: True))
+            exited.setattr(type(fakes.parts.status), "has_exited", property(lambda _: True))
             assert (await caller.ask(request(V2, BODY))).status == 200
         assert waited == ["m"]
 

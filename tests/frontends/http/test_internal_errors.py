@@ -27,7 +27,7 @@ def raises_at_once(*_, **__):
 
 
 def forgets(listener, monkeypatch):
-    monkeypatch.setattr(listener.house.control.registry, "serving", raises_at_once)
+    monkeypatch.setattr(listener.fakes.control.registry, "serving", raises_at_once)
 
 
 def looks_badly(listener, monkeypatch):
@@ -73,7 +73,7 @@ async def test_bug_in_inference_is_500_and_logged(fault, caplog, monkeypatch):
             fault(listener, broken)
             found = await caller.ask(request(PLANNED))
         assert (found.status, found.json()["code"]) == (500, "InternalError")
-        assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
+        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
         assert listener.server.parts.budget.held == 0
         listener.upstream.script = script
         assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
@@ -91,7 +91,7 @@ async def test_bug_before_large_body_ends_the_connection(fault, monkeypatch):
         await caller.send(head(PLANNED, f"Content-Length: {MIB}") + bytes(1000))
         assert (await caller.answer()).status == 500
         assert await caller.rest() == b""
-        assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
+        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
         assert listener.server.parts.budget.held == 0
 
 
@@ -111,4 +111,4 @@ async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):
         listener.gate.set()
         assert len(await caller.rest()) < 5_000_000
         await listener.until_lost()
-        assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
+        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)

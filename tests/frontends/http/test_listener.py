@@ -408,7 +408,7 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
     """Of a request that is plain, and of one that is not."""
     async with opened() as listener:
         caller = await listener.connect()
-        listener.house.control.registry.serving = None
+        listener.fakes.control.registry.serving = None
         found = await caller.ask(request(PLANNED, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
@@ -416,17 +416,17 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
 
 async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
     async with opened() as listener:
-        listener.house.load_lost_again()
+        listener.fakes.load_lost_again()
         lost = b'{"error":"Request for unknown model: \'m\' is not found"}'
         asked = listener.upstream.script
         listener.upstream.script = says(
             b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(lost) + lost
         )
-        listener.house.triton.models.clear()
+        listener.fakes.triton.models.clear()
         caller = await listener.connect()
         found = await caller.ask(request(PLANNED))
         assert (found.status, found.json()["code"]) == (503, "ModelNotReady")
-        await until(lambda: "m" in listener.house.triton.models)
-        await listener.house.until_state("m", ModelState.READY)
+        await until(lambda: "m" in listener.fakes.triton.models)
+        await listener.fakes.until_state("m", ModelState.READY)
         listener.upstream.script = asked
         assert (await caller.ask(request(PLANNED))).status == 200

@@ -48,7 +48,7 @@ async def test_unload_refuses_unfinished_large_bodies(frame):
         caller = await listener.connect()
         await caller.send(head(PLANNED, frame) + b"2\r\n{}")
         await until(lambda: listener.in_flight() == 1)
-        unloading = asyncio.create_task(listener.house.unload("m"))
+        unloading = asyncio.create_task(listener.fakes.unload("m"))
         await refused(caller)
         await unloading
         assert await caller.rest() == b""
@@ -62,7 +62,7 @@ async def test_unload_does_not_wait_for_small_body():
         caller = await listener.connect()
         await caller.send(head(PLANNED, FRAMES[0]) + b"{}")
         await until(lambda: any(not c.is_idle() for c in listener.server._connections))
-        await listener.house.unload("m")
+        await listener.fakes.unload("m")
         await caller.send(bytes(998))
         assert (await caller.answer()).refusal == (404, "ModelNotFound")
         assert not listener.upstream.requests
@@ -70,15 +70,15 @@ async def test_unload_does_not_wait_for_small_body():
 
 async def test_an_unload_waits_for_what_has_come_and_for_no_other_model():
     async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
-        await listener.house.load("other")
+        await listener.fakes.load("other")
         begun, busy = await listener.connect(), await listener.connect()
         await begun.send(head("/models/other/invoke", FRAMES[0]) + b"{}")
         await busy.send(request(await listener.waiting(PLANNED)))
         await listener.reached.wait()
         await until(lambda: listener.in_flight() == 1)
-        unloading = asyncio.create_task(listener.house.unload("m"))
+        unloading = asyncio.create_task(listener.fakes.unload("m"))
         await until(
-            lambda: listener.house.control.registry.get(ModelId("m")).state.value != "READY"
+            lambda: listener.fakes.control.registry.get(ModelId("m")).state.value != "READY"
         )
         listener.gate.set()
         assert (await busy.answer()).status == 200
@@ -272,10 +272,10 @@ async def test_who_hardly_sends_is_cut_for_who_waits(frame):
 @pytest.mark.parametrize("content_type", ["image/png", "text/csv"])
 async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_type):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
-        budget, house = listener.server.parts.budget, listener.house
+        budget, fakes = listener.server.parts.budget, listener.fakes
         is_text = content_type == "text/csv"
         tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
-        record = house.control.registry.serving(ModelId("m"))
+        record = fakes.control.registry.serving(ModelId("m"))
         types = ContentTypes(
             (content_type,), options=frozenset(), is_batched=False, input=tensor, outputs=()
         )
@@ -326,7 +326,7 @@ async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waitin
             if how == "leaves":
                 caller.reset()
             else:
-                unloading = asyncio.create_task(listener.house.unload("m"))
+                unloading = asyncio.create_task(listener.fakes.unload("m"))
                 await refused(caller)
                 await unloading
         await until(lambda: budget.waiting == listener.in_flight() == 0)

@@ -32,7 +32,7 @@ from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from adapter.triton.http import HttpDataPlane
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.fakes.unread import unread
 from tests.frontends.http.listener import ANYWHERE
 
@@ -60,7 +60,7 @@ async def fine(_: web.BaseRequest) -> web.StreamResponse:
 @dataclass
 class Listener:
     upstream: Upstream
-    house: House
+    fakes: ControlOnFakes
     caller: aiohttp.ClientSession
     dataplane: HttpDataPlane
     budget: ByteBudget
@@ -80,35 +80,35 @@ async def no_versions() -> dict[str, list[str]]:
 
 async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     upstream = Upstream(fine)
-    house = await House(limit=MIB).open()
-    stack.push_async_callback(house.close)
+    fakes = await ControlOnFakes(limit=MIB).open()
+    stack.push_async_callback(fakes.close)
     dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10, unread=unread())
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
     budget = ByteBudget(MIB)
     contracts = ContainerContracts(
-        house.control, house.control_state.triton, load_wait_seconds=0.01
+        fakes.control, fakes.control_state.triton, load_wait_seconds=0.01
     )
     inferences = Inferences(dataplane, contracts, max_body_bytes=2 * MIB, default_model=None)
     v2 = V2(
-        house.control,
-        house.control_state.triton,
+        fakes.control,
+        fakes.control_state.triton,
         inferences,
-        Repository(house.control, no_versions, []),
+        Repository(fakes.control, no_versions, []),
         extensions=Extensions(passthrough),
         max_body_bytes=2 * MIB,
     )
     calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
     parts = Parts(
         dataplane,
-        Instrumentation(house.metrics),
+        Instrumentation(fakes.metrics),
         Clock(),
         budget,
         ANYWHERE,
         max_body_bytes=2 * MIB,
     )
     heads = Heads(
-        house.metrics.traffic.served,
+        fakes.metrics.traffic.served,
         contracts,
         default_model=None,
         max_body_bytes=2 * MIB,
@@ -119,13 +119,13 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         Service(parts, calls.find),
         parts,
         heads,
-        drain=Drain(house.control, house.control_state, house.metrics.traffic, 0),
+        drain=Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0),
     )
     port = await server.open(parse_address("127.0.0.1:0"))
     stack.push_async_callback(server.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)
-    return Listener(upstream, house, caller, dataplane, budget)
+    return Listener(upstream, fakes, caller, dataplane, budget)
 
 
 @pytest_asyncio.fixture
@@ -163,7 +163,7 @@ async def test_what_the_setting_opens_is_passed_on_as_it_is(wide, method, path):
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, method):
-    await wide.house.load("team/m")
+    await wide.fakes.load("team/m")
     async with wide.caller.request(method, "/v2/models/team%2Fm/trace/setting") as reply:
         assert (reply.status, await reply.json()) == (200, {"fine": True})
     assert wide.upstream.seen[0].raw_path == "/v2/models/ta.u.team_2fm/trace/setting"
@@ -172,7 +172,7 @@ async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, m
 @pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats", "/trace/setting"])
 async def test_only_an_inference_is_use_of_a_model(wide, path):
     """Eviction goes by the last use, and a probe of a model is none."""
-    record = await wide.house.load("m")
+    record = await wide.fakes.load("m")
     async with wide.caller.get(f"/v2/models/m{path}") as reply:
         assert reply.status == 200
     assert len(wide.upstream.seen) == 1
@@ -204,7 +204,7 @@ async def test_headers_pass_except_those_of_connection(closed):
         return web.Response(body=b"{}", headers=headers)
 
     closed.upstream.answer = answer
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     headers = {
         "endpoint-load-metrics-format": "json",
         "triton-request-kind": "odd",
@@ -232,7 +232,7 @@ async def test_headers_pass_except_those_of_connection(closed):
 
 async def test_a_large_body_is_passed_on_with_its_length(closed):
     body = bytes(2 * MIB)
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     async with closed.caller.post("/v2/models/m/infer", data=BytesIO(body)) as reply:
         assert reply.status == 200
     assert closed.upstream.seen[0].headers["Content-Length"] == str(len(body))
@@ -250,12 +250,12 @@ async def test_an_answer_that_breaks_off_in_triton_breaks_off_here(closed, call)
         return response
 
     closed.upstream.answer = answer
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
         assert reply.status == 200
         with pytest.raises(aiohttp.ClientError):
             await reply.read()
-    assert closed.house.control.registry.records()[0].usage.in_flight == 0
+    assert closed.fakes.control.registry.records()[0].usage.in_flight == 0
 
 
 async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
@@ -271,7 +271,7 @@ async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
         return response
 
     closed.upstream.answer = answer
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     async with closed.caller.post("/v2/models/m/infer", data=b"{}") as reply:
         assert (reply.status, (await reply.json())["error"]) == (500, text.strip())
 
@@ -282,7 +282,7 @@ async def test_names_of_others_are_left_alone_in_the_statistics_of_all(closed):
         return web.json_response({"model_stats": [{"name": name, "x": 1} for name in names]})
 
     closed.upstream.answer = answer
-    await closed.house.load("a/b")
+    await closed.fakes.load("a/b")
     async with closed.caller.get("/v2/models/stats") as reply:
         found = await reply.json()
     assert found["model_stats"] == [{"name": "a/b", "x": 1}, {"name": "strange", "x": 1}]
@@ -301,7 +301,7 @@ async def test_an_event_that_comes_in_two_pieces_is_renamed_too(closed):
         return response
 
     closed.upstream.answer = answer
-    await closed.house.load("a/b")
+    await closed.fakes.load("a/b")
     async with closed.caller.post("/v2/models/a%2Fb/generate_stream", data=b"{}") as reply:
         assert await reply.content.readline() == b'data: {"x":1,"model_name":"a/b"}\n'
         seen.set()
@@ -319,7 +319,7 @@ async def test_a_triton_that_is_not_ready_says_so_itself(closed):
 
 
 async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(closed):
-    closed.house.control.close()
+    closed.fakes.control.close()
     for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 503)):
         async with closed.caller.get(path) as reply:
             assert reply.status == status
@@ -366,7 +366,7 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("lengths", [("2", "3"), ("2", "2")])
 async def test_an_inference_says_once_how_long_its_json_is(closed, lengths):
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     headers = [("Inference-Header-Content-Length", length) for length in lengths]
     async with closed.caller.post("/v2/models/m/infer", data=b"{}", headers=headers) as reply:
         assert (reply.status, (await reply.json())["code"]) == (400, "InvalidRequest")
@@ -403,7 +403,7 @@ async def test_event_stream_too_many_is_refused_with_figures(closed):
     """The other streams go on."""
     events = Events()
     closed.upstream.answer = events.answer
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     async with AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(closed.caller.post(_GENERATE, data=b"{}"))
@@ -423,7 +423,7 @@ async def test_event_stream_too_many_is_refused_with_figures(closed):
 async def test_a_stream_of_events_that_breaks_counts_no_more(closed, end):
     events = Events()
     closed.upstream.answer = events.answer
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     reply = await closed.caller.post(_GENERATE, data=b"{}")
     assert closed.budget.held == 2**16
     if end == "caller":
@@ -438,7 +438,7 @@ async def test_a_stream_of_events_that_breaks_counts_no_more(closed, end):
 
 
 async def test_a_stream_that_triton_refuses_counts_no_more(closed):
-    await closed.house.load("m")
+    await closed.fakes.load("m")
     for body in (b"{", b"{}"):
         async with closed.caller.post(_GENERATE, data=body) as reply:
             await reply.read()

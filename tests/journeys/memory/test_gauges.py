@@ -24,7 +24,7 @@ _GPU = "GPU-a"
 
 
 @dataclass(frozen=True)
-class House:
+class GaugedAdapter:
     """An adapter, what it reads of memory, and one package that takes 400 MiB of the first GPU."""
 
     adapter: RunningAdapter
@@ -74,7 +74,7 @@ def triton() -> Iterator[RunningAdapter]:
 
 
 @contextmanager
-def house(
+def gauged(
     triton: RunningAdapter,
     root: Path,
     *flags: str,
@@ -83,7 +83,7 @@ def house(
     declares: str = f"{_MODEL}MiB",
     is_broken: bool = False,
     neighbours: Mapping[str, int] = NO_BYTES,  # bytes that others have from the start, by GPU
-) -> Iterator[House]:
+) -> Iterator[GaugedAdapter]:
     with ExitStack() as stack:
         scripted = ScriptedGpus(root / "gpus")
         for uuid in gpus:
@@ -98,12 +98,12 @@ def house(
         )
         client = stack.enter_context(closing(adapter.client()))
         stack.callback(unload_all, adapter)
-        yield House(adapter, client, scripted, gauge, package)
+        yield GaugedAdapter(adapter, client, scripted, gauge, package)
 
 
 def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path: Path) -> None:
     """It fits once one has gone."""
-    with house(triton, tmp_path, "--memory-source=triton", declares="") as at:
+    with gauged(triton, tmp_path, "--memory-source=triton", declares="") as at:
         assert at.load("a", "b") == [200, 200]
 
         body = at.refused("c")
@@ -119,7 +119,7 @@ def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path:
 
 def test_unload_is_answered_when_gauge_shows_it(triton: RunningAdapter, tmp_path: Path) -> None:
     """No later than allowed."""
-    with house(triton, tmp_path, "--memory-source=triton") as at:
+    with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a", "b") == [200, 200]
         at.let_the_gauge_catch_up()
 
@@ -137,7 +137,7 @@ def test_nothing_of_nothing_is_not_a_full_gpu(
     triton: RunningAdapter, tmp_path: Path, declares: str
 ) -> None:
     flag = "--memory-source=triton"
-    with house(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
+    with gauged(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
         assert at.load("a", "b") == [200, 200]
         assert at.client.load("c", at.package).json()["code"] == "OutOfMemory"
 
@@ -146,7 +146,7 @@ def test_nothing_of_nothing_is_not_a_full_gpu(
 def test_while_the_gauge_says_nothing_the_ledger_goes_on(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
-    with house(triton, tmp_path, "--memory-source=triton") as at:
+    with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.page.is_broken = True
 
@@ -161,7 +161,7 @@ def test_while_the_gauge_says_nothing_the_ledger_goes_on(
 def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
-    with house(triton, tmp_path, "--memory-source=triton") as at:
+    with gauged(triton, tmp_path, "--memory-source=triton") as at:
         at.gauge.page.is_frozen = True
 
         assert at.load("a", "b", "c") == [200, 200, 507]
@@ -171,7 +171,7 @@ def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
 def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
-    with house(triton, tmp_path, "--memory-source=triton") as at:
+    with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.stop()
 
@@ -186,7 +186,7 @@ def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
 
 
 def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_path: Path) -> None:
-    with house(triton, tmp_path, declares="") as at:
+    with gauged(triton, tmp_path, declares="") as at:
         assert at.adapter.started["memory_source"] == "nvml"
         assert at.load("a", "b") == [200, 200]
         assert at.held() == {name: {_GPU: _MODEL * MIB} for name in ("a", "b")}
@@ -200,7 +200,7 @@ def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_pat
 
 @pytest.mark.nightly
 def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path) -> None:
-    with house(triton, tmp_path) as at:
+    with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.gpus.others_take(_GPU, 300 * MIB)
 
@@ -213,7 +213,7 @@ def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path)
 def test_nvml_and_tritons_metrics_stand_in_for_each_other(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
-    with house(triton, tmp_path) as at:
+    with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.let_the_gauge_catch_up()
 
@@ -238,7 +238,7 @@ def test_of_two_gpus_each_has_figures_of_its_own(
     The neighbour is there from the start. The model could be booked with memory of one that comes
     later, as allocators may have kept that for it (adapter/core/ledger.py).
     """
-    with house(
+    with gauged(
         triton,
         tmp_path,
         f"--memory-source={source}",

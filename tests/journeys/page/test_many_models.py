@@ -12,7 +12,7 @@ from adapter.core.artifacts import ArtifactKey, DiskUse, PackagePage, StorePacka
 from adapter.core.model import ModelId
 from adapter.core.record import ModelRecord
 from tests.fakes.admin import admin_of, adopt
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.journeys.page.browser import PHONE, Browser
 
 pytestmark = pytest.mark.slow
@@ -67,14 +67,14 @@ class EmptyDisk:
 
 
 async def _serve(started: "asyncio.Future[str]", end: asyncio.Event) -> None:
-    house = await House(limit=MODELS * 1000 * MIB).open()
+    fakes = await ControlOnFakes(limit=MODELS * 1000 * MIB).open()
     for number in range(MODELS):
-        adopt(house, f"m{number:03}", (number + 1) * MIB)
-    house.control_state.stores = EmptyDisk()  # type: ignore[assignment]
-    async with admin_of(house, ManyPackages()) as admin:
+        adopt(fakes, f"m{number:03}", (number + 1) * MIB)
+    fakes.control_state.stores = EmptyDisk()  # type: ignore[assignment]
+    async with admin_of(fakes, ManyPackages()) as admin:
         started.set_result(f"127.0.0.1:{admin.port}")
         await end.wait()
-    await house.close()
+    await fakes.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from adapter.frontends.grpc.calls import LOAD, GrpcCall, GrpcCalls, MessageLimit
 from adapter.frontends.grpc.v2 import GrpcRepository
 from adapter.frontends.repository import Repository
 from adapter.runtime.byte_budget import ByteBudget
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 
 
 async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
-    adapter, budget = await House().open(), ByteBudget(100)
+    adapter, budget = await ControlOnFakes().open(), ByteBudget(100)
     repository = GrpcRepository(Repository(adapter.control, no_versions, []), budget)
     calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())
     message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()

@@ -8,7 +8,7 @@ from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.relay.policy import Reason, RelayError
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 
 STATUSES = {
     Reason.INVALID: (3, "InvalidRequest"),
@@ -28,7 +28,7 @@ NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
 
 @pytest.mark.parametrize("reason", Reason)
 def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
-    adapter = House()
+    adapter = ControlOnFakes()
     calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())
     policy = RelayPolicy(
         adapter.control, adapter.control_state.triton, Faults(Classifier(())), calls

@@ -12,7 +12,7 @@ from adapter.errors import (
 from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
 from adapter.settings import load_settings
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 
 CLOSED = BackendUnavailable("it was closed", delivered=True)
 STARTING, READY = pb.RuntimeStatusResponse.STARTING, pb.RuntimeStatusResponse.READY
@@ -29,19 +29,19 @@ class Front:
     """What a mesh may ask, by id and path."""
 
     def __init__(
-        self, house: House, root: Path, unload_seconds: float = 340, **settings: object
+        self, fakes: ControlOnFakes, root: Path, unload_seconds: float = 340, **settings: object
     ) -> None:
         self.triton = FakeTriton()
         self.is_ready = True
         given = load_settings(settings, {}, None).settings
         self.runtime = ModelRuntime(
-            house.control,
-            house.control_state.triton,
+            fakes.control,
+            fakes.control_state.triton,
             self.triton,
             MeshSizes(
-                house.control,
-                house.control_state,
-                house.parts.mesh,
+                fakes.control,
+                fakes.control_state,
+                fakes.parts.mesh,
                 default_bytes=given.modelmesh_default_size,
                 size_factor=given.size_factor,
                 capacity_bytes=given.modelmesh_capacity,
@@ -52,7 +52,7 @@ class Front:
                 load_concurrency=given.load_concurrency or 1,
                 model_concurrency=given.modelmesh_model_concurrency,
             ),
-            metrics=house.metrics,
+            metrics=fakes.metrics,
             is_ready=lambda: self.is_ready,
         )
 

@@ -4,7 +4,7 @@ import pytest
 
 from adapter.core.memory import Device
 from adapter.errors import AdapterError, ModelNotFound
-from tests.fakes.house import House
+from tests.fakes.control import ControlOnFakes
 from tests.frontends.grpc.modelmesh.front import Front
 
 MIB = 2**20
@@ -12,14 +12,14 @@ DEFAULT = 1_000_000
 
 
 class TestSizes:
-    async def test_size_of_model_is_what_ledger_holds(self, house, front):
-        house.sizes["m"] = 700
+    async def test_size_of_model_is_what_ledger_holds(self, fakes, front):
+        fakes.sizes["m"] = 700
         await front.load("m")
         assert await front.size("m") == 700
 
-    async def test_declared_size_is_never_told_below_default(self, house, front):
-        house.memory.limit_bytes = None
-        house.packages.declared["/m"] = 2**16
+    async def test_declared_size_is_never_told_below_default(self, fakes, front):
+        fakes.memory.limit_bytes = None
+        fakes.packages.declared["/m"] = 2**16
         assert await front.load("m") == DEFAULT
 
     async def test_a_model_that_is_not_loaded_has_no_size(self, front):
@@ -30,24 +30,24 @@ class TestSizes:
 class TestPredictions:
     """ModelMesh evicts by them when it queues a load, also models that it is loading."""
 
-    async def test_prediction_of_learned_size_is_at_most_default(self, house, front):
-        house.sizes |= {"small": 77, "large": 90 * MIB}
+    async def test_prediction_of_learned_size_is_at_most_default(self, fakes, front):
+        fakes.sizes |= {"small": 77, "large": 90 * MIB}
         await front.load("small")
         await front.load("large")
         assert await front.predict("/small", model_id="small") == 77
         assert await front.predict("/large", model_id="large") == DEFAULT
         assert await front.size("large") == 90 * MIB
 
-    async def test_learned_size_is_found_by_id_of_model(self, house, front):
+    async def test_learned_size_is_found_by_id_of_model(self, fakes, front):
         """A puller asks with the path in the bucket, and loads from a local one."""
-        house.sizes["m"] = 77
+        fakes.sizes["m"] = 77
         await front.load("m", "/models/m/files")
         await front.unload("m")
         assert await front.predict("bucket/files", model_id="m") == 77
         assert await front.predict("bucket/files", model_id="other") == DEFAULT
 
-    async def test_prediction_is_the_same_for_last_slash(self, house, front):
-        house.sizes["m"] = 77
+    async def test_prediction_is_the_same_for_last_slash(self, fakes, front):
+        fakes.sizes["m"] = 77
         await front.load("m", "/models/m/")
         assert await front.predict("/models/m") == 77
         assert await front.predict("/models/m/") == 77
@@ -55,19 +55,19 @@ class TestPredictions:
     @pytest.mark.parametrize(
         "key", ["", "no json", '{"disk_size_bytes": 80000000}', '{"disk_size_bytes": 5}']
     )
-    async def test_prediction_is_default_when_nothing_was_learned(self, house, front, key):
-        house.packages.declared["/m"] = 80 * MIB
+    async def test_prediction_is_default_when_nothing_was_learned(self, fakes, front, key):
+        fakes.packages.declared["/m"] = 80 * MIB
         assert await front.predict("/m", key) == DEFAULT
 
-    async def test_prediction_is_default_after_out_of_memory(self, house, front):
-        house.sizes["m"] = 1000 * MIB
+    async def test_prediction_is_default_after_out_of_memory(self, fakes, front):
+        fakes.sizes["m"] = 1000 * MIB
         with pytest.raises(AdapterError):
             await front.load("m")
         assert await front.predict("/m", model_id="m") == DEFAULT
 
-    async def test_default_of_predictions_is_a_setting(self, house, tmp_path):
-        front = Front(house, tmp_path, modelmesh_default_size="200MiB")
-        house.sizes["m"] = 90 * MIB
+    async def test_default_of_predictions_is_a_setting(self, fakes, tmp_path):
+        front = Front(fakes, tmp_path, modelmesh_default_size="200MiB")
+        fakes.sizes["m"] = 90 * MIB
         assert await front.predict("/m", model_id="m") == 200 * MIB
         await front.load("m")
         assert await front.predict("/m", model_id="m") == 90 * MIB
@@ -76,31 +76,31 @@ class TestPredictions:
 class TestCapacity:
     """ModelMesh reads it once, and fills it to the last byte."""
 
-    async def told(self, house: House, tmp_path, **settings: object) -> int:
-        return (await Front(house, tmp_path, **settings).status()).capacityInBytes
+    async def told(self, fakes: ControlOnFakes, tmp_path, **settings: object) -> int:
+        return (await Front(fakes, tmp_path, **settings).status()).capacityInBytes
 
     async def test_growth_of_the_baseline_and_one_landing_load_are_kept_back(
-        self, open_house, tmp_path
+        self, open_fakes, tmp_path
     ):
-        house = await open_house(limit=1000 * MIB, headroom_bytes=50 * MIB)
-        assert await self.told(house, tmp_path) == (1000 - 50 - 100 - 100) * MIB
+        fakes = await open_fakes(limit=1000 * MIB, headroom_bytes=50 * MIB)
+        assert await self.told(fakes, tmp_path) == (1000 - 50 - 100 - 100) * MIB
 
     async def test_the_largest_model_that_was_measured_must_be_able_to_land(
-        self, open_house, tmp_path
+        self, open_fakes, tmp_path
     ):
-        house = await open_house(limit=1000 * MIB)
-        house.sizes |= {"m": 150 * MIB, "n": 30 * MIB}
+        fakes = await open_fakes(limit=1000 * MIB)
+        fakes.sizes |= {"m": 150 * MIB, "n": 30 * MIB}
         for name in ("m", "n"):
-            await house.load(name)
-        assert await self.told(house, tmp_path) == (1000 - 100 - 150) * MIB
-        house.sizes["l"] = 400 * MIB
-        await house.load("l")
-        assert await self.told(house, tmp_path) == (1000 - 100 - 250) * MIB
+            await fakes.load(name)
+        assert await self.told(fakes, tmp_path) == (1000 - 100 - 150) * MIB
+        fakes.sizes["l"] = 400 * MIB
+        await fakes.load("l")
+        assert await self.told(fakes, tmp_path) == (1000 - 100 - 250) * MIB
 
-    async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, open_house, tmp_path):
-        house = await open_house(limit=4096 * MIB, device=Device("GPU-0"))
-        assert await self.told(house, tmp_path) == 4096 * MIB - 512 * MIB - 4096 * MIB // 10
+    async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, open_fakes, tmp_path):
+        fakes = await open_fakes(limit=4096 * MIB, device=Device("GPU-0"))
+        assert await self.told(fakes, tmp_path) == 4096 * MIB - 512 * MIB - 4096 * MIB // 10
 
-    async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, open_house, tmp_path):
-        house = await open_house(memory_limit=1000 * MIB)
-        assert await self.told(house, tmp_path) == 1000 * MIB
+    async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, open_fakes, tmp_path):
+        fakes = await open_fakes(memory_limit=1000 * MIB)
+        assert await self.told(fakes, tmp_path) == 1000 * MIB

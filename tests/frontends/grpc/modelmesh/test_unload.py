@@ -12,8 +12,8 @@ class TestUnload:
     async def test_what_is_not_loaded_is_unloaded_already(self, front, model_id):
         await front.unload(model_id)
 
-    async def test_a_failure_is_told(self, house, front):
+    async def test_a_failure_is_told(self, fakes, front):
         await front.load("m")
-        house.steps.fail("unload m", BackendTimeout("no"))
+        fakes.calls.fail("unload m", BackendTimeout("no"))
         with pytest.raises(BackendTimeout):
             await front.unload("m")

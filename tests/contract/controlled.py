@@ -30,7 +30,7 @@ ensemble_scheduling { step {
 """
 
 
-class Shelf:
+class ControlledTriton:
     """A TritonControl on a real Triton, and packages written straight into its repository."""
 
     def __init__(self, control: TritonControl, repository: Path, http: str) -> None:

@@ -14,9 +14,9 @@ from adapter.core.sizes import Sizes
 from adapter.core.states import ModelState
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
+from tests.fakes.calls import Calls
 from tests.fakes.memory import FakeMemory
 from tests.fakes.packages import FakePackages, FakeStore
-from tests.fakes.steps import Steps
 from tests.fakes.triton import FakeControlTriton, FakeServer
 
 QUICK = TimeLimits(load=30, unload=10)
@@ -28,7 +28,7 @@ _BACK_SECONDS = 10.0
 _LOOKS = {"ready", "present", "read"}
 
 
-class House:
+class ControlOnFakes:
     """Control, whose verbs are `control`, its state `control_state`, and all its parts `parts`.
 
     `sizes[name]` is what a model takes in the fake Triton, beside `others` bytes of strangers.
@@ -46,15 +46,15 @@ class House:
         memory_limit: int | None = None,
         headroom_bytes: int = 0,
     ) -> None:
-        self.steps = Steps()
-        self.triton = FakeControlTriton(self.steps)
-        self.packages = FakePackages(self.steps)
+        self.calls = Calls()
+        self.triton = FakeControlTriton(self.calls)
+        self.packages = FakePackages(self.calls)
         self.triton.server = self.server = FakeServer()
-        self.store = FakeStore(self.steps)
+        self.store = FakeStore(self.calls)
         self.metrics = Metrics()
         self.sizes: dict[str, int] = {}
         self.others = 0
-        self.memory = FakeMemory(self.steps, self._used)
+        self.memory = FakeMemory(self.calls, self._used)
         self.memory.limit_bytes = limit
         world = World(
             triton=self.triton,
@@ -82,9 +82,9 @@ class House:
     def _used(self) -> int:
         return self.others + sum(self.sizes.get(name, 0) for name in self.triton.models)
 
-    async def open(self) -> "House":
+    async def open(self) -> "ControlOnFakes":
         await self.parts.open()
-        self.steps.seen.clear()
+        self.calls.seen.clear()
         return self
 
     def start_again(self) -> None:
@@ -106,8 +106,8 @@ class House:
         await self.parts.status.wait_until_up(clock.monotonic() + _BACK_SECONDS)
 
     def list_acts(self) -> list[str]:
-        """Return the steps that were taken, but for the watcher's looks at Triton."""
-        return [step for step in self.steps.seen if step not in _LOOKS]
+        """Return the calls that were taken, but for the watcher's looks at Triton."""
+        return [call for call in self.calls.seen if call not in _LOOKS]
 
     async def close(self) -> None:
         await self.parts.drain(10)
@@ -129,7 +129,7 @@ class House:
         return task
 
     async def until_state(self, name: str, state: ModelState | None) -> None:
-        """Bounded: the fakes need a few turns of the loop for each step, a look at processes a
+        """Bounded: the fakes need a few turns of the loop for each call, a look at processes a
         thread.
         """
         for turn in range(2000):
