@@ -252,6 +252,17 @@ def test_images_are_a_gap_without_an_engine(tree):
     assert outcome == release.Outcome(gaps=["images: no engine can be started here: not root"])
 
 
+def test_site_is_that_of_make(tree):
+    """The Makefile knows the steps of the site, which have changed before."""
+    lines = "site:\n\tmkdir -p dist/site\n\techo page > dist/site/index.html\n"
+    (tree.root / "Makefile").write_text(lines)
+
+    outcome = release.build_site(tree)
+
+    assert outcome.artifacts == ["site/, 1 pages"]
+    assert (tree.folder / "site/index.html").read_text() == "page\n"
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_sdist_makes_a_wheel_that_serves(tmp_path):
