@@ -786,6 +786,30 @@ async def update_under_traffic(stage: Stage, folder: str) -> list[str]:
 
 
 @played
+async def test_failed_update_changes_nothing():
+    scripts = {
+        "1": Script(300),
+        "fault": Script(fault="max_batch_size: -1"),
+        "beside": Script(failure="bad weights"),
+        "too large": Script(5000, declared=5000),
+        "in place": Script(800, declared=800, failure="bad weights"),
+    }
+    async with Stage(scripts) as stage:
+        first = await stage.load(A, "1")
+        await fails(update_under_traffic(stage, "fault"), InvalidModel)
+        await fails(update_under_traffic(stage, "beside"), LoadFailed)
+        await fails(update_under_traffic(stage, "too large"), ModelTooLarge)
+        assert stage.control.registry.serving(A) is first  # never unloaded so far
+        error = await fails(update_under_traffic(stage, "in place"), LoadFailed)
+        assert str(error).endswith("the model that was there was loaded again")
+        assert await stage.wait_and_invoke(A) == "1"
+        # whether its files have changed is asked from then on
+        assert stage.control.registry.serving(A).load_started_at == first.load_started_at
+        assert set(stage.served) == {"1"}
+        stage.check(A)
+
+
+@played
 async def test_update_keeps_calls_from_being_idle():
     """The calls of the old version during the update are calls of the model."""
     settings = StoreSettings(idle_unload_seconds=30, revalidate_seconds=10)
@@ -1224,6 +1248,32 @@ async def test_limit_of_a_load_names_an_earlier_one():
         assert await stage.wait_and_invoke(A) == "b"
 
 
+@played
+async def test_hanging_loads_leave_room_for_others():
+    """A load that has lasted 30 s no longer counts, and as many again may go on so."""
+    scripts = {f"h{number}": Script(hangs=True, is_python=True) for number in range(4)}
+    scripts |= {"a": Script(), "b": Script()}
+    async with Stage(scripts, load_threads=2) as stage:
+        hanging = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2)]
+        await asyncio.sleep(20)
+        waiting = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await waiting
+        more = [asyncio.create_task(stage.load(ModelId(f"h{n}"))) for n in range(2, 4)]
+        await asyncio.sleep(40)
+        last = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(5)
+        assert not last.done()
+        assert "'h0'" in stage.control.slots.explain()
+        for number in range(4):
+            await stage.models.unload(ModelId(f"h{number}"))
+        await last
+        results = await asyncio.gather(*hanging, *more, return_exceptions=True)
+        assert {type(one) for one in results} == {UnloadedMeanwhile}
+        stage.check(A, B)
+
+
 # -- start and stop -----------------------------------------------------------------------------
 
 
@@ -1338,3 +1388,19 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
+
+
+@played
+async def test_drain_ends_what_lasts():
+    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
+        quick = asyncio.create_task(stage.load(A))
+        slow = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(2)
+        drained = asyncio.create_task(stage.control.drain(5))
+        await asyncio.sleep(0)
+        await fails(stage.load(C), BackendUnavailable)
+        await quick
+        await fails(slow, BackendUnavailable)
+        await drained
+        assert await stage.invoke(A) == "a"
+        assert stage.control.registry.get(A) is not None
