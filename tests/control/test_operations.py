@@ -30,6 +30,6 @@ async def test_ensemble_is_unloaded_before_its_steps() -> None:
     adapter.packages.placements["/e"] = Placement((TritonName("step"), TritonName("e")))
     await adapter.load("e")
     await adapter.unload("e")
-    unloads = [step for step in adapter.steps.seen if step.startswith("unload ")]
+    unloads = [call for call in adapter.calls.seen if call.startswith("unload ")]
     assert unloads == ["unload e", "unload step"]
     await adapter.close()
