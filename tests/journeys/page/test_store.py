@@ -219,3 +219,19 @@ def test_page_asks_for_the_token_and_sends_it(folder: Path, tmp_path: Path, brow
         stored = "return localStorage.length + sessionStorage.length + document.cookie.length"
         assert browser.run(stored) == 0
     browser.log()
+
+
+def test_signed_calls_alone_reach_models_without_a_token(folder: Path, tmp_path: Path) -> None:
+    """The page's calls are not signed: with keys and no token nobody may make them."""
+    flags = (f"--model-store={folder}", f"--cache-dir={tmp_path}", COMPLETE)
+    keys = "--endpoint-keys=AKID env:SECRET_OF_TESTS *"
+    with (
+        embedded_adapter(*flags, keys, environ={"SECRET_OF_TESTS": "s" * 40}) as adapter,
+        closing(Client(adapter.admin)) as admin,
+    ):
+        statuses = {
+            verb: admin.post(f"/{verb}?model_id=plain", infer_body(1.0)).status
+            for verb in ("load", "unload", "infer")
+        }
+        assert statuses == dict.fromkeys(("load", "unload", "infer"), 403)
+        assert admin.get("/store/models?name=plain").json()["where"] == "store"
