@@ -200,8 +200,8 @@ class FastDataPlane(Protocol):
 
     host: str  # empty until Triton is up; upstreams are available only then
 
-    def idle(self) -> Upstream | None:
-        """Return an open connection that no call has; None if there is none."""
+    def take_idle(self) -> Upstream | None:
+        """Take an open connection that no call has; None if there is none."""
 
     async def connected(self, model_id: ModelId) -> Upstream:
         """Return a connection for a call of this model; open one if all are in use."""

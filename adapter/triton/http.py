@@ -75,7 +75,7 @@ class HttpDataPlane:
             max_connections=max_connections,
             answered_nothing=answered_nothing,
         )
-        self.idle = self._pool.idle
+        self.take_idle = self._pool.take_idle
 
     def connect(self, address: str, key: str = "") -> None:
         """Set `host:port` of Triton's HTTP port, and the key of its restricted calls, or ""."""
@@ -113,7 +113,7 @@ class HttpDataPlane:
 
     async def connected(self, model_id: ModelId | None) -> Connection:
         """One that is idle, or a new one."""
-        return self._pool.idle() or await self._pool.connect(model_id)
+        return self._pool.take_idle() or await self._pool.connect(model_id)
 
     def check(
         self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool

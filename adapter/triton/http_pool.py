@@ -50,8 +50,8 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool: {len(self.connections)} connections, {len(self.unused)} idle>"
 
-    def idle(self) -> Connection | None:
-        """One that a call may begin on at once, if there is one."""
+    def take_idle(self) -> Connection | None:
+        """Take one out of `unused` for a call; None if none of them is usable."""
         while self.unused:
             connection = self.unused.pop()
             if connection.is_quiet():

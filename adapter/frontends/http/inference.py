@@ -218,7 +218,7 @@ class Inference:
 
     async def _begin_exchange(self, record: ModelRecord) -> Upstream:
         """Begin an exchange, on a new connection to Triton if none is idle."""
-        upstream = self._parts.dataplane.idle()
+        upstream = self._parts.dataplane.take_idle()
         if upstream is not None:
             self._exchange.begin(upstream, record)
             return upstream
