@@ -21,7 +21,7 @@ from adapter.core.states import TRANSITIONS, ModelState
 from adapter.frontends.status import ANSWERS
 from adapter.relay.stream import FOLLOWS
 from adapter.settings import GROUPS, SECRETS, Settings, as_text
-from adapter.telemetry.gauges import ModelCollector, State
+from adapter.telemetry.gauges import ModelCollector, ScrapedState
 from adapter.telemetry.log import EVENTS
 from adapter.telemetry.metrics import Metrics, about
 from adapter.triton.connection import NEXT, Event
@@ -291,7 +291,7 @@ def metric_rows() -> list[list[str]]:
     labels = {name: kept._labelnames for kept in counted for name in names_of(kept)}  # noqa: SLF001
     device = DeviceState(0, 0, 0, 0, 0, 0, 0, None)
     metrics.bind(
-        State(
+        ScrapedState(
             abandoned=lambda: 0,
             models=lambda: dict.fromkeys(ModelState, 0),
             devices=lambda: {HOST: device},

@@ -81,8 +81,7 @@ from adapter.settings import Loaded, Settings, for_programs, secret_variables
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.stores import open_store
-from adapter.telemetry.gauges import ModelCollector
-from adapter.telemetry.gauges import State as Figures
+from adapter.telemetry.gauges import ModelCollector, ScrapedState
 from adapter.telemetry.log import LogStream
 from adapter.telemetry.metrics import Metrics, about
 from adapter.telemetry.tracing import Tracing
@@ -415,7 +414,7 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         config=for_programs(loaded),
     )
     metrics.bind(
-        _build_figures(settings, control, memory, triton, readiness),
+        _build_scraped_state(settings, control, memory, triton, readiness),
         ModelCollector(registry, state.held),
     )
     return Parts(
@@ -666,17 +665,17 @@ def _build_v2_repository(
     )
 
 
-def _build_figures(
+def _build_scraped_state(
     settings: Settings,
     control: Control,
     memory: ChosenMemory,
     triton: TritonControl,
     readiness: Readiness,
-) -> Figures:
+) -> ScrapedState:
     """Return what metrics read at a scrape."""
     registry = control.models.registry
     state = control.state
-    return Figures(
+    return ScrapedState(
         models=registry.counts,
         devices=lambda: state.devices(memory.last),
         gpu_unread=lambda: memory.is_gpu_unread,

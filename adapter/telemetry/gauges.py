@@ -22,8 +22,8 @@ _ABOUT = ("version", "python", "triton")  # the labels of build_info
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Holds the functions that `_STATE_METRICS` calls at each scrape."""
+class ScrapedState:
+    """Holds the functions that `_STATE_METRICS` calls at each scrape; app/parts.py fills it."""
 
     models: Callable[[], Mapping[Any, int]]  # by the state of a model
     devices: Callable[[], Mapping[Device, DeviceState]]
@@ -78,17 +78,17 @@ def _single(value: float | None) -> _Series:
     return () if value is None else [((), value)]
 
 
-def _per_device(read: Callable[[DeviceState], int | None]) -> Callable[[State], _Series]:
+def _per_device(read: Callable[[DeviceState], int | None]) -> Callable[[ScrapedState], _Series]:
     """Return a function that reads one figure of each device."""
 
-    def read_series(state: State) -> _Series:
+    def read_series(state: ScrapedState) -> _Series:
         figures = ((name, read(device)) for name, device in state.devices().items())
         return [((name,), value) for name, value in figures if value is not None]
 
     return read_series
 
 
-_STATE_METRICS: tuple[_Scraped[State], ...] = (
+_STATE_METRICS: tuple[_Scraped[ScrapedState], ...] = (
     _Scraped(
         "models",
         "Models by state.",
@@ -226,7 +226,7 @@ class _ScrapeCollector(Collector):
 class StateCollector(_ScrapeCollector):
     """Collects the metrics about the adapter, its devices and Triton."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ScrapedState) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from adapter.core.artifacts import CacheUse
-from adapter.telemetry.gauges import PREFIX, ModelCollector, State, StateCollector
+from adapter.telemetry.gauges import PREFIX, ModelCollector, ScrapedState, StateCollector
 from adapter.telemetry.history import History
 from adapter.telemetry.traffic import Traffic
 
@@ -317,7 +317,7 @@ class Metrics:
             encode, content_type = choose_encoder("")
         return encode(self.registry), content_type
 
-    def bind(self, state: State, models: ModelCollector) -> None:
+    def bind(self, state: ScrapedState, models: ModelCollector) -> None:
         """Add the metrics that are read at each scrape."""
         self.registry.register(StateCollector(state))
         self.registry.register(models)

@@ -11,7 +11,7 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
-from adapter.telemetry.gauges import ModelCollector, State
+from adapter.telemetry.gauges import ModelCollector, ScrapedState
 from adapter.telemetry.metrics import Metrics, about
 from tests.cases import rows
 
@@ -34,7 +34,7 @@ class World:
         self.live = True
         self.metrics = Metrics()
         self.metrics.bind(
-            State(
+            ScrapedState(
                 abandoned=lambda: 0,
                 models=self.registry.counts,
                 devices=lambda: self.devices,
