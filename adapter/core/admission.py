@@ -203,7 +203,10 @@ def make_refusal(model_id: ModelId, decision: Decision) -> InsufficientMemory | 
 
 
 def make_overrun_refusal(model_id: ModelId, overrun: Overrun) -> InsufficientMemory | ModelTooLarge:
-    """Return the error of a load that was ended, or undone, because it passed a limit."""
+    """Return the error of a load that was ended, or undone, because it passed a limit.
+
+    It is ModelTooLarge if nothing else was loaded or loading, as no unload can help then.
+    """
     figures = overrun.figures
     needed = format_size(figures.needed_bytes or 0)
     if figures.needs_more_than_bytes is not None:
@@ -345,8 +348,9 @@ def _has_turn(ledger: Ledger, need: Need, request: MemoryRequest, now: float) ->
 def _should_wait(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> bool:
     """Return whether a load may wait for memory.
 
-    An explicit load waits while an unload is in progress, and for 5 s after its turn and after
-    memory was last seen back. An on-demand or planned load waits until its deadline.
+    An explicit load waits while an unload is in progress, and for 5 s after memory was last seen
+    back. It also waits in its own first 5 s, or first 10 s with a guessed need, which may have
+    waited 5 s for its turn. An on-demand or planned load waits until its deadline.
     """
     if request.purpose is not Purpose.EXPLICIT:
         return now < request.deadline

@@ -187,7 +187,11 @@ class Ledger:
         return book.limit_bytes - book.headroom_bytes - max(used, promised)
 
     def free_soon(self, device: Device) -> int:
-        """Return what will be free when the unloads in progress have ended."""
+        """Return the bytes that further loads may reserve once the unloads in progress have ended.
+
+        This is the limit, less the headroom, `settled` and `reserved`; `settled` no longer has what
+        is leaving.
+        """
         book = self.devices[device]
         promised = book.settled_bytes + self.reserved(device)
         return book.limit_bytes - book.headroom_bytes - promised
@@ -304,7 +308,9 @@ class Ledger:
                 book.empty_bytes = book.used_bytes
 
     def advance(self, now: float) -> None:
-        """Count without readings if a load or an unload has waited 5 s for a newer one.
+        """Discard the readings if a load or an unload ended 5 s ago, and no newer reading has come.
+
+        Without readings nothing waits for one: loads are booked, and unloads count as done.
 
         A caller that polls memory calls this each time, whether a reading has come or not.
         """
@@ -608,10 +614,11 @@ class Ledger:
         return leaving
 
     def _find_remaining(self, booked: Bytes) -> Bytes:
-        """Return the part of its booked bytes that a model still has. It has left `models`.
+        """Return the part of a model's booked bytes that it still holds as its unload begins.
 
-        The memory of a process that has died is back before the unload, and readings show that. So
-        it is at most what `settled` has beyond an empty device.
+        On each device these are at most the settled bytes beyond those of an empty Triton. The
+        memory of a process that has died is back before the unload, and readings have taken it from
+        `settled`. The caller has removed the model from `models`.
         """
         remaining = dict(booked)
         for device, count in booked.items():

@@ -211,6 +211,9 @@ def _is_merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
 
 
 def _make_verdict(strength: Strength, rule: str, cleaned: str, span: tuple[int, int]) -> Verdict:
+    """Return the verdict for the phrase at `span`. The size of the failed allocation is read from
+    the text around it: the first figure behind the start of the phrase, or else before it.
+    """
     start, end = span
     around = cleaned[max(0, start - _NEAR) : end + _NEAR].lower()
     figure = _FIGURE.search(around, min(start, _NEAR)) or _FIGURE.search(around)

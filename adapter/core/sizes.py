@@ -270,8 +270,9 @@ class Sizes:
         }
 
     def restore(self, data: object) -> int:
-        """Learn what `as_dict` has written; return the number of sizes. Anybody may have written
-        the file: entries of another form are left out.
+        """Learn what `as_dict` has written; return how many sizes are remembered now.
+
+        Anybody may have written the file: entries of another form are left out.
         """
         if not isinstance(data, dict):
             return 0

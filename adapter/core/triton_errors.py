@@ -259,6 +259,11 @@ def is_not_explicit(text: str) -> bool:
 def _explain_execution(
     status: int, text: str, said: str, verdict: Verdict, model_id: ModelId
 ) -> AdapterError:
+    """Return the error for an inference that failed while the model ran, without a proven lack of
+    memory: StubDied, Overloaded (503), InferenceFailed (404, and from 500 on) or InvalidRequest.
+
+    `said` is Triton's `text` with the caller's name of the model.
+    """
     suspected, of_shm = verdict.matched, verdict.of_shm
     if _DEAD_STUB.search(text):
         return StubDied(said, model_id=model_id, suspected=suspected)

@@ -95,10 +95,10 @@ class Wanted:
     def want(
         self, model_id: ModelId, source: ModelSource | ArtifactKey, reason: WantedReason
     ) -> WantedModel:
-        """Have a model loaded from this source from now on.
+        """Add a model as MISSING, in place of an earlier entry; return it.
 
-        A model that a setting wants is the setting's even after Triton exited with it. But it comes
-        back from the source that callers had last.
+        For LOST, an earlier entry keeps its reason, so a model that a setting names stays the
+        setting's after Triton exited with it. Its source is always the new one.
         """
         former = self._models.get(model_id)
         if former is not None and reason is WantedReason.LOST:
@@ -108,7 +108,10 @@ class Wanted:
         return model
 
     def remove(self, model_id: ModelId) -> bool:
-        """Stop to want a model, as its unload was asked for; return whether it was wanted."""
+        """Stop wanting a model whose unload was asked for; return False if it was not wanted.
+
+        A model that a setting names stays in the list as UNLOADED.
+        """
         model = self.get(model_id)
         if model is None:
             return False
