@@ -96,7 +96,7 @@ async def checked(
 
 
 def is_packed(headers: Mapping[str, str]) -> bool:
-    """Return whether a body comes compressed."""
+    """Return whether a body comes compressed by gzip or deflate, which Triton unpacks."""
     return any(
         name.lower() == "content-encoding" and value.strip().lower() in _PACKED
         for name, value in headers.items()

@@ -432,6 +432,7 @@ class TritonControl:
             self._on_live(True)  # noqa: FBT003
 
     def _require_client(self) -> "ControlClient":
+        """Return the client. Only for callers that run between `connect` and `close`."""
         assert self._client is not None  # noqa: S101 - connect() comes first
         return self._client
 

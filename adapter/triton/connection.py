@@ -151,7 +151,7 @@ class Connection:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
 
     def send(self, head: bytes, body: bytes) -> None:
-        """The whole request."""
+        """Write the whole request."""
         if len(body) <= _JOINED_BYTES:
             self.transport.write(head + body)
         else:

@@ -180,6 +180,8 @@ class GrpcDataPlane:
 
     @staticmethod
     def _abandon(answering: "asyncio.Task[RpcAnswer]", hold: Hold | None) -> None:
+        """Mark the hold as abandoned, and end it when Triton's answer comes, which is dropped."""
+
         def ended(answering: "asyncio.Task[RpcAnswer]") -> None:
             error = None if answering.cancelled() else answering.exception()
             if hold is not None:
@@ -284,13 +286,14 @@ class GrpcStream:
 
     async def write(self, message: bytes, request_id: bytes = b"") -> None:
         """Write a message, or nothing when the stream has ended; `messages` raises the reason."""
-        await asyncio.shield(self._begin(self._write(message, request_id)))
+        await asyncio.shield(self._begin_write(self._write(message, request_id)))
 
     async def done_writing(self) -> None:
         """Half-close the stream after the current write, without waiting for it."""
-        self._begin(self._call.done_writing())
+        self._begin_write(self._call.done_writing())
 
-    def _begin(self, act: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _begin_write(self, act: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task that writes after the writes before it; return the task."""
         self._writing = asyncio.create_task(_write_in_turn(self._writing, act))
         return self._writing
 

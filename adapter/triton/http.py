@@ -282,7 +282,10 @@ class HttpCall:
         return pieces
 
     def _cut(self) -> None:
-        """Read the rest of a stream for nobody."""
+        """End a stream whose caller reads too slowly.
+
+        The caller gets the error that says so; the rest of the answer is read and dropped.
+        """
         assert self._answers is not None  # noqa: S101 - it is a stream
         self._connection.leave(self, self._hold)
         self._error = self._error or self._answers.error

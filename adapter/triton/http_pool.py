@@ -67,7 +67,10 @@ class Pool:
             self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
 
     def abandoned(self, connection: Connection) -> None:
-        """Note that nobody waits for the answer to a call any more."""
+        """Record that the caller has left before the answer came.
+
+        The oldest connection of this kind is closed when a new one would be too many.
+        """
         self._abandoned.pop(connection, None)
         self._abandoned[connection] = None
 

@@ -52,8 +52,10 @@ def _mentions_parameter(text: bytes) -> bool:
 
 
 def _check_classification(text: bytes, outputs: Unclassified | None) -> None:
-    """Look at every member of each object: of several with one key Triton takes another one than
-    Python does.
+    """Raise InvalidRequest if the JSON classifies an output of which Triton may end.
+
+    Those are all outputs while `outputs` is None. Every member of each object is looked at: of
+    several with one key Triton takes another one than Python does.
     """
     classified: list[str] = []  # names of outputs
     shapes: list[Any] = []

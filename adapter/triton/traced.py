@@ -58,9 +58,11 @@ class TracedRpc:
 
 
 def _http(method: str, path: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the attributes of the span of a call over HTTP."""
     return f"{method} /v2{path}", {"http.request.method": method, "url.template": f"/v2{path}"}
 
 
 def _rpc(method: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the attributes of the span of a call over gRPC."""
     name = f"{SERVICE.removeprefix('/')}/{method}"
     return name, {"rpc.system.name": "grpc", "rpc.method": name}

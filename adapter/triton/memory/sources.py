@@ -115,7 +115,10 @@ class ChosenMemory:
             self._page_due = self._clock() + _RETRY_SECONDS
 
     async def _poll_gpus(self) -> None:
-        """Find out whether there are GPUs: core/evidence.py judges failure texts by it."""
+        """Read NVML, at most every so often, until it says whether there are GPUs.
+
+        core/evidence.py judges failure texts by that.
+        """
         if self._nvml.has_gpus is None and self._clock() >= self._nvml_due:
             self._nvml_due = self._clock() + _RETRY_SECONDS
             await self._nvml.read()

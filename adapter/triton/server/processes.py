@@ -77,9 +77,10 @@ class _Table:
         return members
 
     def outside(self, ancestor: int, others: Collection[int]) -> list[int]:
-        """Return the pids that are not below `ancestor`, and are not among the `others` outside.
+        """Return the pids that descend from pid 0 or from one of `others`, and not from `ancestor`.
 
-        A process whose parent has just ended is neither below nor outside.
+        `others` are the pids that an earlier call returned, which this table may lack. A process
+        whose parent has just ended is returned by neither `below` nor `outside`.
         """
         pids = [0, *others]
         for parent in pids:
@@ -553,7 +554,10 @@ class TritonProcesses:
     async def _list_living(
         self, names: Collection[TritonName], processes: frozenset[ProcessId]
     ) -> frozenset[ProcessId]:
-        """Return the processes that live, and daemons that the models have started since."""
+        """Return those processes that live, with their descendants and all others of these models.
+
+        Return `processes` as they are if the processes cannot be listed.
+        """
         try:
             claimed = await self.claim(names)
         except BackendUnavailable:
