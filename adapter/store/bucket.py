@@ -76,7 +76,7 @@ class RemoteStore:
         except Exception as error:
             if self.location.kind is StoreKind.S3 and _is_unexplained(error):
                 return await self._stat_by_get(path)
-            raise self._error(error, path) from error
+            raise self._make_error(error, path) from error
 
     async def _stat_by_get(self, path: str) -> StoredFile | None:
         """Describe the object as `stat` does, by a GET: a refusal of that has S3's code in its
@@ -87,10 +87,12 @@ class RemoteStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise self._error(error, path) from error
+            raise self._make_error(error, path) from error
 
     async def below(self, path: str, limit: int) -> list[StoredFile]:
-        """Return nothing for a web server, which cannot list."""
+        """Return the objects below the folder, as Store says; none for a web server, which cannot
+        list.
+        """
         found: list[StoredFile] = []
         if self.location.kind is StoreKind.HTTP:
             return found
@@ -102,7 +104,7 @@ class RemoteStore:
                 if len(found) >= limit:
                     break
         except Exception as error:
-            raise self._error(error, path) from error
+            raise self._make_error(error, path) from error
         return found[:limit]
 
     async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
@@ -114,7 +116,7 @@ class RemoteStore:
             async for page in pages:
                 yield [_file(meta) for meta in page]
         except Exception as error:
-            raise self._error(error, "") from error
+            raise self._make_error(error, "") from error
 
     async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`, as Store says."""
@@ -138,7 +140,7 @@ class RemoteStore:
         except Changed:
             raise
         except Exception as error:
-            raise self._error(error, file.path) from error
+            raise self._make_error(error, file.path) from error
 
     async def check(self) -> None:
         """Look for any object; on a web server for the first page, which need not be there.
@@ -151,7 +153,12 @@ class RemoteStore:
             with suppress(InvalidArtifact):
                 await self.below("", 1)
 
-    def _error(self, error: Exception, path: str) -> AdapterError:
+    def _make_error(self, error: Exception, path: str) -> AdapterError:
+        """Return the error for what obstore has raised.
+
+        It is InvalidArtifact for an archived object or an odd key, InvalidRequest for a key that no
+        object can have, StoreDenied, NoParts, or else StoreUnavailable.
+        """
         text = str(error)
         if isinstance(error, InvalidPathError):
             named = _ODD_KEY.search(text)

@@ -539,11 +539,15 @@ class ArtifactCache:
 
 
 def _make_need(_: Question) -> Need:
+    """Return an empty need, which the cache of `_needs` keeps for the question."""
     return Need()
 
 
 def _make_unstable(store: Store, known: Version, version: Version) -> StoreUnavailable:
-    """Return the error for a key whose version changed with each try to fetch it."""
+    """Return the error for a key that could not be fetched whole with any try.
+
+    Its version changed each time; or it stayed, and the store sent less than it says to have.
+    """
     reason = f"it changed {_MAX_CHANGES} times while it was fetched"
     if known == version:
         reason = f"the store says it has {version.size_bytes} bytes, and does not send them"

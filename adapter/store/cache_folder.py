@@ -214,7 +214,7 @@ class CacheFolder:
         """Return `lost_reason`, as of now."""
         with self._restoring, suppress(BackendUnavailable, OSError):
             if (self.path / _LOCK).exists():  # without the file nobody has taken the folder
-                self._hold()
+                self._renew_lock()
         return self.lost_reason
 
     def _restore(self) -> None:
@@ -224,10 +224,13 @@ class CacheFolder:
         with self._restoring:
             for folder in (self._artifacts, self._work):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            self._renew_lock()
 
-    def _hold(self) -> None:
-        """Take the lock again if the file is not the one that we hold."""
+    def _renew_lock(self) -> None:
+        """Take the lock again if its file is not the one that this process has locked.
+
+        Raises BackendUnavailable if another process has locked it.
+        """
         if not self._is_open or self._is_locked():
             return
         self._unlock()

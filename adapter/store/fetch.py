@@ -279,6 +279,11 @@ class Fetch:
         content: Opened | Pipe,
         room: RoomOfProcess,
     ) -> None:
+        """Run the process that unpacks. For threads.
+
+        Raises NoRoom, and InvalidArtifact for an archive or a model that is refused; the texts of
+        errors name the place in the store, and no path of this machine.
+        """
         target = self._files / self._name
         try:
             unpacking.run(archive, target, self._limits, content, room.reserve)

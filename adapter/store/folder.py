@@ -177,6 +177,7 @@ def _file(path: str, status: os.stat_result) -> StoredFile:
 
 
 def _version(status: os.stat_result) -> str:
+    """Return the version of a file: its inode, size and time."""
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 

@@ -246,7 +246,10 @@ class _Reader:
         return True
 
     def _close_current(self, *, is_whole: bool = True) -> None:
-        """Add the package that was read to the page, if it is asked for."""
+        """Add the package that was read to the page if its path matches the pattern.
+
+        A folder that was not read to its end (`is_whole` is false) has no size and no time.
+        """
         found = self._current
         self._current = None
         if found is None or not self.pattern.matches(found.path):

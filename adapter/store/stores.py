@@ -71,7 +71,7 @@ def _objects(location: StoreLocation, timeout_seconds: float) -> "ObjectStore":
         return AzureStore(location.base, **prefix, **options)
     if location.kind is StoreKind.GCS:
         return GCSStore(location.base, **_google(), **prefix, **options)
-    return S3Store(location.base, **_amazon(), **prefix, **options)
+    return S3Store(location.base, **_read_amazon_options(), **prefix, **options)
 
 
 def _is_http(location: StoreLocation) -> bool:
@@ -94,8 +94,10 @@ def _google() -> dict[str, Any]:
     return {"base_url": url, "skip_signature": True}
 
 
-def _amazon() -> dict[str, Any]:
-    """Take the credentials of a profile where there is one, and boto3 to read it."""
+def _read_amazon_options() -> dict[str, Any]:
+    """Return the region of the environment or the profile, and a provider of the profile's
+    credentials. What is not set is left out, as is the provider without boto3, which reads it.
+    """
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     options = {"region": region} if region else {}
     has_profile = "AWS_PROFILE" in os.environ or any(
