@@ -308,7 +308,7 @@ class Downstream(Endpoint[Exchange]):
         self._close_if_done()
 
     def count_queued(self, stream: Exchange, size: int) -> None:
-        """Count queued bytes of a response at the upstream that they came from."""
+        """Count queued bytes of a response as buffered at the upstream that they came from."""
         if stream.upstream is not None:
             stream.upstream.add_buffered(size)
 

@@ -223,7 +223,11 @@ class Endpoint(FlowControl[AnyStream]):
         return int(frames.HEAD_BYTES + size)
 
     def _handle_frames(self, data: bytes, at: int) -> int:
-        """Handle frames until the time of this turn is up; return where that is."""
+        """Handle the frames from `at` until the time of this turn is up; return where the next one
+        begins.
+
+        The beginning of an incomplete frame is kept for the next data, and counts as handled.
+        """
         end = len(data)
         is_timed = end > UNTIMED_BYTES
         while end - at >= _HEAD_BYTES:

@@ -299,7 +299,7 @@ def _check_plain(key: bytes, value: bytes) -> None:
 
 
 def plain_block(status: int) -> bytes:
-    """Return headers of a response that is not gRPC."""
+    """Return the header block of a plain text response, for a request that is not gRPC."""
     return encoded([(b":status", str(status).encode()), (b"content-type", b"text/plain")])
 
 

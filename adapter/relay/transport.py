@@ -116,7 +116,7 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.connected()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Mark the connection as CLOSED."""
+        """Call `lost` unless that was done, mark the connection as CLOSED, and call `gone`."""
         if self._abort is not None:
             self._abort.cancel()
         self._lose()

@@ -52,7 +52,7 @@ class Upstream(Endpoint[Outbound]):
         self._downstream.flush_all()
 
     def lost(self) -> None:
-        """Fail the requests of this connection."""
+        """Tell the session that this connection is lost, which fails its requests."""
         self.is_ending = True
         self._on_lost(self)
 
