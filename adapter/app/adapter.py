@@ -100,7 +100,7 @@ class Adapter:
             await parts.listeners.open_probes(name, address, application(sites, *pages))
 
     async def _start_triton(self) -> tuple[str, str]:
-        """Start the embedded Triton; return Triton's addresses for HTTP and for gRPC."""
+        """Start Triton if it is embedded; return its addresses for HTTP and for gRPC."""
         embedded = self.parts.embedded
         if embedded is not None:
             await embedded.start()

@@ -132,7 +132,7 @@ _STORE_LACKS_IT = ", and the store has no such key"
 
 @dataclass(slots=True, eq=False)
 class Housekeeping:
-    """Polls memory, and saves the sizes of packages for the next run."""
+    """Polls memory, books loads by late readings, and saves package sizes for the next run."""
 
     readings: Readings
     loader: Loader
@@ -144,7 +144,7 @@ class Housekeeping:
         self._saved = self.ledger.sizes.as_dict()
 
     async def run(self) -> NoReturn:
-        """Do the periodic work for ever."""
+        """Do all of this periodically, and never return."""
         await background.forever(
             self.readings.poll,
             self.loader.book_late,

@@ -100,7 +100,9 @@ class Readiness:
         return [*self._state.notes(), *store_notes]
 
     def describe(self) -> dict[str, Any]:
-        """Return readiness, reasons and notes as /debug/state shows them."""
+        """Return what /debug/state shows of readiness: the reasons against it, the notes, and
+        whether Triton is live and the adapter is draining.
+        """
         reasons = self.reasons()
         return {
             "is_ready": not reasons,
