@@ -514,7 +514,7 @@ class Ledger:
         )
 
     def overrun_of(self, name: TritonName) -> Overrun | None:
-        """Return the overrun of a device that this load is to be ended for, None without one."""
+        """Return the first overrun that names this load as the one to end; None without one."""
         for device in self.loads[name].reserved:
             overrun = self.find_overrun(device)
             if overrun is not None and overrun.name == name:

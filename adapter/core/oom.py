@@ -182,7 +182,9 @@ def _find_phrases(
             if (start := low.find(head, start + 1)) < 0:
                 break
             end = _find_end(rule, low, start, start + len(head))
-            if end and not (rule.plain and _is_merely_said(low, start, end, always=needs_figure)):
+            if end and not (
+                rule.plain and _is_merely_said(low, start, end, needs_figure=needs_figure)
+            ):
                 yield rule, start, end
 
 
@@ -200,12 +202,14 @@ def _find_end(rule: Rule, low: str, start: int, end: int) -> int | None:
     return tail.end()
 
 
-def _is_merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
-    """Return whether words that anybody may write are no failed allocation: in an error about the
-    input they count only beside a figure.
+def _is_merely_said(low: str, start: int, end: int, *, needs_figure: bool) -> bool:
+    """Return whether words that anybody may write are no failed allocation.
+
+    They are one before a figure of bytes. Without a figure they are none if it is needed, or if the
+    error is about the input.
     """
     raised = _RAISED.findall(low, max(0, start - _NEAR), start)
-    if not always and not (raised and _ABOUT_THE_INPUT.fullmatch(raised[-1])):
+    if not needs_figure and not (raised and _ABOUT_THE_INPUT.fullmatch(raised[-1])):
         return False
     return _FIGURE.search(low, start, end + _NEAR) is None
 

@@ -164,7 +164,7 @@ class Cost(Policy):
         return level + calls * _return_seconds(model) / _size_bytes(model) * _GIB
 
     def explain(self, model: Candidate, now: float) -> str:
-        """Return the factors of the worth, without the level."""
+        """Return a text with the factors of the worth, without the level, and the last call."""
         calls = min(model.calls, _MAX_CALLS)
         plural = "" if calls == 1 else "s"
         size_gib = _size_bytes(model) / _GIB

@@ -165,6 +165,7 @@ class Download:
         return received, None
 
     def _wrong_length(self, position: int) -> StoreUnavailable:
+        """Return the error for content that ended, or went on, at `position`."""
         size_bytes = self._file.size_bytes
         sent = "more than" if position > size_bytes else f"{position} of"
         reason = f"the store sent {sent} {size_bytes} bytes"

@@ -194,7 +194,11 @@ class Fetch:
             await CACHE.run_to_end(target.mkdir)
 
     async def _exact(self, file: StoredFile) -> StoredFile:
-        """Return a large file with the ETag by which its download can go on."""
+        """Ask the store for a large file that was only listed, as its download goes on by the exact
+        ETag; return other files as they are.
+
+        Raises Changed if the file is gone or has another size.
+        """
         if not file.is_listed or file.size_bytes < _LARGE_BYTES:
             return file
         found = await self._store.stat(file.path)

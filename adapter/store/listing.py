@@ -228,7 +228,7 @@ class _Reader:
         return self._finish()
 
     def _finish(self) -> PackagePage:
-        """Return the last page."""
+        """Close the current package and return the page, behind which no other follows."""
         self._close_current()
         return PackagePage(self._packages, None)
 

@@ -195,7 +195,7 @@ class TritonControl:
         return gpu_bytes
 
     async def unclassified(self, name: TritonName) -> Unclassified | None:
-        """Return the outputs whose `classification` ends Triton; None where it does not tell."""
+        """Return the outputs whose `classification` ends Triton; None if the call fails."""
         try:
             answer = await self._call("get_model_config", name, timeout=self._timeout)
         except AdapterError:

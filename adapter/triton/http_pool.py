@@ -51,7 +51,9 @@ class Pool:
         return f"<Pool: {len(self.connections)} connections, {len(self.unused)} idle>"
 
     def take_idle(self) -> Connection | None:
-        """Take one out of `unused` for a call; None if none of them is usable."""
+        """Return a connection on which a call may begin at once, out of `unused`; None if none is
+        open.
+        """
         while self.unused:
             connection = self.unused.pop()
             if connection.is_quiet():
@@ -129,7 +131,7 @@ class Pool:
             self._all_lost.set_result(None)
 
     def _sweep(self) -> None:
-        """Close those that Triton has said nothing on for so long."""
+        """Close the unused connections on which Triton has been silent for `keep_seconds`."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
         while self.unused:
