@@ -95,5 +95,5 @@ def test_a_large_call_is_told_why_its_model_cannot_be_had(start, store: Store):
     code, text = refused(caller, "missing.tar.gz", 5 * MIB)
     assert (code, "; ArtifactNotFound: " in text) == ("NOT_FOUND", True)
     code, text = refused(caller, "a.tar.gz", 5 * MIB, mm_model_id="of-a-mesh")
-    assert code == "NOT_FOUND"
+    assert (code, "larger than max" in text) == ("RESOURCE_EXHAUSTED", True)
     assert caller.loaded() == []
