@@ -275,6 +275,11 @@ class SizeState:
     declared_bytes: int | None  # by its package
     disk_bytes: int  # of its files; 0 for a model of an earlier run
 
+    @property
+    def basis_of_held(self) -> str | None:
+        """Return what `held` is based on: the measurement, once it replaced the reservation."""
+        return "measured" if self.is_learned and self.is_measured else self.basis
+
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:

@@ -174,9 +174,7 @@ class DebugState:
     def _model(self, record: ModelRecord) -> dict[str, Any]:
         now = clock.monotonic()
         size = self._state.size_of(record)
-        is_measured = size.is_learned and size.is_measured
         size_from = "triton" if size.is_reported else "reading"
-        basis = "measured" if is_measured else size.basis
         is_idle = record.state is ModelState.READY and record.usage.in_flight == 0
         return {
             "model_id": record.id,
@@ -195,8 +193,8 @@ class DebugState:
             "idle_seconds": round(now - record.usage.used_at, 3) if is_idle else None,
             "bytes": size.held,
             "gpu": record.gpu,
-            "basis": basis,
-            "is_measured": is_measured,
+            "basis": size.basis_of_held,
+            "is_measured": size.is_learned and size.is_measured,
             "size_from": size_from if size.is_learned else None,
             "is_pinned": self._is_pinned(record),
             "warnings": [*record.warnings],

@@ -223,7 +223,7 @@ class ModelListing:
         model_id = ModelId(name) if record is None else record.id
         return {
             "bytes": None if size is None else dict(size.held),
-            "basis": None if size is None else size.basis,
+            "basis": None if size is None else size.basis_of_held,
             "declared_bytes": None if size is None else size.declared_bytes,
             "measured_bytes": self._state.measured_bytes("", model_id),
         }

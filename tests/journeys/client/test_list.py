@@ -110,6 +110,17 @@ def test_show_has_a_line_that_calls_the_model(environ) -> None:
     assert json.loads(called.stdout)["outputs"]
 
 
+def test_show_says_that_the_size_was_measured(environ) -> None:
+    """`ps` says so too: what the load had guessed from the files is no longer the size."""
+    shown = run("show", "called.tar.gz", environ=environ)
+    listed = run("ps", "--json", environ=environ)
+
+    [memory] = [line for line in shown.stdout.decode().splitlines() if line.startswith("memory")]
+    models = {model["model_id"]: model for model in json.loads(listed.stdout)["models"]}
+    assert models["called.tar.gz"]["basis"] == "measured"
+    assert memory.endswith("(measured)")
+
+
 def test_show_has_a_model_of_the_store(environ) -> None:
     shown = run("show", "team-a/idle", "--json", environ=environ)
 
