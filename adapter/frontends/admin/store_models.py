@@ -229,8 +229,12 @@ class ModelListing:
         }
 
     def _call(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where an inference of the model goes: its listener is `http`."""
-        if self._is_by_name or row["where"] == "memory":
+        """Return where an inference of the model goes: its listener is `http`.
+
+        Where calls of V2 load nothing, a model of a store is called at the endpoint, so that the
+        line of `show` also works once the model has left memory.
+        """
+        if self._is_by_name or row["key"] is None:
             called = row["loaded_as"][0] if row["loaded_as"] else name
             return {"operation": "infer", "model": called}
         endpoint = row["store"] or "any"

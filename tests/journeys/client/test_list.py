@@ -212,6 +212,26 @@ def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
             assert list(list_models(environ)) == names[1:]
 
 
+def test_line_of_show_calls_a_model_that_left(tmp_path: Path) -> None:
+    """Without on_demand only the endpoint loads a model: a line of V2 would be 404 by then."""
+    write_python_model(tmp_path / "store" / "m")
+    flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
+    with embedded_adapter(*flags, COMPLETE) as adapter:
+        environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
+        with closing(adapter.client()) as client:
+            headers = {"X-Amzn-SageMaker-Target-Model": "m"}
+            path = "/endpoints/any/invocations"
+            assert client.post(path, infer_body(0.0), headers=headers).status == 200
+            example = json.loads(run("show", "m", "--json", environ=environ).stdout)["example"]
+            assert client.delete("/models/m").status == 200
+
+        called = subprocess.run(
+            [*shlex.split(example), "--silent", "--fail"], capture_output=True, check=True
+        )
+
+    assert json.loads(called.stdout)["outputs"]
+
+
 def test_list_without_a_store_is_refused(tmp_path: Path) -> None:
     package = write_python_model(tmp_path / "m")
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
