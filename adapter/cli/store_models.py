@@ -141,7 +141,7 @@ def _describe_place(model: Model) -> str:
 def _list_remarks(model: Model) -> list[str]:
     remarks = ["pinned"] if model["is_pinned"] else []
     if model["is_outdated"]:
-        remarks.append("the store has another version")
+        remarks.append("the store no longer has this version")
     if model["reason"]:
         what = "given up" if model["is_given_up"] else "failed"
         remarks.append(f"{what}: {' '.join(model['reason'].split())}")

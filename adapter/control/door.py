@@ -298,7 +298,7 @@ class StoreModel:
 
     key: ArtifactKey
     progress: FetchProgress
-    is_outdated: bool  # the store has another version
+    is_outdated: bool  # the store has another version, or none
 
 
 class StoreState(Protocol):
