@@ -45,7 +45,7 @@ frontends/status.py.
     ├─ StoreUnavailable   the store cannot be reached, or fails
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
-       │  └─ Overloaded          turns work away: a queue is full
+       │  └─ Overloaded          it, a model or the adapter turns work away
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
@@ -360,7 +360,12 @@ class BackendUnavailable(BackendError):
 
 
 class Overloaded(BackendUnavailable):
-    """Tells that Triton or the model turns work away, because a queue is full."""
+    """Tells that work is turned away, by whom the text says.
+
+    By Triton: a queue of the model is full, or the request was in it for too long. By a model, with
+    UNAVAILABLE. By the adapter: too many loads and unloads are in progress (control/operations.py),
+    or the byte budget has no room for a gRPC request (relay/session.py).
+    """
 
 
 class BackendTimeout(BackendError):

@@ -368,7 +368,8 @@ ANSWERS: Mapping[type[BaseException], Answer] = {
         503,
         "BackendUnavailable",
         _Rpc.RESOURCE_EXHAUSTED,
-        "Triton turns work away: a queue of the model is full",
+        "a queue of the model is full, or held the request for too long; the model says"
+        " UNAVAILABLE; too many loads are in progress; over gRPC, no room for a body",
         "try again, or at another copy; ModelMesh does so automatically",
         _LATER,
     ),
