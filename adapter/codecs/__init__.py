@@ -12,7 +12,7 @@ from adapter.core.tensors import ContentTypes, Tensor
 CODECS: list[Codec] = [Raw(), Npy(), Octets(), Csv(), Text()]
 
 # The name of the list in a config.pbtxt.
-PARAMETER = "adapter_content_types"
+CONTENT_TYPES_PARAMETER = "adapter_content_types"
 
 
 def codec_of(media_type: str) -> Codec | None:

@@ -20,7 +20,11 @@ _BLANKS = b" \t\r\n"
 
 
 async def converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return act(*args), computed by a thread where so many bytes take long."""
+    """Return act(*args), computed by a thread where so many bytes take long.
+
+    A call of C, such as json.loads, keeps all other threads waiting: give each a few thousand
+    values at a time, as csv.py does.
+    """
     if size <= _SLOW_BYTES:
         return act(*args, **kwargs)
     return await CONVERSIONS.run(act, *args, **kwargs)

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelOutput,
 )
 
-from adapter.codecs import PARAMETER, content_types
+from adapter.codecs import CONTENT_TYPES_PARAMETER, content_types
 from adapter.core.byte_sizes import parse_size
 from adapter.core.tensors import ContentTypes, Tensor
 from adapter.errors import AdapterError
@@ -25,7 +25,7 @@ from adapter.packages.messages import cut, invalid_model, shown
 
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75
-_PARAMETER = "memory_bytes"
+_MEMORY_PARAMETER = "memory_bytes"
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
@@ -34,22 +34,24 @@ def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTyp
 
     `text` is what stands in the file at `path`, for the message.
     """
-    if PARAMETER not in config.parameters:
+    if CONTENT_TYPES_PARAMETER not in config.parameters:
         return None
     try:
         return content_types(
-            config.parameters[PARAMETER].string_value,
+            config.parameters[CONTENT_TYPES_PARAMETER].string_value,
             _tensors(config.input),
             _tensors(config.output),
             is_batched=config.max_batch_size > 0,
         )
     except ValueError as error:
-        raise invalid_model(f"{path}:{_line(text)}", f"parameter {PARAMETER}: {error}") from error
+        raise invalid_model(
+            f"{path}:{_line(text)}", f"parameter {CONTENT_TYPES_PARAMETER}: {error}"
+        ) from error
 
 
 def misspelt(config: ModelConfig, path: Path) -> tuple[str, ...]:
     """Warn of parameters whose names are almost those that the adapter reads."""
-    known = [PARAMETER, ENTRY_PARAMETER]
+    known = [CONTENT_TYPES_PARAMETER, ENTRY_PARAMETER]
     found = []
     for name in sorted(set(config.parameters) - set(known)):
         for near in get_close_matches(name.lower()[:100], known, 1, _NEAR):
@@ -100,7 +102,7 @@ def _line(text: str) -> int:
     lines = [
         text.count("\n", 0, token.start()) + 1
         for token in tokens_of(text)
-        if token[0][1:-1] == PARAMETER
+        if token[0][1:-1] == CONTENT_TYPES_PARAMETER
     ]
     return lines[-1] if lines else 1
 
@@ -111,13 +113,15 @@ def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
 
     `path` is the config's, for the message.
     """
-    if config is None or _PARAMETER not in config.parameters:
+    if config is None or _MEMORY_PARAMETER not in config.parameters:
         return None
-    text = config.parameters[_PARAMETER].string_value
+    text = config.parameters[_MEMORY_PARAMETER].string_value
     try:
         return parse_size(text)
     except (ValueError, OverflowError) as error:
-        raise invalid_model(path, f"parameter {_PARAMETER}: {cut(text)!r}: {error}") from error
+        raise invalid_model(
+            path, f"parameter {_MEMORY_PARAMETER}: {cut(text)!r}: {error}"
+        ) from error
 
 
 def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from adapter.codecs import CODECS, PARAMETER, codec_of
+from adapter.codecs import CODECS, CONTENT_TYPES_PARAMETER, codec_of
 from adapter.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
 from adapter.codecs.npy import cast
 from adapter.core.calls import V2Answer
@@ -122,7 +122,7 @@ def explained(
         return error
     if types is None:
         taken = f"to take {media_type[:_MAX_QUOTED]!r}"
-        need = f"{taken} the model needs the parameter {PARAMETER} in its config"
+        need = f"{taken} the model needs the parameter {CONTENT_TYPES_PARAMETER} in its config"
         return NotJson(f"{error}; {need}", model_id=error.model_id)
     accepted = _list_accepted(types)  # a compressed body of bytes, which may be JSON alone
     text = (
