@@ -77,7 +77,7 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
-    unload_seconds: float  # the limit of an unload
+    unload_seconds: float  # how long an unload of ModelMesh may wait for Triton
 
     @property
     def traced_rpc(self) -> GrpcDataPlane | TracedRpc:

@@ -319,9 +319,11 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Holds the time limits that are settings, in seconds."""
+    """Holds time limits in seconds. `unload` is no setting: app/parts.py has it."""
 
     load: float = 350.0
+    # Half is for the requests in flight, half for the answer to each call of Triton. The waits of
+    # core/times.py, HANG_SECONDS above all, come on top: no unload is ended by this
     unload: float = 340.0
     warm_up: float | None = None  # of the inference that warms a model up; None for no warm-up
     model_wait: float = 55.0  # a call waits for its model to be fetched and loaded

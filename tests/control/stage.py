@@ -49,7 +49,10 @@ def played(sequence: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
 
 
 class Stage:
-    """Control with fakes around it. Leaving the block asks the oracle."""
+    """Control with fakes around it. Leaving the block asks the oracle.
+
+    `scripts`: by the folder that `load` names, as "a", or by NAME@VERSION in the store for `call`.
+    """
 
     def __init__(
         self,
