@@ -169,7 +169,7 @@ class OnDemand:
     def key_of(self, name: str) -> ArtifactKey:
         """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
         store, _, path = name.partition("/")
-        if path and store in self.settings.names:
+        if store and path and store in self.settings.names:
             return ArtifactKey(store, parse_artifact_path(path))
         return ArtifactKey("", parse_artifact_path(name))
 

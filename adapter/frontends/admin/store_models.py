@@ -125,7 +125,7 @@ class ModelListing:
         assert self._catalogue is not None  # noqa: S101 - only called with one
         store, _, path = name.partition("/")
         try:
-            if path and store in self._catalogue.stores:
+            if store and path and store in self._catalogue.stores:
                 return ArtifactKey(store, parse_artifact_path(path))
             return ArtifactKey("", parse_artifact_path(name))
         except InvalidRequest:

@@ -68,6 +68,16 @@ def test_list_has_places_sizes_and_failures(environ) -> None:
     assert models["folder"]["package_bytes"] > 0
 
 
+def test_slash_before_a_key_names_no_model(adapter: RunningAdapter) -> None:
+    """The store without a name is no first part of a name: the model would be loaded twice."""
+    with closing(adapter.client()) as client:
+        reply = client.post("/v2/models/%2Fcalled.tar.gz/infer", infer_body(0.0))
+    with closing(Client(adapter.admin)) as admin:
+        shown = admin.get("/store/models?name=%2Fcalled.tar.gz")
+
+    assert (reply.status, shown.status) == (404, 404)
+
+
 def test_list_prints_a_table(environ) -> None:
     listed = run("list", environ=environ)
 
