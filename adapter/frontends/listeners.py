@@ -100,7 +100,12 @@ class Listeners:
         if address.kind == "off":
             return
         address = _available(address)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._grace_seconds)
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            shutdown_timeout=self._grace_seconds,
+            auto_decompress=False,  # the application refuses compressed bodies
+        )
         await runner.setup()
         self._probes.append(runner)
         with _naming(name, address):

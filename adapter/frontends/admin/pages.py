@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Protocol
 
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import ClientConnectionResetError, HttpVersion11, web
 from prometheus_client.exposition import gzip_accepted
 
 from adapter.control.door import ControlState, Models
@@ -144,8 +144,20 @@ def application(sites: SitePolicy, *pages: Pages) -> web.Application:
     for operation, serve in (item for each in pages for item in each.handlers().items()):
         route = ADMIN_ROUTES[operation]
         add = app.router.add_get if route.method == "GET" else app.router.add_post
-        add(route.path, serve)
+        add(route.path, serve, expect_handler=_continue_if_expected)
     return app
+
+
+async def _continue_if_expected(request: web.Request) -> None:
+    """Send `100 Continue` to a caller who waits for it; ignore other expectations.
+
+    aiohttp refuses them, and fails on one that is not UTF-8.
+    """
+    is_waiting = request.headers.get("Expect", "").lower() == "100-continue"
+    if is_waiting and request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # `_answered_bugs` takes what was written for the begin of an answer
+        request.writer.output_size = 0
 
 
 @web.middleware
@@ -166,7 +178,7 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def _without_ambiguity(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what others may see another end of than aiohttp, which takes all behind the head of
-    CONNECT for the next request.
+    CONNECT for the next request. Refuse compressed bodies too: the page sends none.
     """
     headers = request.headers
     has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
@@ -174,6 +186,8 @@ async def _without_ambiguity(request: web.Request, handler: Handler) -> web.Stre
         response = _error(400, "CONNECT is not served: this is not a proxy")
     elif has_body and "Upgrade" in headers:
         response = _error(400, "a request with a body is not upgraded: send it without Upgrade")
+    elif has_body and "Content-Encoding" in headers:
+        response = _error(400, "Content-Encoding is not accepted here: send the body as it is")
     else:
         return await handler(request)
     response.force_close()

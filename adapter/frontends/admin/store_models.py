@@ -1,5 +1,6 @@
 """Builds /store/models: the models of the stores, and where each of them is."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from adapter.telemetry.history import History
 
 _LIMIT = 100
 _MAX_LIMIT = 1000
+_LIMIT_DIGITS = re.compile(r"[0-9]{1,4}")  # Python reads no number of more than 4,300 digits
 _SEPARATOR = ":"  # between store and key in `after`; no name of an endpoint has one
 _NO_STORE = (
     "this adapter has no store: set model_store or endpoints; /debug/state has the loaded models"
@@ -35,8 +37,7 @@ class ListQuery:
 def parse_list_query(query: Mapping[str, str]) -> ListQuery:
     """Parse the query of /store/models. Raises InvalidRequest."""
     limit = query.get("limit", str(_LIMIT))
-    is_number = limit.isascii() and limit.isdigit()
-    if not is_number or not 0 < int(limit) <= _MAX_LIMIT:
+    if _LIMIT_DIGITS.fullmatch(limit) is None or not 0 < int(limit) <= _MAX_LIMIT:
         raise InvalidRequest(f"limit={limit[:50]!r}: a number from 1 to {_MAX_LIMIT} is accepted")
     after = query.get("after")
     if after is not None and _SEPARATOR not in after:

@@ -1,5 +1,6 @@
 """The admin listener: errors are JSON, and pages of other sites are refused as at `http`."""
 
+import gzip
 import socket
 import struct
 from collections.abc import Iterator
@@ -102,6 +103,39 @@ def test_admin_refuses_a_body_that_may_be_a_second_request(shared_adapter, name)
     assert received.startswith(b"HTTP/1.1 400 ")
     assert received.count(b"HTTP/1.1 ") == 1
     assert b"\r\nConnection: close\r\n" in received
+
+
+@pytest.mark.parametrize("digits", [4, 5000])
+def test_limit_of_a_list_may_have_many_digits(admin, digits):
+    """Python refuses to read a number of more than 4,300 digits."""
+    reply = admin.get(f"/store/models?limit={'9' * digits}")
+    assert reply.status == 400
+    assert "a number from 1 to 1000 is accepted" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("body", [gzip.compress(b"{}"), gzip.compress(b"{}")[:-9], b"junk"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_trial_refuses_a_compressed_body(shared_adapter, coding, body):
+    """The server, aiohttp, takes a body that is cut for a whole one, and fails on other faults."""
+    head = "POST /infer?model_id=any HTTP/1.1\r\nHost: localhost\r\n"
+    fields = f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n\r\n"
+    received = sent_to(shared_adapter.admin, f"{head}{fields}".encode() + body)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Encoding is not accepted" in received
+
+
+@pytest.mark.parametrize("expectation", [b"200-ok", b"\x80"])
+def test_unknown_expectations_are_ignored(shared_adapter, expectation):
+    """As at the other listeners. The server, aiohttp, fails on bytes that are no UTF-8."""
+    fields = b"Host: localhost\r\nConnection: close\r\nExpect: %b\r\n\r\n" % expectation
+    received = sent_to(shared_adapter.admin, b"GET /livez HTTP/1.1\r\n" + fields)
+    assert received.startswith(b"HTTP/1.1 200 ")
+
+
+def test_body_is_asked_for_where_a_caller_waits(shared_adapter):
+    fields = b"Host: localhost\r\nConnection: close\r\nExpect: 100-Continue\r\n\r\n"
+    received = sent_to(shared_adapter.admin, b"GET /livez HTTP/1.1\r\n" + fields)
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
 def test_an_upgrade_without_a_body_is_answered_as_a_plain_request(admin):
