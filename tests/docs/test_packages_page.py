@@ -1,4 +1,4 @@
-"""The python code of docs/packages.md: it finds its helper, and opens files without a backend."""
+"""The python code that docs/packages.md has or links to answers when it is loaded."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
+WITHOUT_BACKEND = ROOT / "examples" / "without_backend"
 
-def code_with(words: str) -> str:
-    """The only python of the page with these words."""
+
+def read_python_block() -> str:
+    """Return the text of the only block of python on the page."""
     (code,) = [
-        block.text
-        for block in blocks(ROOT / "docs/packages.md")
-        if block.language == "python" and words in block.text
+        block.text for block in blocks(ROOT / "docs/packages.md") if block.language == "python"
     ]
     return code
 
@@ -32,7 +32,7 @@ def code_with(words: str) -> str:
 def test_the_model_of_the_page_answers_when_its_package_is_loaded_twice(
     client: Client, package: Path
 ) -> None:
-    code = code_with("triton_adapter.model.doubler")
+    code = read_python_block()
     for name, add in (("shop", 1), ("shop2", 10)):
         write_adding(package / name / "doubler", add)
         main = write_python_model(package / name / "pipeline")
@@ -46,7 +46,7 @@ def test_onnx_is_served_without_its_backend(model_root: Path, package: Path) -> 
     digits = ROOT / "examples" / "models" / "digits"
     package.mkdir(exist_ok=True)
     shutil.copy(digits / "1" / "model.onnx", package)
-    (package / "model.py").write_text(code_with("import onnxruntime"))
+    shutil.copy(WITHOUT_BACKEND / "onnx_model.py", package / "model.py")
     sample = json.loads((digits / "sample.json").read_text())
     body = {"inputs": sample["inputs"]}
     roots = (f"--model-roots={root}" for root in (model_root, digits))
@@ -109,7 +109,7 @@ def test_scikit_learn_is_served_by_python(tmp_path: Path, make: Callable[[Path],
     package = tmp_path / "sum"
     package.mkdir()
     make(package)
-    (package / "model.py").write_text(code_with("import joblib"))
+    shutil.copy(WITHOUT_BACKEND / "sklearn_model.py", package / "model.py")
     rows = {"name": "X", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}
     roots = f"--model-roots={tmp_path}"
     with embedded_adapter(roots) as adapter, closing(adapter.client()) as client:
