@@ -224,7 +224,7 @@ class TestConcurrency:
     @pytest.mark.slow
     async def test_no_more_loads_run_at_once_than_were_advertised(self, fakes, tmp_path):
         front = Front(fakes, tmp_path, load_concurrency=2)
-        fakes.packages.declared |= {"/a": 1000, "/b": 1000, "/c": 1000}  # they go on side by side
+        fakes.packages.declared |= {"/a": 1000, "/b": 1000, "/c": 1000}
         gates = {name: fakes.calls.hold(f"load {name}") for name in "abc"}
         loads = [fakes.begin(front.load(name)) for name in "abc"]
         await gates["a"].reached.wait()
