@@ -243,7 +243,7 @@ class ModelListing:
 
 
 def _is_outdated(package: StorePackage) -> bool:
-    """Return whether the store has another version than the disk, or none, as far as both are known."""
+    """Return whether the store has another version than the disk, or none, as far as is known."""
     on_disk = package.on_disk
     if on_disk is None:
         return False

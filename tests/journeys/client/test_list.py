@@ -121,7 +121,7 @@ def test_show_has_a_line_that_calls_the_model(environ) -> None:
 
 
 def test_show_says_that_the_size_was_measured(environ) -> None:
-    """`ps` says so too: what the load had guessed from the files is no longer the size."""
+    """It agrees with `ps`: what the load had guessed from the files is no longer the size."""
     shown = run("show", "called.tar.gz", environ=environ)
     listed = run("ps", "--json", environ=environ)
 
