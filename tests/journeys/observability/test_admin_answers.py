@@ -126,7 +126,7 @@ def test_trial_refuses_a_compressed_body(shared_adapter, coding, body):
 
 @pytest.mark.parametrize("expectation", [b"200-ok", b"\x80"])
 def test_unknown_expectations_are_ignored(shared_adapter, expectation):
-    """As at the other listeners. The server, aiohttp, fails on bytes that are no UTF-8."""
+    """It answers as the other listeners do; aiohttp fails on bytes that are no UTF-8."""
     fields = b"Host: localhost\r\nConnection: close\r\nExpect: %b\r\n\r\n" % expectation
     received = sent_to(shared_adapter.admin, b"GET /livez HTTP/1.1\r\n" + fields)
     assert received.startswith(b"HTTP/1.1 200 ")
