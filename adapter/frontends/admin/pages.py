@@ -187,7 +187,7 @@ async def _without_ambiguity(request: web.Request, handler: Handler) -> web.Stre
     elif has_body and "Upgrade" in headers:
         response = _error(400, "a request with a body is not upgraded: send it without Upgrade")
     elif has_body and "Content-Encoding" in headers:
-        response = _error(400, "Content-Encoding is not accepted here: send the body as it is")
+        response = _error(400, "Content-Encoding is not accepted here: send the body uncompressed")
     else:
         return await handler(request)
     response.force_close()
