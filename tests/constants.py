@@ -21,6 +21,7 @@ TRITON_HANG = "adapter.triton.liveness.HANG_SECONDS"
 STORE = "adapter.app.parts.STORE_SECONDS"
 MOST_CONNECTIONS = "adapter.frontends.http.server.MOST_CONNECTIONS"
 FEWEST_CONNECTIONS = "adapter.frontends.http.server.FEWEST_CONNECTIONS"
+ADMIN_BODY = "adapter.frontends.admin.pages.BODY_SECONDS"
 NEVER = 3600.0
 
 

@@ -38,6 +38,7 @@ from adapter.frontends.status import HTTP, challenge, lookup_kind
 from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+BODY_SECONDS = 60.0
 _FRESH_SECONDS = 2.0  # the maximum age of memory readings in a scrape
 log = logging.getLogger(__name__)
 _FILE = Path(__file__).with_name("page.html")
@@ -321,7 +322,7 @@ class Admin:
         self._check_model_access(request)
         try:
             name = _read_name(request)
-            text = await self._actions.infer(name, await request.read())
+            text = await self._actions.infer(name, await _read_body(request))
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
         except AdapterError as error:
@@ -363,6 +364,20 @@ def _read_name(request: web.Request) -> str:
     if not name:
         raise InvalidRequest("model_id: the name of a model is missing")
     return name
+
+
+async def _read_body(request: web.Request) -> bytes:
+    """Return the body. Raises InvalidRequest if it is broken, or does not come in time."""
+    try:
+        # aiohttp waits for ever, also for the rest of a body whose chunks it could not read
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        raise InvalidRequest(f"the body did not come within {BODY_SECONDS} s") from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("the body is broken") from error
+    except ConnectionResetError as error:
+        raise ClientConnectionResetError("the caller has left amid the body") from error
 
 
 def _refuse(error: AdapterError) -> web.Response:

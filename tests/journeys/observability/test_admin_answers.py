@@ -8,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.constants import ADMIN_BODY
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -124,9 +125,35 @@ def test_trial_refuses_a_compressed_body(shared_adapter, coding, body):
     assert b"Content-Encoding is not accepted" in received
 
 
+TRIAL = b"POST /infer?model_id=any HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_caller_who_leaves_amid_a_body_is_no_error(shared_adapter, admin):
+    seen = len(shared_adapter.lines)
+    host, _, port = shared_adapter.admin.rpartition(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(TRIAL + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            assert caller.recv(100).startswith(b"HTTP/1.1 100 ")
+            caller.sendall(b"{")
+    assert admin.get("/debug/state").status == 200
+    assert [line for line in shared_adapter.lines[seen:] if line["level"] == "error"] == []
+
+
+def test_trial_does_not_wait_long_for_a_body():
+    """Nor for the rest of one whose chunks cannot be read, which aiohttp does not report."""
+    with embedded_adapter(COMPLETE, constants={ADMIN_BODY: 0.5}) as adapter:
+        for rest in (b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1"):
+            host, _, port = adapter.admin.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=10) as caller:
+                caller.sendall(TRIAL + rest)
+                received = caller.recv(2**16)
+            assert received.startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize("expectation", [b"200-ok", b"\x80"])
 def test_unknown_expectations_are_ignored(shared_adapter, expectation):
-    """It answers as the other listeners do; aiohttp fails on bytes that are no UTF-8."""
+    """The other listeners ignore them too. aiohttp fails on bytes that are no UTF-8."""
     fields = b"Host: localhost\r\nConnection: close\r\nExpect: %b\r\n\r\n" % expectation
     received = sent_to(shared_adapter.admin, b"GET /livez HTTP/1.1\r\n" + fields)
     assert received.startswith(b"HTTP/1.1 200 ")
