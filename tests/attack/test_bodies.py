@@ -83,6 +83,7 @@ class Slow:
         lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *fields]
         self._socket.sendall("\r\n".join([*lines, "\r\n"]).encode())
         self._is_over = threading.Event()
+        self._has_begun = threading.Event()
         self._thread = threading.Thread(target=lambda: None)
 
     def send(self, first: bytes, more: bytes, seconds: float) -> None:
@@ -92,11 +93,13 @@ class Slow:
     def _send(self, first: bytes, more: bytes, seconds: float) -> None:
         with suppress(OSError):  # it is cut
             self._socket.sendall(first)
+            self._has_begun.set()
             while not self._is_over.wait(seconds):
                 self._socket.sendall(more)
 
     def sent_all(self) -> None:
-        self._thread.join(1)
+        """Wait until the first bytes are sent, or the adapter reads no more of them."""
+        self._has_begun.wait(5)
 
     def close(self) -> None:
         self._is_over.set()
