@@ -8,6 +8,7 @@ from adapter.cli.main import main as run_command
 
 
 def main() -> int:
+    """Run the command line of this process; return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the descriptor is closed
             stream.reconfigure(errors="backslashreplace")  # names are of any script, terminals not

@@ -56,16 +56,14 @@ def new_request_id_line() -> bytes:
 
 @dataclass(slots=True)
 class CallInfo:
-    """Describes one call for its answer. `cache` is MISS until a model was found. `was_sent`:
-    Triton had the request before, and ran out of memory. `authorization` returns that header.
-    """
+    """Describes one call for its answer and its error."""
 
     request_id: str
     endpoint: str = ""
     variant: str = VARIANT
-    authorization: Callable[[], str] = str
-    cache: CacheUse = CacheUse.MISS
-    was_sent: bool = False
+    authorization: Callable[[], str] = str  # returns the header of this name
+    cache: CacheUse = CacheUse.MISS  # until a model was found
+    was_sent: bool = False  # Triton had the request before, and ran out of memory
     model_id: ModelId | None = None
 
     def headers(self) -> dict[str, str]:
@@ -98,7 +96,7 @@ def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:
         if was_not_started(error) and not call_info.was_sent:
             headers[NOT_STARTED] = "1"
     if (status, code) == MODEL_ERROR:
-        body = json.dumps(_of_model(error, call_info))
+        body = json.dumps(_describe_model_error(error, call_info))
     elif isinstance(error, UnknownOperation):  # where clients of AWS's other services look for it
         body = json.dumps({"Message": str(error), "__type": code})
     else:
@@ -124,8 +122,10 @@ def _make_refusal(
     return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body, logged)
 
 
-def _of_model(error: AdapterError, call_info: CallInfo) -> dict[str, object]:
-    """Callers find the status and the model's own words by the form of the sentence."""
+def _describe_model_error(error: AdapterError, call_info: CallInfo) -> dict[str, object]:
+    """Return the body of AWS's ModelError: callers find the status and the model's own words by the
+    form of its sentence.
+    """
     own = own_refusal(error, call_info.model_id)
     status, message = own.status, own.body
     if isinstance(error, BackendTimeout):

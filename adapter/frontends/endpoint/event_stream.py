@@ -21,6 +21,7 @@ MAX_PAYLOAD_BYTES = 24 * 2**20
 
 
 def message(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Return one message of the stream: its lengths, headers and payload, each with a sum."""
     lines = b"".join(_header(name.encode(), value.encode()) for name, value in headers.items())
     lengths = struct.pack(">II", _FRAME_BYTES + len(lines) + len(payload), len(lines))
     begun = b"".join((lengths, struct.pack(">I", crc32(lengths)), lines, payload))

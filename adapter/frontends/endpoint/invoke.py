@@ -114,7 +114,7 @@ class Endpoint:
             model_id, key = self._find_model(members, call_info)
             request.model_id = model_id
             call_info.model_id = model_id
-            if caller is not None and not caller.may_ask_for(key.path):
+            if caller is not None and not caller.is_allowed(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
             request.caller = "" if caller is None else caller.name
             request.body = body

@@ -27,9 +27,9 @@ _ASCII, _PRINTED = r"[\x00-\x7f]*", r"[\x21-\x7e][\x20-\x7e]*"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`name` is what AWS's own messages call it."""
+    """A part of a call that a header states, with the values that AWS allows."""
 
-    name: str
+    name: str  # in the messages of AWS
     header: str
     longest: int
     pattern: str
@@ -71,10 +71,10 @@ _UNSERVED = {
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """`target` is the key of the model, "" where none is named."""
+    """Holds what the headers of a call name."""
 
     endpoint: str
-    target: str
+    target: str  # the key of the model, "" where none is named
     variant: str
 
 
@@ -124,7 +124,8 @@ class Endpoints:
             model_id = parse_model_id(str(key))
         except InvalidRequest as error:
             raise InvalidCall(f"Invalid target model: {error}") from error
-        if not store and (first := target.partition("/")[0]) in self._names:
+        first = target.partition("/")[0]
+        if not store and first in self._names:
             why = f"{first!r} is the name of an endpoint, which has models of its own"
             raise InvalidCall(f"Invalid target model: {why}")
         return model_id, key

@@ -1,4 +1,6 @@
-"""Who may call the endpoint, and for which models: AWS's signatures, patterns of TargetModel."""
+"""Decides who may call the endpoint, and for which models: by signatures of AWS, and by patterns
+of TargetModel.
+"""
 
 import hashlib
 import re
@@ -28,10 +30,10 @@ _WRONG = (
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`models`: patterns with `*` for any characters and `?` for one."""
+    """An access key's secret, and the models that it opens."""
 
     secret: str
-    models: Sequence[str]
+    models: Sequence[str]  # patterns, with `*` for any characters and `?` for one
 
 
 class Caller:
@@ -41,7 +43,7 @@ class Caller:
         self.name = name
         self._may_ask = re.compile("|".join(map(_expression, models)), re.DOTALL)
 
-    def may_ask_for(self, path: str) -> bool:
+    def is_allowed(self, path: str) -> bool:
         """Return whether the caller may use the models at a path of the store."""
         return self._may_ask.fullmatch(path) is not None
 

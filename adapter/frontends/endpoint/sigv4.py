@@ -40,14 +40,12 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """`target` is the path as it was sent, `headers` all of them in their order, `body_hash` the
-    SHA-256 of the body in hex; empty as long as the body has not come.
-    """
+    """The parts of a request that a signature covers."""
 
     method: str
-    target: str
-    headers: Sequence[tuple[str, str]]
-    body_hash: str
+    target: str  # the path as it was sent
+    headers: Sequence[tuple[str, str]]  # every header, in the order of the request
+    body_hash: str  # the SHA-256 of the body in hex; empty as long as the body has not come
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,10 @@ def _put(into: Any, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """`was_accepted`: the model has seen the request; else Triton names none with its error."""
+    """An error that Triton sends in the place of an answer."""
 
     text: str
-    was_accepted: bool
+    was_accepted: bool  # the model has seen the request; else Triton names no model
 
 
 def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
