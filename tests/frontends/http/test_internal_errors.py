@@ -35,7 +35,7 @@ def looks_badly(listener, monkeypatch):
 
 
 def finds_no_upstream(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.parts.dataplane, "idle", raises_at_once)
+    monkeypatch.setattr(listener.server.parts.dataplane, "take_idle", raises_at_once)
 
 
 def judges_badly(listener, monkeypatch):
