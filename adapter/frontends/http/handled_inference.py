@@ -223,8 +223,8 @@ class HandledInference:
     async def _read_body(self, *, is_kept: bool = False) -> bytes | AsyncIterator[bytes]:
         """Return the whole body if it was read before or is small, else a stream.
 
-        A stream counts in the budget until it has been read, or until `held` is closed if it
-        `is_kept`; never for longer than `held` is open.
+        A body that does not come at once counts in the budget until `held` is closed; a stream
+        only until it has been read, unless it `is_kept`.
         """
         request = self.request
         connection = request.connection
@@ -237,9 +237,9 @@ class HandledInference:
         is_encoded = "Content-Encoding" in request.headers
         if length is None or length > _WHOLE_BYTES or (length and is_encoded):
             return self._iterate_held(limit, is_kept=is_kept)
-        if connection.is_whole:
-            return await request.read_body(limit)
-        with waiting_for_caller(), request.hold_body():
+        if not connection.is_whole:
+            self.held.enter_context(request.hold_body())
+        with waiting_for_caller():
             return await request.read_body(limit)
 
     async def _iterate_held(self, limit: int, *, is_kept: bool) -> AsyncIterator[bytes]:

@@ -166,8 +166,6 @@ class Inference:
         connection.hold_body()
         body = await connection.gather_body()
         self._request.callers_seconds = clock.monotonic() - self._begun_at
-        if length <= GATHERED_BYTES:
-            connection.end_holding()
         return body
 
     def _find_lease(self) -> Lease | None:

@@ -237,6 +237,23 @@ async def test_a_small_body_in_pieces_counts_and_waits_as_well(path):
         assert (await caller.answer()).status == 200
 
 
+@pytest.mark.parametrize("target", [PLANNED, "/v2/models/m/generate"])
+async def test_small_body_counts_until_it_is_answered(target):
+    """The adapter keeps it until then."""
+    async with opened(limits=LONG) as listener, asyncio.timeout(SECONDS):
+        budget = listener.server.parts.budget
+        await listener.waiting(PLANNED)
+        caller = await listener.connect()
+        await caller.send(head(target, FRAMES[0]) + b"{}")
+        await until(lambda: budget.held == 2)
+        await caller.send(b" " * 998)
+        await listener.reached.wait()
+        assert budget.held == 1000
+        listener.gate.set()
+        assert (await caller.answer()).status == 200
+        await until(lambda: budget.held == 0)
+
+
 async def test_a_small_body_that_is_there_at_once_does_not_wait():
     async with opened(inflight_bytes=8 * MIB) as listener, all_taken(listener):
         caller = await listener.connect()
