@@ -20,7 +20,6 @@ CHUNKED = -1
 _MAX_FIELDS = 128
 _MAX_LENGTH_DIGITS = 19
 _VERSIONS = {b"HTTP/1.1": 1, b"HTTP/1.0": 0}
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _HTTP2 = b"PRI * HTTP/2.0"
 # The characters of a line; all others are refused, CR and LF within it too.
 _TEXT = b"\t " + bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
@@ -163,12 +162,12 @@ def _check_target(target: str) -> None:
 
 
 def _read_length(head: RawHead) -> int:
-    """Return the length of the body, or CHUNKED. Raises MisreadHead for several lengths or codings,
-    and for a coding other than chunked.
+    """Return the length of the body, or CHUNKED. Raises MisreadHead for several codings, and for one
+    other than chunked.
     """
-    framing = [name for name, _ in head.fields if name.lower() in _FRAMING]
-    if len(framing) > 1:  # httptools takes a second coding behind one that it does not know
-        raise _misread("its body has more than one length or coding")
+    codings = [name for name, _ in head.fields if name.lower() == b"transfer-encoding"]
+    if len(codings) > 1:  # httptools takes chunked behind a coding that it does not know
+        raise _misread("its body has more than one coding")
     coding = head.by_name.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked" or head.is_http_1_0:

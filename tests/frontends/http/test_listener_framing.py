@@ -34,6 +34,14 @@ VECTORS = {
     "a coding behind chunked": ([b"Transfer-Encoding: chunked, gzip"], b"0\r\n\r\n"),
     "identity": ([b"Transfer-Encoding: identity"], b"0\r\n\r\n"),
     "chunked twice": ([b"Transfer-Encoding: chunked"] * 2, b"0\r\n\r\n"),
+    "chunked behind another coding": (
+        [b"Transfer-Encoding: x", b"Transfer-Encoding: chunked"],
+        b"0\r\n\r\n",
+    ),
+    "chunked behind identity": (
+        [b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked"],
+        b"0\r\n\r\n",
+    ),
     "chunked, chunked": ([b"Transfer-Encoding: chunked, chunked"], b"0\r\n\r\n"),
     "xchunked": ([b"Transfer-Encoding: xchunked"], b"0\r\n\r\n"),
     "an empty coding": ([b"Transfer-Encoding:"], b"0\r\n\r\n"),
