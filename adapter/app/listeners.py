@@ -27,10 +27,10 @@ from adapter.frontends.grpc.mesh_sizes import MeshSizes
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.http.calls import Calls
+from adapter.frontends.http.connection import Parts
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.serve import Find, Handle, Service

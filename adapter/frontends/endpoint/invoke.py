@@ -28,9 +28,9 @@ from adapter.frontends.endpoint.signatures import Caller, SigV4Authenticator
 from adapter.frontends.endpoint.sigv4 import Claim
 from adapter.frontends.endpoint.streams import Streams
 from adapter.frontends.http.answers import Answer
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
 from adapter.frontends.http.instrumentation import AWS_OPERATION
-from adapter.frontends.http.request import Request
 from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller

@@ -34,9 +34,9 @@ from adapter.frontends.endpoint.event_stream import (
 from adapter.frontends.endpoint.stream_messages import StreamError, as_line, as_request
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Writer
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, iterate_events
 from adapter.frontends.http.instrumentation import Instrumentation, forwarded
-from adapter.frontends.http.request import Request
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from http import HTTPStatus
 from typing import Any
 
 from adapter.frontends.http.chunks import write_chunk
-from adapter.frontends.http.connection import Connection
+from adapter.frontends.http.connection import Connection, Request
 from adapter.frontends.http.instrumentation import encoded, write_fields
-from adapter.frontends.http.request import Request
 
 # To join a head with so short a body costs less than a second write.
 JOINED_BYTES = 2**14

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import InvalidRequest, MethodNotAllowed, NotPassedThrough
 from adapter.frontends.access import Access
-from adapter.frontends.http.request import Request
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.serve import Handle
 from adapter.frontends.routes import Match, Route
 

@@ -14,26 +14,32 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Coroutine, Iterable
-from contextvars import Context
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag, auto
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
-from adapter.errors import AdapterError, BrokenBody, NotStarted
+from multidict import CIMultiDict
+
+from adapter.core.calls import FastDataPlane
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, BrokenBody, NotStarted, PayloadTooLarge
+from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import Arrival, Limits
+from adapter.frontends.endpoint.errors import CallInfo
 from adapter.frontends.http.chunks import ChunkDecoder, MalformedChunks
 from adapter.frontends.http.exchange import Exchange
-from adapter.frontends.http.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead
-from adapter.frontends.http.parts import Parts
-from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.request import Request
+from adapter.frontends.http.head import CHUNKED, END, MAX_HEAD_BYTES, MisreadHead, read_head
+from adapter.frontends.http.instrumentation import Clock, Instrumentation
+from adapter.frontends.http.plans import Head, Heads
 from adapter.frontends.http.stepping import Stepper, wait_for_news
+from adapter.frontends.routes import Match
+from adapter.runtime.byte_budget import ByteBudget, Holding
 from adapter.runtime.turns import Turns
-
-if TYPE_CHECKING:
-    from adapter.runtime.byte_budget import Holding
-
-T = TypeVar("T")
+from adapter.telemetry.log import ids_of_headers
+from adapter.telemetry.tracing import Tracing
+from adapter.telemetry.traffic import WAITED
 
 # Bytes behind the request in hand from which on the client is read no further.
 _AHEAD_BYTES = 64 * 2**10
@@ -79,6 +85,21 @@ class Pause(IntFlag):
 _LATE, _AHEAD, _UNTAKEN, _BUDGET = map(int, Pause)
 
 
+@dataclass(slots=True)
+class Parts:
+    """Holds the parts that all connections and inferences of a listener share."""
+
+    dataplane: FastDataPlane
+    instrumentation: Instrumentation
+    clock: Clock
+    budget: ByteBudget
+    sites: SitePolicy
+    max_body_bytes: int
+    shares_memory: bool = False  # inferences may name regions of shared memory
+    tracing: Tracing | None = None
+    accepts_requests: bool = True  # a connection may send another request
+
+
 class Listener(Protocol):
     """The listener that accepted a connection."""
 
@@ -110,6 +131,135 @@ class Listener(Protocol):
         """Return the answer to what is no request of HTTP."""
 
 
+class Request:
+    """A request that a connection serves, until its answer is out."""
+
+    # facts that are learned while the request is served
+    model_id: ModelId | None = None
+    frontend = "sagemaker"  # label of its metrics
+    operation = "other"  # label of its metrics
+    path_template = ""  # of its route; "" without one
+    call_info: CallInfo | None = None  # of a call of an endpoint, for its answer
+    caller = ""  # access key of a signed call
+    body: bytes | None = None  # where it was read whole before its handler
+    has_lease = False
+    was_waited_for = False  # its model was not loaded when it came
+    was_sent = False  # Triton ran out of memory with it before
+    # its answer
+    status = 0  # of the answer; 0 until that has begun
+    is_answered = False  # to the last byte of the answer; what comes behind it is a new request
+    lines = b""  # lines of its head for Triton that differ from request to request
+    is_last = False  # the connection closes behind the answer
+    upstream_seconds: float | None = None  # how long it waited for Triton
+    callers_seconds = 0.0  # how long it waited for its caller
+
+    def __init__(self, connection: "Connection", head: Head, raw: bytes) -> None:
+        self.connection = connection
+        self.head = head
+        self._raw = raw
+        self.method = head.method
+        self.raw_path = head.target
+        self._headers: CIMultiDict[str] | None = None
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        """The fields of its head, also those that differ from request to request."""
+        head = self.head
+        if self._raw == head.raw:
+            return head.headers
+        if self._headers is None:
+            self._headers = read_head(self._raw).headers
+        return self._headers
+
+    @property
+    def match(self) -> Match:
+        """Its route. Only for a request that has one."""
+        assert self.head.match is not None  # noqa: S101 - its handler was found by it
+        return self.head.match
+
+    @property
+    def content_length(self) -> int | None:
+        """The length of its body; None if only its chunks say where it ends."""
+        return None if self.head.length == CHUNKED else self.head.length
+
+    @property
+    def remote(self) -> str:
+        """The address of its peer; "" at a socket of unix."""
+        peer = self.connection.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def read_authorization(self) -> str:
+        """Return its Authorization header, or an empty string."""
+        return self.headers.get("Authorization", "")
+
+    def describe_for_log(self) -> tuple[str, str, Mapping[str, str]]:
+        """Return its method, target and headers."""
+        return self.method, self.raw_path, self.headers
+
+    def ids(self) -> dict[str, str]:
+        """Return the ids of its headers, as fields of log lines."""
+        return ids_of_headers(self.headers)
+
+    # -- its body, for a task ---------------------------------------------------------------
+
+    def iterate_body(self, limit: int) -> AsyncIterator[bytes]:
+        """Return the pieces of the body as they come.
+
+        Raises PayloadTooLarge at once for a length above the limit; for other bodies an iteration
+        raises it, or the error of a body that fails.
+        """
+        length = self.content_length
+        if length is not None and length > limit:
+            raise PayloadTooLarge(f"the body has {length} bytes; at most {limit} are accepted")
+        return self._iterate_body(limit)
+
+    async def _iterate_body(self, limit: int) -> AsyncIterator[bytes]:
+        """Yield the pieces of the body as they arrive. Raises PayloadTooLarge over the limit, and
+        the error of a body that fails.
+        """
+        connection = self.connection
+        connection.send_continue()
+        size = 0
+        while True:
+            if connection.body_error is not None:
+                raise connection.body_error
+            piece = connection.take_body()
+            if piece:
+                size += len(piece)
+                if size > limit:
+                    raise PayloadTooLarge(f"the body has more than {limit} bytes")
+                yield piece
+                await asyncio.sleep(0)  # there may be more at once, and others have their turns
+            elif connection.is_whole:
+                return
+            else:
+                await connection.wait_for_body()
+
+    async def read_body(self, limit: int) -> bytes:
+        """Return the whole body. Raises PayloadTooLarge, and the error of a body that fails."""
+        return b"".join([piece async for piece in self.iterate_body(limit)])
+
+    @contextmanager
+    def hold_body(self, senders: Iterable[str] = ()) -> Iterator[None]:
+        """Count the body in the budget of callers' bytes while the context lasts."""
+        self.connection.hold_body(senders)
+        try:
+            yield
+        finally:
+            self.connection.end_holding()
+
+    def count_stream(self) -> AbstractContextManager[None]:
+        """Count an open stream; raises TooManyStreams if there is no room for it."""
+        return self.connection.parts.budget.streams.open_one()
+
+    def note_waited(self) -> None:
+        """Take over how long its task has waited for Triton and its caller."""
+        waited = WAITED.get()
+        if waited is not None:
+            self.upstream_seconds = waited.seconds
+            self.callers_seconds += waited.callers_seconds
+
+
 class Connection:
     """One client's connection. The methods of asyncio.Protocol are called by the event loop, those
     of Holder by the byte budget.
@@ -136,6 +286,7 @@ class Connection:
         self._known = listener.heads.known
         self._stepper = Stepper(listener.serve(self), self._end_after)
         self.step = self._stepper.step
+        self.delegate = self._stepper.delegate
         self.exchange = Exchange(self.step)
         self._drained: asyncio.Future[None] | None = None  # of a task that waits for the client
         # the request in hand, and its body
@@ -649,10 +800,6 @@ class Connection:
         self.fail(error)
 
     # -- for the coroutine ------------------------------------------------------------------
-
-    async def delegate(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> T:
-        """Run as a task what needs asyncio, and return its result."""
-        return await self._stepper.delegate(work, context)
 
     async def drain(self) -> None:
         """Wait in a task until the client takes more of the answer."""

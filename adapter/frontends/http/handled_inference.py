@@ -16,6 +16,7 @@ from adapter.core.tensors import ContentTypes
 from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Answer, Writer
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.content_types import (
     JSON,
     answer_type,
@@ -33,7 +34,6 @@ from adapter.frontends.http.instrumentation import (
     passed_on,
     write_fields,
 )
-from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import list_own_headers
 from adapter.telemetry.traffic import waiting_for_caller
 

@@ -162,8 +162,8 @@ def _check_target(target: str) -> None:
 
 
 def _read_length(head: RawHead) -> int:
-    """Return the length of the body, or CHUNKED. Raises MisreadHead for several codings, and for one
-    other than chunked.
+    """Return the length of the body, or CHUNKED. Raises MisreadHead for several codings, and for
+    one other than chunked.
     """
     codings = [name for name, _ in head.fields if name.lower() == b"transfer-encoding"]
     if len(codings) > 1:  # httptools takes chunked behind a coding that it does not know

@@ -9,7 +9,6 @@ connection to Triton and a long check are delegated to a task.
 """
 
 from contextvars import copy_context
-from typing import TYPE_CHECKING, cast
 
 from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import RawHeaders, Upstream
@@ -30,18 +29,14 @@ from adapter.frontends.http.answers import (
     first_line,
 )
 from adapter.frontends.http.chunks import write_chunk
+from adapter.frontends.http.connection import Parts, Request
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import CHUNKED
 from adapter.frontends.http.instrumentation import list_answer_headers
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Plan
-from adapter.frontends.http.request import Request
 from adapter.frontends.http.stepping import wait_for_news
 from adapter.runtime import clock
 from adapter.telemetry.traffic import WAITED, Waited
-
-if TYPE_CHECKING:
-    from adapter.frontends.http.connection import Connection
 
 # Bodies up to this size are gathered, others are passed on as they come.
 GATHERED_BYTES = 256 * 2**10
@@ -82,9 +77,8 @@ class Inference:
     ) -> None:
         self._request = request
         self._plan = plan
-        connection = cast("Connection", request.connection)
-        self._connection = connection
-        self._exchange = connection.exchange
+        self._connection = request.connection
+        self._exchange = request.connection.exchange
         self._parts = parts
         self._begun_at = begun_at
         self._lease: Lease | None = None

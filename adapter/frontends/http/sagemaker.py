@@ -13,8 +13,8 @@ from adapter.errors import InvalidRequest
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json
 from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import Inferences
-from adapter.frontends.http.request import Request
 from adapter.frontends.routes import openapi
 from adapter.telemetry.metrics import own_version
 

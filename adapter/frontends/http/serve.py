@@ -11,7 +11,7 @@ from http import HTTPStatus
 from adapter.errors import AdapterError
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.answers import JSON_LINE, Answer, begin_answer, write_answer
-from adapter.frontends.http.connection import Connection
+from adapter.frontends.http.connection import Connection, Parts, Request
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
     Refusal,
@@ -20,9 +20,7 @@ from adapter.frontends.http.instrumentation import (
     own_refusal,
     write_fields,
 )
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Plan
-from adapter.frontends.http.request import Request
 from adapter.runtime import clock
 from adapter.telemetry.tracing import MODEL, Tracing
 from adapter.telemetry.traffic import WAITED, Served, Waited

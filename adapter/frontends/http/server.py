@@ -11,9 +11,8 @@ from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.answers import JSON_LINE, first_line
-from adapter.frontends.http.connection import Connection
+from adapter.frontends.http.connection import Connection, Parts
 from adapter.frontends.http.instrumentation import Refusal, encoded, own_refusal, write_fields
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.serve import Service
 from adapter.runtime import background, sockets

@@ -19,9 +19,9 @@ from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json
 from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
+from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import list_call_headers, passed_on
-from adapter.frontends.http.request import Request
 from adapter.frontends.repository import Repository, find_ensemble
 
 if TYPE_CHECKING:

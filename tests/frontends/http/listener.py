@@ -16,12 +16,11 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.http import answers
 from adapter.frontends.http.answers import answer_json
 from adapter.frontends.http.calls import Calls
+from adapter.frontends.http.connection import Parts, Request
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.routes import INFERENCE, bare, find

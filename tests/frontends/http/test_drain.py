@@ -9,11 +9,10 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.answers import Answer, Writer, answer_json
+from adapter.frontends.http.connection import Parts, Request
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.request import Request
 from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
 from adapter.runtime.byte_budget import ByteBudget

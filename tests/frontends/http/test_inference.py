@@ -13,7 +13,7 @@ from adapter.control.triton import RequestFailures
 from adapter.core.model import ModelId
 from adapter.core.record import LoadedFor
 from adapter.errors import CapacityError, OutOfMemory
-from adapter.frontends.http.request import Request
+from adapter.frontends.http.connection import Request
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import MIB, PLANNED, head, opened, request, until
 

@@ -19,7 +19,7 @@ import uvloop
 
 from adapter.frontends.bodies import Limits
 from adapter.frontends.http import answers
-from adapter.frontends.http.request import Request
+from adapter.frontends.http.connection import Request
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
     HANDLED,

@@ -19,10 +19,10 @@ from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.calls import Calls
+from adapter.frontends.http.connection import Parts
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.parts import Parts
 from adapter.frontends.http.plans import Heads
 from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import HttpServer
