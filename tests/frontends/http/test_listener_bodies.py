@@ -16,6 +16,7 @@ from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.chunks import ChunkDecoder
 from adapter.runtime import byte_budget
 from adapter.triton import checked_bodies
+from tests.fakes.http_triton import OK, reads_itself
 from tests.frontends.http.listener import (
     HANDLED,
     MIB,
@@ -178,6 +179,38 @@ async def test_time_in_which_triton_does_not_read_is_not_the_callers():
         await asyncio.sleep(0.6)
         gate.set()
         await sending
+        assert (await caller.answer()).status == 200
+
+
+async def test_body_is_sent_after_one_that_triton_left():
+    """Triton took no more of the body before, and answered all the same."""
+    gate = asyncio.Event()
+
+    async def script(talk):
+        if gate.is_set():
+            await talk.body(talk.request_head)
+            await talk.say(OK)
+        else:
+            await gate.wait()
+            await talk.say(OK)
+            await talk.end()
+
+    piece = b"8000\r\n" + bytes(2**15) + b"\r\n"
+    async with opened(reads_itself(script), limits=LONG) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        await caller.send(head(PLANNED, FRAMES[2]))
+        await until(lambda: bool(listener.upstream.talks))
+        [connection] = listener.server._connections
+        sent = 0
+        while not connection.exchange.is_blocked:
+            await caller.send(piece)
+            sent += len(piece)
+            await until(lambda: connection._arrival.received == sent)  # noqa: B023
+        await caller.send(b"0\r\n\r\n")
+        await until(lambda: connection.is_whole)
+        gate.set()
+        assert (await caller.answer()).status == 200
+        await caller.send(head(PLANNED, FRAMES[2]) + piece + b"0\r\n\r\n")
         assert (await caller.answer()).status == 200
 
 
