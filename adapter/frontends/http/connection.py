@@ -423,9 +423,10 @@ class Connection:
             self.fail(BrokenBody("the body broke off"))
 
     def eof_received(self) -> bool:
-        """Note that the client has ended its side; return True, as it may still read."""
-        while self._late is not None:
-            self._read_late()
+        """Note that the client has ended its side; return True, as it may still read.
+
+        Nothing waits for its turn: the client is read no further until that has come.
+        """
         self.has_ended = True
         self._gone_due = self._loop.time() + self._listener.limits.gone
         try:
