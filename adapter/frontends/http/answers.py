@@ -44,7 +44,12 @@ def first_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} \r\n".encode() if line is None else line
 
 
-def begin_answer(request: Request, status: int, lines: bytes, length: int | None) -> bytes:
+def begin_answer(
+    request: Request,
+    status: int,
+    lines: bytes,  # of its head, besides those that any answer of the contract has
+    length: int | None,
+) -> bytes:
     """Return the head of an answer; set its status, and whether it is the last of the connection.
 
     Without a length the body goes in chunks, or at HTTP/1.0 to the end of the connection.
@@ -58,7 +63,18 @@ def begin_answer(request: Request, status: int, lines: bytes, length: int | None
         frame = b"" if is_http_1_0 else CHUNKED_LINE
     elif status != _NO_CONTENT:  # which must have no length
         frame = b"Content-Length: %d\r\n" % length
-    return first_line(status) + lines + frame + end_of_head(request)
+    own_lines = _list_own_lines(request)
+    return first_line(status) + lines + own_lines + frame + end_of_head(request)
+
+
+def _list_own_lines(request: Request) -> bytes:
+    """Return the header lines that any answer of the request's contract has."""
+    plan = request.head.plan
+    if plan is not None:
+        return plan.contract.answer_lines(request)
+    if request.call_info is not None:
+        return write_fields(request.call_info.headers())
+    return request.echoed_lines
 
 
 def end_of_head(request: Request) -> bytes:
@@ -69,11 +85,11 @@ def end_of_head(request: Request) -> bytes:
     return _KEEP_ALIVE + clock.line if request.head.is_http_1_0 else clock.line
 
 
-def write_answer(request: Request, answer: Answer, lines: bytes) -> None:
-    """Write a whole answer, with `lines` in its head besides its own."""
+def write_answer(request: Request, answer: Answer) -> None:
+    """Write a whole answer."""
     transport = request.connection.transport
     body = answer.body
-    head = begin_answer(request, answer.status, write_fields(answer.headers) + lines, len(body))
+    head = begin_answer(request, answer.status, write_fields(answer.headers), len(body))
     if request.method == "HEAD" or not body:
         transport.write(head)
     elif len(body) <= JOINED_BYTES:
@@ -150,14 +166,12 @@ class Writer:
         self,
         request: Request,
         headers: Mapping[str, str],
-        lines: bytes,
         length: int | None,
-        status: int = 200,
     ) -> None:
         self._connection = request.connection
         self._is_chunked = length is None and not request.head.is_http_1_0
         self._is_bare = request.method == "HEAD"
-        head = begin_answer(request, status, write_fields(headers) + lines, length)
+        head = begin_answer(request, 200, write_fields(headers), length)
         self._connection.transport.write(head)
 
     async def write(self, piece: bytes) -> None:

@@ -172,6 +172,11 @@ class Request:
         return self._headers
 
     @property
+    def echoed_lines(self) -> bytes:
+        """The header lines of its head that the answer repeats."""
+        return self.head.echoed
+
+    @property
     def match(self) -> Match:
         """Its route. Only for a request that has one."""
         assert self.head.match is not None  # noqa: S101 - its handler was found by it

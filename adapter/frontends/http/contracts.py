@@ -22,6 +22,10 @@ class CallFacts(Protocol):
     was_sent: bool  # Triton ran out of memory with it before
     was_waited_for: bool  # its model was not loaded when it came
 
+    @property
+    def echoed_lines(self) -> bytes:
+        """Return the header lines of its head that the answer repeats."""
+
     def read_authorization(self) -> str:
         """Return its Authorization header, or an empty string."""
 
@@ -41,7 +45,7 @@ class Contract(Protocol):
         """Return a lease of the model once it is loaded."""
 
     def answer_lines(self, request: CallFacts) -> bytes:
-        """Return the header lines that answers of this contract have besides the echoed ones."""
+        """Return the header lines that any answer of this contract has."""
 
     def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal for `error`; None stands for a bug."""
@@ -91,9 +95,9 @@ class ContainerContract:
         """Return a lease of the model once it is loaded."""
         return await self._wait_for_lease(model_id, self._load_wait)
 
-    def answer_lines(self, _: CallFacts) -> bytes:
-        """Return no header lines: the contract has none of its own."""
-        return b""
+    def answer_lines(self, request: CallFacts) -> bytes:
+        """Return the header lines of the request that the answer repeats."""
+        return request.echoed_lines
 
     def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal with the model that the path names, for errors that name none."""

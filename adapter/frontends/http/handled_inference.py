@@ -28,13 +28,7 @@ from adapter.frontends.http.content_types import (
     refuse_unlisted,
 )
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.instrumentation import (
-    forwarded,
-    list_call_headers,
-    passed_on,
-    write_fields,
-)
-from adapter.frontends.http.serve import list_own_headers
+from adapter.frontends.http.instrumentation import forwarded, list_call_headers, passed_on
 from adapter.telemetry.traffic import waiting_for_caller
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -318,8 +312,7 @@ class HandledInference:
 
     def begin_answer(self, headers: dict[str, str], length: int | None = None) -> Writer:
         """Write the head of an answer whose body comes in pieces."""
-        lines = write_fields(list_own_headers(self.request))
-        return Writer(self.request, headers, lines, length)
+        return Writer(self.request, headers, length)
 
 
 def _refuse_empty(body: bytes | AsyncIterator[bytes]) -> bytes | AsyncIterator[bytes]:

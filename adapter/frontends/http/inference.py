@@ -429,7 +429,7 @@ class Inference:
             operation.answer = b"".join((first_line(_OK), *lines, frame))
         begin = operation.answer.removesuffix(CHUNKED_LINE) if is_to_end else operation.answer
         end = end_of_head(request)
-        return begin + plan.echoed + plan.contract.answer_lines(request) + end
+        return begin + plan.contract.answer_lines(request) + end
 
     # -- how it fails ------------------------------------------------------------------------
 

@@ -92,7 +92,6 @@ class Plan:
         "_lines",
         "_uncompressed_lines",
         "contract",
-        "echoed",
         "is_packed",
         "is_typed",
         "json_bytes",
@@ -114,7 +113,6 @@ class Plan:
         self.is_typed = False  # a model that opted into content types converts the body
         self.is_packed = False  # the body is compressed
         self.needs_body = False  # an empty body is refused
-        self.echoed = b""  # header lines of the answer
         self.upstream_head = b""  # the head for a Triton that knows the model by `name`
         self._host = b""
         self._below_model = b""
@@ -158,12 +156,14 @@ class Head:
 
     __slots__ = (
         "contract_name",
+        "echoed",
         "expects_continue",
         "headers",
         "is_http_1_0",
         "length",
         "match",
         "method",
+        "needs_site_check",
         "path_error",
         "plan",
         "raw",
@@ -180,6 +180,8 @@ class Head:
         self.is_http_1_0 = parsed.is_http_1_0
         self.wants_close = parsed.wants_close
         self.expects_continue = parsed.expects_continue
+        self.echoed = write_fields(echoed_headers(parsed.headers))  # header lines of the answer
+        self.needs_site_check = True  # False if it is surely of no page of another site
         self.contract_name = contract_of(parsed.target, parsed.headers)
         self.match: Match | None = None  # None without a route
         self.path_error = ""  # says why there is no route, if the path is malformed
@@ -253,24 +255,32 @@ class Heads:
         """
         parsed = read_head(raw)
         head = Head(raw, parsed)
+        head.needs_site_check = self._needs_site_check(parsed)
         is_plannable = self.host and self._plans and not parsed.has_duplicates
         if is_plannable and parsed.method == "POST" and head.match is not None:
-            head.plan = self._make_plan(parsed, head.match, head.contract_name)
+            head.plan = self._make_plan(parsed, head, head.match)
         return head
 
-    def _make_plan(self, head: RawHead, match: Match, contract_name: str) -> Plan | None:
-        """Return the plan of an inference; None for what a handler answers or refuses."""
-        is_too_large = head.length > self._max_body_bytes
-        if is_too_large or b"origin" in head.by_name or b"trace" in _read_connection(head):
-            return None
+    def _needs_site_check(self, head: RawHead) -> bool:
+        """Return whether a page of another site may have sent the request, by its Origin and
+        Host.
+        """
         host = head.by_name.get(b"host")
-        if host is not None and not self._sites.knows_host(host.decode("utf-8", "surrogateescape")):
+        if host is None:  # at HTTP/1.0, which no browser speaks
+            return b"origin" in head.by_name
+        is_known = self._sites.knows_host(host.decode("utf-8", "surrogateescape"))
+        return b"origin" in head.by_name or not is_known
+
+    def _make_plan(self, parsed: RawHead, head: Head, match: Match) -> Plan | None:
+        """Return the plan of an inference; None for what a handler answers or refuses."""
+        is_too_large = parsed.length > self._max_body_bytes
+        if is_too_large or head.needs_site_check or b"trace" in _read_connection(parsed):
             return None
         route = match.methods.get("POST")
         if route is None or route.scope is not INFERENCE:
             return None
         try:
-            return self._plan_route(head, match, route, contract_name)
+            return self._plan_route(parsed, match, route, head.contract_name)
         except AdapterError:
             return None  # the handler words it
 
@@ -330,8 +340,6 @@ class Heads:
                 is_length_known = head.length != CHUNKED and not plan.is_packed
                 length = head.length if is_length_known else None
                 plan.json_bytes = binary.json_header_bytes(kind_text, length)
-        if not plan.contract.sends_again:
-            plan.echoed = write_fields(echoed_headers(head.headers))
         lines = self._write_lines(fields, leave_out=())
         uncompressed_lines = self._write_lines(fields, leave_out=("accept-encoding",))
         plan.write_head(self.host, below_model, lines, uncompressed_lines, head.length)

@@ -5,7 +5,7 @@ in a task beside the coroutine of the connection. Errors, counts, log lines and 
 here, and nowhere else.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from adapter.errors import AdapterError
@@ -15,7 +15,6 @@ from adapter.frontends.http.connection import Connection, Parts, Request
 from adapter.frontends.http.inference import Inference, NeedsHandler
 from adapter.frontends.http.instrumentation import (
     Refusal,
-    echoed_headers,
     encoded,
     own_refusal,
     write_fields,
@@ -112,10 +111,11 @@ class Service:
     async def _answer(self, request: Request, call: Call) -> None:
         """Answer a request by its handler; write the refusal for an error."""
         try:
-            self._parts.sites.check(request.headers)
+            if request.head.needs_site_check:
+                self._parts.sites.check(request.headers)
             answer = await call(self._find(request), request)
             if answer is not None:
-                write_answer(request, answer, self._list_own_lines(request))
+                write_answer(request, answer)
         except ConnectionResetError:
             _abort(request)  # Triton's answer broke off, or the client has gone
         except Exception as error:  # noqa: BLE001 - the client is answered
@@ -128,59 +128,48 @@ class Service:
         error that nobody expected is answered with 500.
         """
         try:
-            if not isinstance(error, AdapterError):
+            expected = error if isinstance(error, AdapterError) else None
+            if expected is None:
                 self._report_bug(request, error)
-                self._write_refusal(request, self._word(request, None))
-            elif request.status:
+            if request.status:
                 _abort(request)
-            else:
-                self._refuse_expected(request, error)
+                return
+            refusal = _word(request, expected)
+            if expected is not None:
+                self._instrumentation.refused(
+                    expected,
+                    request.describe_for_log,
+                    _find_operation(request),
+                    request.model_id,
+                    more=refusal.logged,
+                )
+            _write_refusal(request, refusal)
         except Exception as another:  # noqa: BLE001 - it is logged, and the client cut off
             self._report_bug(request, another)
             _abort(request)
-
-    def _refuse_expected(self, request: Request, error: AdapterError) -> None:
-        """Log an error of the adapter, and answer with it."""
-        refusal = self._word(request, error)
-        self._instrumentation.refused(
-            error,
-            request.describe_for_log,
-            _find_operation(request),
-            request.model_id,
-            more=refusal.logged,
-        )
-        self._write_refusal(request, refusal)
 
     def _report_bug(self, request: Request, error: Exception) -> None:
         """Log an error that nobody expected."""
         self._instrumentation.bug(error, (request.method, request.raw_path), request.model_id)
 
-    def _word(self, request: Request, error: AdapterError | None) -> Refusal:
-        """Word an error as the contract of the request does; None stands for a bug."""
-        plan = request.head.plan
-        if plan is not None:
-            return plan.contract.refuse(error, request)
-        if request.call_info is not None:
-            return refusal_of(error, request.call_info)
-        return own_refusal(error, request.model_id)
 
-    def _write_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Write a refusal as the answer; where an answer has begun, abort the connection."""
-        if request.status:
-            _abort(request)
-            return
-        body = encoded(refusal.body)
-        fields = write_fields(refusal.headers) + JSON_LINE + self._list_own_lines(request)
-        head = begin_answer(request, refusal.status, fields, len(body))
-        request.connection.transport.write(head if request.method == "HEAD" else head + body)
+def _word(request: Request, error: AdapterError | None) -> Refusal:
+    """Word an error as the contract of the request does; None stands for a bug."""
+    plan = request.head.plan
+    if plan is not None:
+        return plan.contract.refuse(error, request)
+    if request.call_info is not None:
+        return refusal_of(error, request.call_info)
+    return own_refusal(error, request.model_id)
 
-    @staticmethod
-    def _list_own_lines(request: Request) -> bytes:
-        """Return the header lines that any answer of the request's contract has."""
-        plan = request.head.plan
-        if plan is not None:
-            return plan.echoed + plan.contract.answer_lines(request)
-        return write_fields(list_own_headers(request))
+
+def _write_refusal(request: Request, refusal: Refusal) -> None:
+    """Write a refusal as the answer."""
+    body = encoded(refusal.body)
+    head = begin_answer(
+        request, refusal.status, write_fields(refusal.headers) + JSON_LINE, len(body)
+    )
+    request.connection.transport.write(head if request.method == "HEAD" else head + body)
 
 
 async def _call(handle: Handle, request: Request) -> Answer | None:
@@ -227,13 +216,6 @@ def _start_call_info(request: Request) -> None:
         request.frontend = name
         if request.call_info is None:
             request.call_info = CallInfo(new_request_id(), authorization=request.read_authorization)
-
-
-def list_own_headers(request: Request) -> Mapping[str, str]:
-    """Return the headers that any answer of the request's contract has."""
-    if request.call_info is not None:
-        return request.call_info.headers()
-    return echoed_headers(request.headers)
 
 
 def _find_operation(request: Request) -> str:

@@ -67,7 +67,7 @@ class Listener:
     async def _handle(self, request: Request) -> Answer | None:
         if request.raw_path == "/quick":
             return answer_json({})
-        writer = Writer(request, {}, b"", None) if request.raw_path == "/stream" else None
+        writer = Writer(request, {}, None) if request.raw_path == "/stream" else None
         self.reached.set()
         await self.go_on.wait()
         if writer is None:

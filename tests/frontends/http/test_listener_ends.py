@@ -232,7 +232,7 @@ async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
         if asked.raw_path == HANDLED:
             behind = request("/app/next")
             asyncio.get_running_loop().call_soon(asked.connection.data_received, behind)
-        writer = answers.Writer(asked, {}, b"", 2)
+        writer = answers.Writer(asked, {}, 2)
         await writer.write(b"{}")
         writer.end()
 
