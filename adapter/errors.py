@@ -413,7 +413,7 @@ def was_refused(error: AdapterError) -> bool:
     """
     if isinstance(error, AboutMemory) and error.was_tried:
         return False
-    return isinstance(error, CallerError | InsufficientMemory | TooManyWaiting)
+    return isinstance(error, _REFUSED)
 
 
 def was_not_started(error: AdapterError) -> bool:
@@ -450,6 +450,7 @@ def drop_tracebacks(error: BaseException) -> None:
                 chain.append(link)
 
 
+_REFUSED = (CallerError, InsufficientMemory, TooManyWaiting)
 _NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooManyWaiting)
 
 

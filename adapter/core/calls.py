@@ -207,19 +207,22 @@ class FastDataPlane(Protocol):
         """Return a connection for a call of this model; open one if all are in use."""
 
     def check(
-        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
-    ) -> None:
-        """Check a body that is whole; raise InvalidRequest for one that would crash Triton."""
+        self,
+        body: bytes,
+        json_bytes: int | None,
+        record: ServedModel,
+        *,
+        is_packed: bool,
+        shares_memory: bool,
+    ) -> bool:
+        """Check a whole body if that takes little time; return whether it was checked. Raise
+        InvalidRequest for one that would crash Triton.
+        """
 
     def checking(
         self, json_bytes: int | None, length: int, record: ServedModel, *, shares_memory: bool
     ) -> Check:
         """Return a check for the pieces of a body of this length."""
-
-    def check_packed(
-        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
-    ) -> bool:
-        """Check a compressed body if it is small once it is unpacked; return whether it is."""
 
     async def check_in_turns(
         self,

@@ -116,23 +116,23 @@ class HttpDataPlane:
         return self._pool.take_idle() or await self._pool.connect(model_id)
 
     def check(
-        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
-    ) -> None:
-        """Raise InvalidRequest for a whole body whose JSON could end or block Triton."""
-        check_whole(self.max_unpacked, body, json_bytes)
-        check_parameters(body[:json_bytes], record, shares_memory=shares_memory)
-
-    def check_packed(
-        self, body: bytes, json_bytes: int | None, record: ServedModel, *, shares_memory: bool
+        self,
+        body: bytes,
+        json_bytes: int | None,
+        record: ServedModel,
+        *,
+        is_packed: bool,
+        shares_memory: bool,
     ) -> bool:
-        """Check a compressed body if it is small once it is unpacked; return whether it is.
-
-        Raises InvalidRequest as `check` does, and for what cannot be unpacked.
+        """Check a whole body, unpacked if it `is_packed`, unless that takes long; return whether it
+        was checked. Raises InvalidRequest for JSON that could end or block Triton, and for what
+        cannot be unpacked.
         """
-        unpacked = unpack_small(body, self.max_unpacked)
-        if unpacked is None:
+        unpacked = unpack_small(body, self.max_unpacked) if is_packed else body
+        if unpacked is None or len(unpacked) > AT_ONCE_BYTES:
             return False
-        self.check(unpacked, json_bytes, record, shares_memory=shares_memory)
+        check_whole(self.max_unpacked, unpacked, json_bytes)
+        check_parameters(unpacked[:json_bytes], record, shares_memory=shares_memory)
         return True
 
     async def check_in_turns(

@@ -246,36 +246,24 @@ class Inference:
         upstream.send(plan.upstream_head if is_usual else self._compose_head(record), body)
 
     async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
-        """Check a whole body, and send it. Raises InvalidRequest for what Triton must not get."""
+        """Check a whole body, in a task if that takes long, and send it. Raises InvalidRequest for
+        what Triton must not get.
+        """
         plan = self._plan
         parts = self._parts
         if not body and plan.needs_body:
             raise InvalidRequest("a body is needed")
-        if plan.is_packed:
-            await self._check_packed(record, body)
-        elif len(body) <= GATHERED_BYTES:
-            parts.dataplane.check(body, plan.json_bytes, record, shares_memory=parts.shares_memory)
-        else:
+        is_packed = plan.is_packed
+        shares_memory = parts.shares_memory
+        is_checked = parts.dataplane.check(
+            body, plan.json_bytes, record, is_packed=is_packed, shares_memory=shares_memory
+        )
+        if not is_checked:
             work = parts.dataplane.check_in_turns(
-                body,
-                plan.json_bytes,
-                record,
-                is_packed=False,
-                shares_memory=parts.shares_memory,
+                body, plan.json_bytes, record, is_packed=is_packed, shares_memory=shares_memory
             )
             await self._connection.delegate(work)
         self._send(await self._begin_exchange(record), record, body)
-
-    async def _check_packed(self, record: ModelRecord, body: bytes) -> None:
-        """Check a compressed body, in a task if it is large once it is unpacked."""
-        dataplane = self._parts.dataplane
-        json_bytes = self._plan.json_bytes
-        shares_memory = self._parts.shares_memory
-        if not dataplane.check_packed(body, json_bytes, record, shares_memory=shares_memory):
-            work = dataplane.check_in_turns(
-                body, json_bytes, record, is_packed=True, shares_memory=shares_memory
-            )
-            await self._connection.delegate(work)
 
     async def _send_in_pieces(self, lease: Lease) -> None:
         """Pass the body on as it comes, and no faster than Triton takes it."""
@@ -418,7 +406,7 @@ class Inference:
         if not (request.was_sent or request.was_waited_for):
             request.upstream_seconds = self._heard_at - self._sent_at
         is_to_end = length is None and request.head.is_http_1_0  # which knows no chunks
-        request.is_last = is_to_end or not (connection.is_whole and connection.can_be_kept())
+        request.is_last = is_to_end or not connection.can_be_kept()
         operation = plan.operation
         if operation.answered is not headers or operation.length != length:
             operation.answered = headers

@@ -16,7 +16,7 @@ from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.chunks import ChunkDecoder
 from adapter.runtime import byte_budget
 from adapter.triton import checked_bodies
-from tests.fakes.http_triton import OK, reads_itself
+from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import (
     HANDLED,
     MIB,
@@ -179,6 +179,17 @@ async def test_time_in_which_triton_does_not_read_is_not_the_callers():
         await asyncio.sleep(0.6)
         gate.set()
         await sending
+        assert (await caller.answer()).status == 200
+
+
+async def test_connection_is_kept_behind_an_early_answer():
+    """Little is left of the body, and it comes before the next request."""
+    async with opened(reads_itself(says(OK)), limits=LONG) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        body = bytes(300_000)
+        await caller.send(head(PLANNED, f"Content-Length: {len(body)}") + body[:280_000])
+        assert (await caller.answer()).status == 200
+        await caller.send(body[280_000:] + request(PLANNED))
         assert (await caller.answer()).status == 200
 
 
