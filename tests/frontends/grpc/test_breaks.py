@@ -142,9 +142,9 @@ async def test_each_model_has_its_stream_to_triton():
         for name in ("m", "m", "team/a"):
             await ask(name)
         first, second = seen
-        assert await ends.get() == first[0]
+        assert await asyncio.wait_for(ends.get(), 10) == first[0]
         await ask("m")
-        assert await ends.get() == second[0]
+        assert await asyncio.wait_for(ends.get(), 10) == second[0]
         assert seen == [["m", "m"], second, ["m"]]
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF

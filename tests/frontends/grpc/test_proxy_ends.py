@@ -265,6 +265,26 @@ async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes():
         await closing
 
 
+async def test_closing_listener_waits_beside_lost_model():
+    """Two models work for a client who has left; the lost one keeps nobody waiting."""
+    async with proxy_before(echo) as proxy, scripted_triton(proxy) as behind:
+        await proxy.fakes.load("lost")
+        async with wire_to(proxy.address) as wire:
+            wire.greet()
+            wire.send(request(1), request(3, "lost"))
+            triton = await behind.accepted()
+            await triton.until(frames.DATA, 3)
+        await proxy.until_abandoned("lost")
+        (session,) = proxy.server._sessions
+        closing = asyncio.create_task(proxy.server.close(30))
+        proxy.fakes.parts.leases.lose(proxy.fakes.control.registry.serving("lost"))
+        assert not session.is_done
+        triton.send(answer(1))
+        await closing
+        assert proxy.in_flight("m") == 0
+        assert session.is_done
+
+
 RESERVED = 1 << 31
 
 

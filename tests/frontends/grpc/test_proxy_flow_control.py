@@ -20,7 +20,7 @@ from tests.frontends.grpc.proxy_listener import (
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
+from tests.frontends.grpc.test_proxy import echo, until
 
 MIB = 2**20
 ALL = 2**31 - 1
@@ -432,6 +432,27 @@ async def test_large_frames_are_taken_in_any_pieces():
             await wire.writer.drain()
         data, _ = await wire.answer(3)
         assert len(pb.ModelInferResponse.FromString(data[5:]).raw_output_contents[0]) == 200_000
+
+
+async def test_padding_of_large_frame_is_credited():
+    """The frame comes in two parts, so that it is handled piece by piece."""
+    message = prefixed(big_request("m", MIB))[: 2**18 + 2**15]
+    padding = 200
+    payload = bytes([padding]) + message + bytes(padding)
+    padded = frame(frames.DATA, frames.PADDED, 1, payload)
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False), padded[: 2**16])
+        await until(lambda: any(one.streams for one in proxy.server._sessions))
+        (session,) = proxy.server._sessions
+        stream = session.streams[1]
+        await until(lambda: stream.received_bytes)
+        assert stream.received_bytes < len(message)
+        wire.send(padded[2**16 :])
+        await until(lambda: stream.received_bytes == len(message))
+        await until(lambda: stream.unannounced == len(payload))
+        assert stream.receive_window + stream.unannounced == STREAM_WINDOW
+        assert session._receive_window + session.unannounced == CONNECTION_WINDOW
 
 
 async def test_second_name_under_way_reaches_no_model():

@@ -6,7 +6,9 @@ import grpc
 import pytest
 
 from adapter.relay import frames
+from adapter.relay.frames import Code
 from tests.cases import case
+from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
@@ -116,3 +118,25 @@ async def test_large_unfinished_message_is_given_up():
         trailers = await answered(proxy, READY, pieces, end=False)
         assert status(trailers) == DEADLINE_EXCEEDED
         assert b"BackendTimeout: the request did not come in time" in trailers
+
+
+async def test_answer_before_whole_request_ends_its_stream():
+    """Triton gets RST_STREAM, as the request's stream would stay open there, and the client gets
+    one, as the rest of its request is not needed.
+    """
+    async with (
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
+    ):
+        wire.greet()
+        pieces = [LARGE[at : at + frames.FRAME_BYTES] for at in range(0, 2**18, frames.FRAME_BYTES)]
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(*(frame(frames.DATA, 0, 1, piece) for piece in pieces))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        triton.send(answer(1))
+        no_error = Code.NO_ERROR.to_bytes(4)
+        assert await triton.until(frames.RST_STREAM, 1) == (0, 1, no_error)
+        assert await wire.until(frames.RST_STREAM, 1) == (0, 1, no_error)
+        await proxy.until_free("m")
