@@ -335,23 +335,17 @@ class _DirectCall(CountedRequest):
         """Count and log the call as a failure, and return the status to answer it with. Release the
         model if Triton has finished the call. A bug here is answered INTERNAL.
         """
-        calls = self._policy.calls
         try:
             error = await self._judge(_convert_relay_error(error))
-            if is_over:
-                replaced = self._lease.end(error)
-                error = replaced if isinstance(replaced, AdapterError) else error
-            is_of_mesh = self._mesh_id is not None
-            code, text = calls.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
-            more = _list_trailers(error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
-            code, text = calls.status_of(_METHOD, bug)
-            more = ()
-        finally:
-            if is_over:
-                self._lease.end(error)
+            error = bug
+        if is_over:
+            replaced = self._lease.end(error)
+            error = replaced if isinstance(replaced, AdapterError) else error
+        is_of_mesh = self._mesh_id is not None
+        code, text = self._policy.calls.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
         self.count(code.name)
-        return int(code.value[0]), text, more
+        return int(code.value[0]), text, _list_trailers(error)
 
     async def _judge(self, error: Exception) -> Exception:
         """Return the error to answer for a failed call: a mesh learns whether Triton's process has

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.control.leases import Lease
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.core.states import ModelState
@@ -394,6 +395,19 @@ async def test_a_closing_listener_waits_for_what_triton_still_works_on():
         await act.ends_untold(proxy)
         await closing
         assert not act.is_cancelled
+
+
+async def test_bug_in_judging_failure_frees_model(monkeypatch):
+    async def judge(_lease, _error):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Lease, "judge", judge)
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        proxy.triton = "127.0.0.1:1"
+        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+        assert (code, text) == ("INTERNAL", "InternalError: internal error; see the log")
+        assert proxy.in_flight("m") == 0
+        assert proxy.counted("INTERNAL") == 1
 
 
 async def test_unreachable_triton_had_nothing_of_the_request():
