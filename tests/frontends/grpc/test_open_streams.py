@@ -1,5 +1,7 @@
 """Streams that stay open: each counts in the byte budget from its first frame to its end."""
 
+import asyncio
+
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -64,6 +66,32 @@ async def test_stream_too_many_is_refused_with_figures():
         await again.write(request_of("m"))
         assert await again.read()
         again.cancel()
+
+
+async def test_refused_stream_is_unavailable_to_blocking_client():
+    """It sends its request meanwhile. A grpc.aio client shows INTERNAL instead where its write
+    fails (grpc/grpc#36066), whichever server has refused the stream.
+    """
+
+    def call_in_thread(address: str) -> grpc.RpcError:
+        with grpc.insecure_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as error:
+                next(channel.stream_stream(STREAM)(iter([request_of("m")])))
+            return error.value
+
+    async with (
+        proxy_before(each, max_inflight_bytes=TWO) as proxy,
+        wire_to(proxy.address) as first,
+        wire_to(proxy.address) as second,
+    ):
+        for wire in (first, second):
+            wire.greet()
+            wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        await until(lambda: budget_of(proxy).held == TWO // 8)
+        for _ in range(10):
+            error = await asyncio.to_thread(call_in_thread, proxy.address)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert FIGURES in error.details()
 
 
 async def test_connection_with_most_streams_makes_room_for_another():
