@@ -134,7 +134,7 @@ docs: setup  ## write the generated pages of docs/ anew
 simulate: setup  ## a year of production in virtual time: new seeds for SECONDS=60, or one (SEED=7)
 	.venv/bin/python -m tests.simulation --seconds=$(SECONDS) $(if $(SEED),--seed=$(SEED)) $(if $(FIRST),--first=$(FIRST))
 
-simulation: setup  ## simulate evictions: the table, data and plot of docs/measurements.md, some minutes
+simulation: setup  ## simulate evictions: the table and data of docs/measurements.md, some minutes
 	.venv/bin/python -m scripts.simulation.eviction
 
 site: setup  ## write the documentation to dist/site, with search; fails on a dead link or anchor

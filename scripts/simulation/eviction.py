@@ -22,11 +22,8 @@ from adapter.core.victims import Candidate, Cost, Policy, choose_victims
 from scripts.simulation.traffic import KINDS, Kind, Trace
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
-DATA, PAGE, PLOT = (
-    _DOCS / "eviction.json",
-    _DOCS / "measurements.md",
-    _DOCS / "images" / "eviction.svg",
-)
+DATA = _DOCS / "eviction.json"
+PAGE = _DOCS / "measurements.md"
 SEEDS = 100
 _BEGIN, _END = "<!-- eviction: written by `make simulation` -->\n", "<!-- end of eviction -->\n"
 
@@ -126,8 +123,7 @@ def _row(kind: Kind, found: Sequence[dict[str, float]]) -> dict[str, Any]:
     for name in ("cost", "offline"):
         over = sorted(each[name] / each["lru"] for each in found)
         row[name] = {
-            what: round(value, 3)
-            for what, value in (("mean", fmean(over)), ("best", over[0]), ("worst", over[-1]))
+            what: round(value, 3) for what, value in (("mean", fmean(over)), ("worst", over[-1]))
         }
     return row
 
@@ -147,33 +143,6 @@ def with_table(page: str, rows: Sequence[dict[str, Any]]) -> str:
     return before + _BEGIN + "\n" + "".join(lines) + "\n" + _END + rest.partition(_END)[2]
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the means, and from the best to the worst seed."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "eviction", "font.size": 9}):
-        figure = Figure(figsize=(8, 3), layout="constrained")
-        axes = figure.subplots()
-        names = [row["kind"] for row in rows][::-1]
-        for policy, marker in (("cost", "o"), ("offline", "|")):
-            over = [row[policy] for row in rows][::-1]
-            ends = [
-                [each["mean"] - each["best"] for each in over],
-                [e["worst"] - e["mean"] for e in over],
-            ]
-            label = "cost" if policy == "cost" else "knows all calls"
-            axes.errorbar(
-                [e["mean"] for e in over], names, xerr=ends, fmt=marker, capsize=3, label=label
-            )
-        axes.axvline(1.0, color="gray", linestyle="--", linewidth=1)
-        axes.set_xlabel("cold seconds over those of LRU: mean, best and worst of the seeds")
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     with ProcessPoolExecutor() as pool:
         found = {
@@ -182,7 +151,6 @@ def main() -> None:
         rows = [_row(kind, list(each)) for kind, each in found.items()]
     DATA.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
-    draw(rows, PLOT)
 
 
 if __name__ == "__main__":
