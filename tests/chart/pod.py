@@ -85,35 +85,6 @@ def pod_of(
         shutil.rmtree(folder)
 
 
-@contextmanager
-def running_elsewhere(
-    values: Mapping[str, Any], models: Path, environ: Mapping[str, str] | None = None
-) -> Iterator[tuple[RunningAdapter, "Triton"]]:
-    """The adapter, and a Triton that sees neither the models nor the adapter's repository."""
-    folder = Path(tempfile.mkdtemp(prefix="pod-"))
-    http, grpc, metrics = free_ports(3)
-    own = folder / "own"
-    own.mkdir()
-    arguments = [
-        *("--model-control-mode=explicit", f"--model-repository={own}", "--allow-sagemaker=false"),
-        *(f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"),
-    ]
-    try:
-        with (
-            triton(folder, arguments) as server,
-            adapter(
-                variables(values) | {"ADAPTER_MODEL_ROOTS": str(models)} | dict(environ or {}),
-                f"--repository={folder / 'repository'}",
-                f"--triton-http=127.0.0.1:{http}",
-                f"--triton-grpc=127.0.0.1:{grpc}",
-                f"--triton-metrics=127.0.0.1:{metrics}",
-            ) as running,
-        ):
-            yield running, server
-    finally:
-        shutil.rmtree(folder)
-
-
 def environment_of_the_image(target: str) -> dict[str, str]:
     """What the Dockerfile sets in this image, but for PATH."""
     stage = (ROOT / "Dockerfile").read_text().partition(f" AS {target}\n")[2]

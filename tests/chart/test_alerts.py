@@ -1,6 +1,5 @@
 """The PrometheusRule: the alerts of files/alerts.yaml, for the pods of one release."""
 
-import json
 import re
 from typing import Any
 
@@ -9,7 +8,8 @@ import yaml
 
 from tests.cases import rows
 from tests.chart.chart import CHART, only
-from tests.journeys.observability.promtool import needs_promtool, promtool
+from tests.chart.promql import check_queries
+from tests.journeys.observability.promtool import needs_promtool
 
 FILE = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 NAMES = [rule["alert"] for group in FILE["groups"] for rule in group["rules"]]
@@ -73,35 +73,20 @@ def test_runtime_rules_select_the_controllers_pods(scope):
 
 
 @needs_promtool
-def test_prometheus_understands_what_is_made(tmp_path):
+def test_release_that_lives_hides_no_other(tmp_path):
+    """Beside it, one whose pods are gone has its alert. All thresholds are replaced."""
     thresholds = dict.fromkeys([each for each in NAMES if is_tunable(each)], 0.25)
-    made = only("PrometheusRule", values(thresholds=thresholds))["spec"]
-    (tmp_path / "rules.yaml").write_text(json.dumps(made))
-
-    promtool("check", "rules", tmp_path / "rules.yaml")
-
-
-@needs_promtool
-def test_a_release_that_lives_does_not_hide_that_another_is_gone(tmp_path):
-    (tmp_path / "rules.yaml").write_text(json.dumps(only("PrometheusRule", values())["spec"]))
     other = (
         'triton_adapter_build_info{namespace="serving",pod="other-triton-adapter-1-a",instance="o"}'
     )
-    firing = {
-        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
-        "eval_time": "10m",
-        "exp_samples": [{"labels": '{alertname="TritonAdapterAbsent"}', "value": 1}],
-    }
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": other, "values": "1x20"}],
-        "promql_expr_test": [firing],
-    }
-    (tmp_path / "test.yaml").write_text(
-        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
-    )
+    absent = {"labels": '{alertname="TritonAdapterAbsent"}', "value": 1}
 
-    promtool("test", "rules", tmp_path / "test.yaml")
+    check_queries(
+        tmp_path,
+        {other: "1x20"},
+        {'count by (alertname) (ALERTS{alertstate="firing"})': [absent]},
+        rules=only("PrometheusRule", values(thresholds=thresholds))["spec"],
+    )
 
 
 KEDA = {
@@ -112,59 +97,48 @@ KEDA = {
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "left_out"),
     [
-        {"autoscaling": {"minReplicas": 0, "keda": KEDA}, "models": {"load": ["a"]}},
-        {"replicaCount": 0},
-        {"mode": "servingRuntime", "settings": {"admin": "[::]:8081"}},
+        ({"autoscaling": {"minReplicas": 0, "keda": KEDA}}, {"TritonAdapterAbsent"}),
+        ({"autoscaling": {"minReplicas": 1, "keda": KEDA}, "replicaCount": 0}, set()),
+        ({"replicaCount": 0}, {"TritonAdapterAbsent"}),
+        (
+            {"mode": "servingRuntime", "settings": {"admin": "[::]:8081"}, "models": {}},
+            {"TritonAdapterAbsent"},
+        ),
     ],
+    ids=["keda from 0", "keda from 1", "no replicas", "modelmesh"],
 )
-def test_where_there_may_be_no_pod_nobody_is_called_for_its_absence(given):
-    assert set(NAMES) - rules({**values(), **given}).keys() == {"TritonAdapterAbsent"}
+def test_absence_is_alerted_only_where_a_pod_must_be(given, left_out):
+    made = rules({**values(), "models": {"load": ["a"]}, **given})
+    assert set(NAMES) - made.keys() == left_out
 
 
 @needs_promtool
-def test_a_night_without_pods_and_the_start_after_it_are_no_alert(tmp_path):
+def test_night_without_pods_is_no_alert(tmp_path):
     """Of a pod that is gone there are no series; KEDA makes one again after an hour."""
     scaled = {"autoscaling": {"minReplicas": 0, "keda": KEDA}, "models": {"load": ["a"]}}
-    made = only("PrometheusRule", {**values(), **scaled})["spec"]
-    (tmp_path / "rules.yaml").write_text(json.dumps(made))
-    evening, morning = (
-        "demo-triton-adapter-6b7f9d4c8c-aaaaa",
-        "demo-triton-adapter-6b7f9d4c8c-bbbbb",
+    series = {}
+    for name, label, evening, morning in (
+        ("up", "", "1x60 stale", "_x120 0x1 1x60"),
+        ("triton_adapter_build_info", "", "1x60 stale", "_x122 1x60"),
+        ("triton_adapter_ready", "", "1x60 0 stale", "_x122 0x4 1x60"),
+        ("triton_adapter_triton_live", "", "1x60 stale", "_x122 0x4 1x60"),
+        ("triton_adapter_models", ',state="READY"', "1x60 0 stale", "_x122 0x4 1x60"),
+        ("process_start_time_seconds", "", "0x60 stale", "_x122 7320x60"),
+    ):
+        for pod, samples in (("aaaaa", evening), ("bbbbb", morning)):
+            pod_name = f"demo-triton-adapter-6b7f9d4c8c-{pod}"
+            labels = f'namespace="serving",job="j",pod="{pod_name}",instance="{pod_name}"{label}'
+            series[f"{name}{{{labels}}}"] = samples
+
+    check_queries(
+        tmp_path,
+        series,
+        {'ALERTS{alertstate="firing"}': []},
+        at_minutes=range(55, 180),
+        rules=only("PrometheusRule", {**values(), **scaled})["spec"],
     )
-
-    def series(name: str, more: str, before: str, after: str) -> list[dict[str, str]]:
-        own = 'namespace="serving",job="j",pod="{pod}",instance="{pod}"'
-        return [
-            {
-                "series": f"{name}{{{own.format(pod=pod)}{more}}}",
-                "values": v,
-            }
-            for pod, v in ((evening, before), (morning, after))
-        ]
-
-    given = [
-        *series("up", "", "1x60 stale", "_x120 0x1 1x60"),
-        *series("triton_adapter_build_info", "", "1x60 stale", "_x122 1x60"),
-        *series("triton_adapter_ready", "", "1x60 0 stale", "_x122 0x4 1x60"),
-        *series("triton_adapter_triton_live", "", "1x60 stale", "_x122 0x4 1x60"),
-        *series("triton_adapter_models", ',state="READY"', "1x60 0 stale", "_x122 0x4 1x60"),
-        *series("process_start_time_seconds", "", "0x60 stale", "_x122 7320x60"),
-    ]
-    quiet = [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{m}m"} for m in range(55, 180)]
-    case = {"interval": "1m", "input_series": given, "promql_expr_test": quiet}
-    (tmp_path / "test.yaml").write_text(
-        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
-    )
-
-    promtool("test", "rules", tmp_path / "test.yaml")
-
-
-def test_where_there_must_be_a_pod_its_absence_is_an_alert():
-    scaled = {"replicaCount": 0, "autoscaling": {"minReplicas": 1, "keda": KEDA}}
-
-    assert "TritonAdapterAbsent" in rules({**values(), **scaled, "models": {"load": ["a"]}})
 
 
 def test_an_alert_can_be_left_out_and_get_labels_and_a_link():

@@ -10,6 +10,7 @@ import grpc
 import helm_python as helm
 import pytest
 
+from tests.cases import rows
 from tests.chart.chart import CHART, NOTES, only, render, values_of, variables
 from tests.chart.pod import running_pod
 from tests.grpcurl import Grpcurl
@@ -128,12 +129,6 @@ def test_the_helm_test_fails_where_a_call_fails(pod: RunningAdapter):
     assert "POST /models/helm-test/invent was answered with 4" in done.stderr
 
 
-def test_the_script_of_the_helm_test_is_the_file_of_the_chart():
-    [call] = only("Pod", {})["spec"]["containers"]
-
-    assert call["args"][0].strip() == (CHART / "files" / "call.py").read_text().strip()
-
-
 def test_an_install_that_is_tried_without_a_cluster_shows_notes_and_objects():
     with helm.Config(storage_driver="memory", kube_apiserver="http://127.0.0.1:1") as config:
         release = config.install(CHART, "demo", {}, dry_run="client")
@@ -166,32 +161,6 @@ def kinds(values: dict) -> list[str]:
     return ["ClusterServingRuntime"] if "mode" in values else ["Deployment", "Service"]
 
 
-@pytest.mark.parametrize(
-    ("name", "warning"),
-    [
-        ("default", "nothing fills it"),
-        ("network-policy-open", "do not authenticate callers"),
-        ("placement", "each pod has its own models"),
-    ],
-)
-def test_the_notes_warn(name, warning):
-    assert warning in render(values_of(name))[NOTES]
-
-
-def test_the_notes_warn_of_an_image_that_names_no_registry():
-    assert re.search(r"triton-adapter:\S+ names no registry", render({})[NOTES])
-    for named in ({"image": {"registry": "r"}}, {"global": {"imageRegistry": "r"}}):
-        assert "names no registry" not in render(named)[NOTES]
-
-
-def test_the_notes_warn_of_a_budget_that_keeps_nodes_from_being_drained():
-    budget = {"pdb": {"enabled": True, "minAvailable": 1}}
-
-    assert "blocks node drains" in render(budget)[NOTES]
-    assert "node drains" not in render({**budget, "replicaCount": 2})[NOTES]
-    assert "node drains" not in render({"pdb": {"enabled": True}})[NOTES]
-
-
 def test_notes_wait_for_a_start_as_long_as_the_deployment():
     """`--wait` of Helm and `rollout status` give up after times of their own."""
     for values in ({}, {"progressDeadlineSeconds": 77}):
@@ -202,52 +171,61 @@ def test_notes_wait_for_a_start_as_long_as_the_deployment():
         )
 
 
-def test_notes_name_needs_that_no_value_shows():
-    """The chart sees neither the Secret's length nor the owner of a volume."""
-    secret = {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
-    cache = {"type": "existingClaim", "existingClaim": "c"}
-    store = {"settings": {"model_store": "s3://b"}, "endpoint": {"cache": cache}}
-
-    assert "The token of the secret s needs 16 characters or more" in render(secret)[NOTES]
-    assert "The claim c must be writable for user 65532." in render(store)[NOTES]
-    assert "16 characters" not in render({})[NOTES]
-    assert "must be writable" not in render({})[NOTES]
+SECRET = {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
+BUDGET = {"pdb": {"enabled": True, "minAvailable": 1}}
+MONITORED = {"metrics": {"podMonitor": {"enabled": True}}, "checkApis": False}
+CLAIM = {"endpoint": {"cache": {"type": "existingClaim", "existingClaim": "c"}}}
 
 
-def test_the_notes_do_not_warn_of_a_claim():
-    assert "nothing fills it" not in render(values_of("pvc"))[NOTES]
-
-
-@pytest.mark.parametrize(
-    ("policy", "says"),
+@rows(
+    ("values", "text"),
     [
+        (values_of("default"), "nothing fills it"),
+        (values_of("network-policy-open"), "do not authenticate callers"),
+        (values_of("placement"), "each pod has its own models"),
+        ({}, " names no registry"),
+        (BUDGET, "blocks node drains"),
+        # neither the Secret's length nor the owner of a volume is seen
+        (SECRET, "The token of the secret s needs 16 characters or more"),
+        (
+            {"settings": {"model_store": "s3://b"}, **CLAIM},
+            "The claim c must be writable for user 65532.",
+        ),
         ({}, "run code: the pods of the namespace serving."),
-        ({"management": [{"podSelector": {}}]}, "run code: the peers of networkPolicy.man"),
-        ({"open": True}, "WARNING: everybody who reaches"),
-        ({"enabled": False}, "WARNING: everybody who reaches"),
+        (
+            {"networkPolicy": {"management": [{"podSelector": {}}]}},
+            "run code: the peers of networkPolicy.man",
+        ),
+        ({"networkPolicy": {"open": True}}, "WARNING: everybody who reaches"),
+        ({"networkPolicy": {"enabled": False}}, "WARNING: everybody who reaches"),
+        (MONITORED, "may scrape"),
+        (values_of("default"), "Pods: 1, GPUs in all: 1."),
+        (values_of("placement"), "Pods: 3, GPUs in all: 6."),
+        (values_of("keda"), "Pods: up to 4, GPUs in all: 4."),
+        (values_of("single"), "and a Triton in one container. Pods: 1, GPUs in all: 1."),
+        (values_of("triton-elsewhere"), "Triton at triton.serving.svc. Pods: 1, GPUs in all: 0."),
+        (values_of("endpoint"), "X-Amzn-SageMaker-Target-Model: KEY"),
+        (values_of("endpoint-keys"), "must be signed"),
     ],
 )
-def test_the_notes_say_who_can_load(policy, says):
-    assert says in render({"networkPolicy": policy})[NOTES]
+def test_notes_say_what_values_mean(values, text):
+    assert text in render(values)[NOTES]
 
 
-def test_the_notes_warn_of_a_prometheus_that_is_kept_out():
-    monitored = {"metrics": {"podMonitor": {"enabled": True}}, "checkApis": False}
-
-    assert "may scrape" in render(monitored)[NOTES]
-    assert "may scrape" not in render({**monitored, "networkPolicy": {"open": True}})[NOTES]
-    assert "may scrape" not in render(values_of("monitoring"))[NOTES]
-
-
-@pytest.mark.parametrize(
-    ("name", "counts"),
+@rows(
+    ("values", "text"),
     [
-        ("default", "Pods: 1, GPUs in all: 1."),
-        ("placement", "Pods: 3, GPUs in all: 6."),
-        ("keda", "Pods: up to 4, GPUs in all: 4."),
-        ("single", "and a Triton in one container. Pods: 1, GPUs in all: 1."),
-        ("triton-elsewhere", "Triton at triton.serving.svc. Pods: 1, GPUs in all: 0."),
+        (values_of("pvc"), "nothing fills it"),
+        (values_of("endpoint"), "nothing fills it"),
+        ({"image": {"registry": "r"}}, "names no registry"),
+        ({"global": {"imageRegistry": "r"}}, "names no registry"),
+        ({**BUDGET, "replicaCount": 2}, "node drains"),
+        ({"pdb": {"enabled": True}}, "node drains"),
+        ({}, "16 characters"),
+        ({}, "must be writable"),
+        ({**MONITORED, "networkPolicy": {"open": True}}, "may scrape"),
+        (values_of("monitoring"), "may scrape"),
     ],
 )
-def test_the_notes_add_up_the_gpus(name, counts):
-    assert counts in render(values_of(name))[NOTES]
+def test_notes_warn_of_nothing_that_is_well(values, text):
+    assert text not in render(values)[NOTES]

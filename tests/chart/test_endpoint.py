@@ -5,21 +5,19 @@ import json
 import signal
 import stat
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import helm_python as helm
 import pytest
 
 from adapter.settings import Settings, load_settings
 from adapter.settings.values import variable_of
 from tests.buckets import Bucket, s3_server
 from tests.chart.chart import NOTES, containers, only, pod_spec, render, values_of, variables
-from tests.chart.pod import pod_of, running_containers, running_elsewhere, running_pod, start
+from tests.chart.pod import pod_of, start
 from tests.journeys.endpoint.conftest import client_of
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -149,108 +147,11 @@ def test_pods_are_scaled_that_get_their_models_from_a_store(scaled, settings):
     assert "each pod has models of its own" not in render({**values, **HPA})[NOTES]
 
 
-REFUSED = [
-    (
-        {"endpoint": {"credentials": {"existingSecret": "s"}}},
-        "endpoint.credentials.existingSecret: needs a store",
-    ),
-    ({"endpoint": KEYS["endpoint"] | {"credentials": {}}}, "endpoint.keys: needs a store"),
-    (CLAIM, "endpoint.cache.existingClaim: needs a store"),
-    (
-        STORE | {"endpoint": {"cache": {"type": "existingClaim"}}},
-        "endpoint.cache.existingClaim: endpoint.cache.type=existingClaim needs the name",
-    ),
-    (
-        STORE | CLAIM | {"replicaCount": 2},
-        "endpoint.cache.existingClaim: one adapter can use a cache, but there may be 2 pods",
-    ),
-    (
-        STORE | CLAIM | HPA,
-        "endpoint.cache.existingClaim: one adapter can use a cache, but there may be 4 pods",
-    ),
-    (
-        STORE | {"endpoint": {"cache": {"type": "ephemeral", "size": "1Gi"}}},
-        "endpoint.cache.size: 1Gi leaves no room: the adapter keeps 1Gi of the volume free",
-    ),
-    (
-        {"settings": {"model_store": "s3://a", "cache_limit": "1GiB"}},
-        "settings.cache_limit: the chart derives it from endpoint.cache.size",
-    ),
-    (
-        {"settings": {"model_store": "a", "endpoint_keys": ["A env:B *"]}}
-        | {"endpoint": {"keys": KEYS["endpoint"]["keys"]}},
-        "endpoint.keys: settings.endpoint_keys is set too",
-    ),
-    (
-        STORE | {"endpoint": {"keys": [KEYS["endpoint"]["keys"][0]] * 2}},
-        "endpoint.keys: the access key AKIDTEAMA occurs twice",
-    ),
-    (
-        {"adapter": {"extraEnv": [{"name": "ADAPTER_MODEL_STORE", "value": "s3://a"}]}},
-        "adapter.extraEnv: ADAPTER_MODEL_STORE would override",
-    ),
-    (STORE | {"mode": "servingRuntime", "checkApis": False}, "settings.model_store: needs mode="),
-    (HPA, "autoscaling: a new pod would have no model"),
-]
-
-
-@pytest.mark.parametrize(("values", "says"), REFUSED, ids=lambda each: str(each)[:60])
-def test_what_cannot_be_is_refused_by_its_key(values, says):
-    with pytest.raises(helm.HelmRenderError) as refused:
-        render(values)
-
-    assert f": {says}" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "place"),
-    [
-        ({"settings": {"cache_dir": "/tmp"}}, "/settings"),
-        ({"settings": {"endpoints": {"a": {"url": "s3://a"}}}}, "/settings/endpoints/a"),
-        ({"endpoint": {"cache": {"size": ""}}}, "/endpoint/cache/size"),
-        ({"endpoint": {"keys": [{"accessKey": "A B"}]}}, "/endpoint/keys/0"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_the_schema(values, place):
-    with pytest.raises(helm.HelmValuesError) as refused:
-        render(values)
-
-    assert f"at '{place}" in str(refused.value)
-
-
 def test_helm_test_of_signed_calls_needs_control_token():
     without = KEYS | {"adapter": {"controlToken": {"existingSecret": ""}}}
 
     assert "tests/call.yaml" in {name for name, text in render(KEYS).items() if text.strip()}
     assert "tests/call.yaml" not in {name for name, text in render(without).items() if text.strip()}
-
-
-@pytest.mark.triton
-def test_the_helm_test_goes_round_the_signatures_by_its_token(tmp_path):
-    (tmp_path / "store").mkdir()
-    for name in ("AKIDTEAMA", "AKIDALL", "token"):
-        (tmp_path / name).write_text("the-token-of-the-secret")
-    values = KEYS | {"settings": {"model_store": str(tmp_path / "store")}}
-    [call] = only("Pod", values)["spec"]["containers"]
-    lines = variables(values)["ADAPTER_ENDPOINT_KEYS"].replace(KEYS_FOLDER, str(tmp_path))
-    environ = {
-        "ADAPTER_CACHE_DIR": str(tmp_path / "cache"),
-        "ADAPTER_ENDPOINT_KEYS": lines,
-        "ADAPTER_CONTROL_TOKEN": f"file:{tmp_path}/token",
-    }
-
-    with running_pod(values, environ) as pod:
-        words = [sys.executable, "-c", call["args"][0], f"http://{pod.http}", tmp_path / "token"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-
-
-def test_the_notes_say_how_a_model_of_the_store_is_called():
-    assert "X-Amzn-SageMaker-Target-Model: KEY" in render(ENDPOINT)[NOTES]
-    assert "must be signed" in render(KEYS)[NOTES]
-    for values in (ENDPOINT, KEYS):
-        assert "nothing fills it" not in render(values)[NOTES]
 
 
 # -- pods as processes -----------------------------------------------------------------------------
@@ -347,36 +248,3 @@ def unreadable(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if not path.stat().st_mode & (stat.S_IXOTH if path.is_dir() else stat.S_IROTH)
     ]
-
-
-@pytest.mark.triton
-def test_calls_find_models_on_disk_after_tritons_end(bucket, tmp_path):
-    environ = {
-        **bucket.environ,
-        "ADAPTER_CACHE_DIR": str(tmp_path / "cache"),
-        "ADAPTER_HTTP_DATA": "127.0.0.1:0",
-    }
-    with running_containers(ENDPOINT, environ=environ) as (adapter, triton):
-        wait_until(lambda: is_ready(adapter), 60, "it is ready")
-        door = adapter.listeners["http_data"]
-        assert invoke(door, "cold.tar.gz") == ([1.0, 2.0], "miss")
-
-        triton.kill()
-        wait_until(lambda: not is_ready(adapter), 30, "it is not ready")
-        triton.restart()
-        wait_until(lambda: is_ready(adapter), 60, "it is ready again")
-
-        for target in ("fraud/v7.tar.gz", "cold.tar.gz"):
-            outputs, cache = invoke(door, target)
-            assert (outputs, cache in {"hit", "disk"}) == ([1.0, 2.0], True)
-
-
-@pytest.mark.triton
-def test_an_adapter_alone_uploads_models_of_a_store_to_its_triton(bucket, tmp_path):
-    values = values_of("triton-elsewhere") | {
-        "models": {},
-        "settings": {"model_store": "s3://models/production"},
-    }
-    environ = {**bucket.environ, "ADAPTER_CACHE_DIR": str(tmp_path / "cache")}
-    with running_elsewhere(values, tmp_path, environ) as (adapter, _):
-        assert invoke(adapter.http, "cold.tar.gz") == ([1.0, 2.0], "miss")

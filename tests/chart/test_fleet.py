@@ -26,7 +26,8 @@ from tests.chart.chart import (
     values_of,
     variables,
 )
-from tests.journeys.observability.promtool import needs_promtool, promtool
+from tests.chart.promql import check_queries, query_of
+from tests.journeys.observability.promtool import needs_promtool
 
 SOURCE = Path(__file__).parent / "gateway_types"
 FLEET, PATCHED = values_of("fleet"), values_of("fleet-patch")
@@ -65,18 +66,6 @@ def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
         *("ClientTrafficPolicy", "BackendTrafficPolicy", "EnvoyPatchPolicy"),
     }
     assert misfits(decoder, found) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_a_misspelt_field_and_a_wrong_type_are_found(decoder):
-    misspelt, wrong = (only("BackendTrafficPolicy", FLEET) for _ in range(2))
-    misspelt["spec"]["healthCheck"]["panicTreshold"] = 0
-    wrong["spec"]["retry"]["numRetries"] = "2"
-
-    [first, second] = misfits(decoder, [misspelt, wrong])
-    assert 'unknown field "spec.healthCheck.panicTreshold"' in first
-    assert "numRetries of type int32" in second
 
 
 @pytest.mark.parametrize(
@@ -325,18 +314,6 @@ def rules_of_prometheus_adapter() -> dict[str, dict[str, Any]]:
     return {rule["name"]["as"]: rule for rule in custom}
 
 
-def query_of(metric: str) -> str:
-    """As prometheus-adapter fills it in for the pods a and b."""
-    query = str(rules_of_prometheus_adapter()[metric]["metricsQuery"])
-    for name, stands_for in {
-        "Series": metric.replace("_per_second", "_total"),
-        "LabelMatchers": 'namespace="serving",pod=~"a|b"',
-        "GroupBy": "pod",
-    }.items():
-        query = query.replace(f"<<.{name}>>", stands_for)
-    return query
-
-
 def test_each_metric_of_the_autoscaler_has_a_rule_of_prometheus_adapter():
     metrics = only("HorizontalPodAutoscaler", FLEET)["spec"]["metrics"]
 
@@ -351,56 +328,37 @@ EVICTIONS, NO_ROOM = "triton_adapter_endpoint_evictions", "triton_adapter_endpoi
 POD = "demo-triton-adapter-5d8f-abcde"
 
 
-def series(pod: str, namespace: str = "serving") -> list[dict[str, str]]:
+def series(pod: str, namespace: str = "serving") -> dict[str, str]:
     labels = f'namespace="{namespace}",pod="{pod}"'
-    return [
-        {
-            "series": f'{EVICTIONS}_total{{from="memory",reason="room",{labels}}}',
-            "values": "0+6x20",
-        },
-        {
-            "series": f'{EVICTIONS}_total{{from="memory",reason="idle",{labels}}}',
-            "values": "0+9x20",
-        },
-        {"series": f'{EVICTIONS}_total{{from="disk",reason="limit",{labels}}}', "values": "0+9x20"},
-        {"series": f"{NO_ROOM}_total{{{labels}}}", "values": "0+3x20"},
-    ]
-
-
-def check(folder: Path, found: list[dict[str, str]], expected: dict[str, list[Any]]) -> None:
-    samples = [
-        {"expr": query, "eval_time": "10m", "exp_samples": values}
-        for query, values in expected.items()
-    ]
-    test = {"interval": "1m", "input_series": found, "promql_expr_test": samples}
-    (folder / "rules.yaml").write_text("groups: []\n")
-    (folder / "test.yaml").write_text(
-        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
-    )
-    promtool("test", "rules", folder / "test.yaml")
+    return {
+        f'{EVICTIONS}_total{{from="memory",reason="room",{labels}}}': "0+6x20",
+        f'{EVICTIONS}_total{{from="memory",reason="idle",{labels}}}': "0+9x20",
+        f'{EVICTIONS}_total{{from="disk",reason="limit",{labels}}}': "0+9x20",
+        f"{NO_ROOM}_total{{{labels}}}": "0+3x20",
+    }
 
 
 @needs_promtool
 def test_rules_count_evictions_and_calls_by_pod(tmp_path):
-    found = [*series("a"), *series("b"), *series("a", "other")]
-    each = [
-        [{"labels": f'{{pod="{pod}"}}', "value": value} for pod in "ab"] for value in (0.1, 0.05)
-    ]
-    names = (f"{EVICTIONS}_per_second", f"{NO_ROOM}_per_second")
+    found = {**series("a"), **series("b"), **series("a", "other")}
+    expected = {}
+    for name, value in ((EVICTIONS, 0.1), (NO_ROOM, 0.05)):
+        rule = rules_of_prometheus_adapter()[f"{name}_per_second"]
+        samples = [{"labels": f'{{pod="{pod}"}}', "value": value} for pod in "ab"]
+        expected[query_of(rule, f"{name}_total")] = samples
 
-    check(tmp_path, found, dict(zip(map(query_of, names), each, strict=True)))
+    check_queries(tmp_path, found, expected)
 
 
 @needs_promtool
-def test_keda_asks_for_the_sums_over_the_pods_of_the_release(tmp_path):
+def test_keda_asks_for_sums_over_the_releases_pods(tmp_path):
     triggers = only("ScaledObject", PATCHED)["spec"]["triggers"]
     [_, evictions, no_room] = [each["metadata"]["query"] for each in triggers]
-    found = [
-        *series(POD),
-        *series(POD.replace("abcde", "fghij")),
-        *series("other"),
-        *series(POD, "o"),
-    ]
+    other_pod = POD.replace("abcde", "fghij")
+    found = {**series(POD), **series(other_pod), **series("other"), **series(POD, "o")}
+    expected = {
+        evictions: [{"labels": "{}", "value": 0.2}],
+        no_room: [{"labels": "{}", "value": 0.1}],
+    }
 
-    sums = {evictions: 0.2, no_room: 0.1}
-    check(tmp_path, found, {query: [{"labels": "{}", "value": v}] for query, v in sums.items()})
+    check_queries(tmp_path, found, expected)

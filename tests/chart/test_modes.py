@@ -1,4 +1,4 @@
-"""The pods that have no container of Triton: one container with both, and an adapter alone."""
+"""The pod whose one container has the adapter and Triton."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ import pytest
 
 from adapter.settings import load_settings
 from tests.chart.chart import values_of
-from tests.chart.pod import environment_of_the_one_container, running_elsewhere
+from tests.chart.pod import environment_of_the_one_container
 from tests.ports import free_ports
-from tests.running import Client, RunningAdapter, wait_until
+from tests.running import Client, RunningAdapter
 from tests.trees import infer_body, write_python_model
 
-SINGLE, ELSEWHERE = values_of("single"), values_of("triton-elsewhere")
+SINGLE = values_of("single")
 
 
 def settings_of_the_one_container(values):
@@ -98,16 +98,3 @@ def test_one_container_comes_back_with_its_models_after_it_was_killed(wanted, tm
                 os.kill(running.process.pid, end)
             code = running.stop()
     assert code == 0, running.errors
-
-
-@pytest.mark.triton
-def test_an_adapter_alone_gives_a_triton_that_was_restarted_its_models_again(wanted):
-    with running_elsewhere(ELSEWHERE, wanted) as (adapter, triton):
-        adapter.wait_for("adapter.models_loaded", models=1)
-        assert (is_ready(adapter), invoked(adapter)) == (True, 200)
-
-        triton.kill()
-        wait_until(lambda: not is_ready(adapter), 30, "it is not ready")
-        triton.restart()
-        wait_until(lambda: is_ready(adapter), 60, "it is ready again")
-        assert invoked(adapter) == 200

@@ -21,7 +21,8 @@ from tests.chart.chart import (
     variables,
 )
 from tests.chart.pod import pod_of, running_containers
-from tests.journeys.observability.promtool import needs_promtool, promtool
+from tests.chart.promql import check_queries, query_of
+from tests.journeys.observability.promtool import needs_promtool
 from tests.running import Client, wait_until
 from tests.trees import CONFIG, write_python_model
 
@@ -161,39 +162,15 @@ def test_the_metric_of_the_autoscaler_is_what_the_rule_makes_of_ours():
 
 
 @needs_promtool
-def test_the_query_of_the_rule_gives_each_pod_its_sum(tmp_path):
+def test_rule_gives_each_pod_its_requests_in_flight(tmp_path):
     rule = RULE["rules"]["custom"][0]
-    [metric] = [rule["name"]["as"]]
-    query = rule["metricsQuery"]
-    for name, stands_for in {
-        "Series": metric,
-        "LabelMatchers": 'namespace="serving",pod=~"a|b"',
-        "GroupBy": "pod",
-    }.items():
-        query = query.replace(f"<<.{name}>>", stands_for)
+    metric = rule["name"]["as"]
     series = {
-        f'{metric}{{namespace="serving",pod="a",frontend="v2"}}': "3x2",
-        f'{metric}{{namespace="serving",pod="a",frontend="sagemaker"}}': "4x2",
-        f'{metric}{{namespace="serving",pod="b",frontend="v2"}}': "1x2",
-        f'{metric}{{namespace="other",pod="a",frontend="v2"}}': "9x2",
+        f'{metric}{{namespace="serving",pod="a",frontend="v2"}}': "3x20",
+        f'{metric}{{namespace="serving",pod="a",frontend="sagemaker"}}': "4x20",
+        f'{metric}{{namespace="serving",pod="b",frontend="v2"}}': "1x20",
+        f'{metric}{{namespace="other",pod="a",frontend="v2"}}': "9x20",
     }
-    case_ = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": query,
-                "eval_time": "1m",
-                "exp_samples": [
-                    {"labels": '{pod="a"}', "value": 7},
-                    {"labels": '{pod="b"}', "value": 1},
-                ],
-            }
-        ],
-    }
-    (tmp_path / "rules.yaml").write_text("groups: []\n")
-    (tmp_path / "test.yaml").write_text(
-        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case_]})
-    )
+    sums = [{"labels": '{pod="a"}', "value": 7}, {"labels": '{pod="b"}', "value": 1}]
 
-    promtool("test", "rules", tmp_path / "test.yaml")
+    check_queries(tmp_path, series, {query_of(rule, metric): sums})

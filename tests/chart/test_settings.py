@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.settings import Settings, load_settings, variable_of
+from adapter.settings import load_settings
 from tests.cases import rows
 from tests.chart.chart import (
     CASES,
@@ -26,16 +26,6 @@ def loaded(values):
 @rows("path", CASES)
 def test_the_adapter_takes_the_environment_without_a_warning(path):
     assert loaded(values_of(case(path))).warnings == []
-
-
-@rows("path", CASES)
-def test_every_variable_is_a_setting(path):
-    known = {variable_of(name) for name in Settings.model_fields} | {
-        "CONTAINER_MEM_REQ_BYTES",
-        "MEM_BUFFER_BYTES",
-    }
-
-    assert set(variables(values_of(case(path)))) <= known
 
 
 def test_each_kind_of_value_arrives_as_it_was_meant():
@@ -69,16 +59,6 @@ def test_listener_with_port_is_reached_from_outside(path):
     assert [name for name in names if not getattr(settings, name).is_open_to_others] == []
 
 
-def test_a_pod_listens_over_both_ip_families_without_a_setting():
-    settings = loaded({}).settings
-
-    assert [str(settings.http), str(settings.grpc), str(settings.admin)] == [
-        "[::]:8080",
-        "[::]:8085",
-        "[::]:8081",
-    ]
-
-
 @rows("path", CASES)
 def test_the_settings_agree_with_what_the_pod_has(path):
     values = values_of(case(path))
@@ -104,11 +84,6 @@ def test_the_settings_agree_with_what_the_pod_has(path):
         "127.0.0.1:8000",
         "127.0.0.1:8001",
     )
-
-
-def test_pod_accepts_five_seconds_within_its_drain():
-    assert loaded({}).settings.drain_min_seconds == 5
-    assert loaded({"settings": {"drain_timeout_seconds": 3}}).settings.drain_min_seconds == 3
 
 
 @rows("path", CASES)
@@ -180,23 +155,26 @@ def test_models_have_tritons_limit_less_shared_memory(memory, shm, limit):
     assert loaded(own).settings.memory_limit == 256 * 2**20
 
 
-def test_with_gpus_the_limit_is_what_they_have():
-    assert loaded({}).settings.memory_limit is None
+MESH = {"mode": "servingRuntime", "checkApis": False}
 
 
-def test_models_of_values_are_loaded_and_reloaded():
-    settings = loaded(values_of("pvc")).settings
-
-    assert settings.load_at_start == ("fraud=teams/risk/fraud-7", "shared/*")
-    assert str(settings.model_roots[0]) == "/models/store"
-    assert settings.on_triton_restart == "auto"
-
-
-def test_pod_reloads_lost_models_unless_platform_does():
-    assert loaded({}).settings.on_triton_restart == "auto"
-    forgets = loaded({"settings": {"on_triton_restart": "forget"}}).settings
-    assert forgets.on_triton_restart == "forget"
-    assert (
-        loaded({"mode": "servingRuntime", "checkApis": False}).settings.on_triton_restart
-        == "forget"
-    )
+@pytest.mark.parametrize(
+    ("values", "setting", "expected"),
+    [
+        ({}, "http", "[::]:8080"),
+        ({}, "grpc", "[::]:8085"),
+        ({}, "admin", "[::]:8081"),
+        ({}, "metrics", "[::]:8082"),
+        ({"settings": {"listen_host": "0.0.0.0"}}, "metrics", "0.0.0.0:8082"),
+        ({}, "drain_min_seconds", "5.0"),
+        ({"settings": {"drain_timeout_seconds": 3}}, "drain_min_seconds", "3.0"),
+        ({}, "memory_limit", "None"),  # of GPUs: what they have
+        ({}, "on_triton_restart", "auto"),
+        ({"settings": {"on_triton_restart": "forget"}}, "on_triton_restart", "forget"),
+        (MESH, "on_triton_restart", "forget"),
+        (values_of("pvc"), "load_at_start", "('fraud=teams/risk/fraud-7', 'shared/*')"),
+        (values_of("pvc"), "on_triton_restart", "auto"),
+    ],
+)
+def test_setting_of_the_chart_without_being_asked(values, setting, expected):
+    assert str(getattr(loaded(values).settings, setting)) == expected
