@@ -477,6 +477,17 @@ async def test_lost_model_returns_to_its_gpu():
 
 
 @played
+async def test_model_of_calls_returns_by_a_call_alone():
+    """Loaded again by the adapter, it would be a platform's, which is never evicted."""
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        stage.triton.exit()
+        await asyncio.sleep(60)
+        stage.check()
+        assert await stage.call(A) == "a@1"
+
+
+@played
 async def test_retry_takes_the_gpu_with_more():
     """A neighbour has come to the GPU on which the load ran out of memory."""
     scripts = {

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.control import PlayedControl
 from tests.simulation.plan import drawn
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import Outcome, played
@@ -65,12 +64,6 @@ def _figures(outcomes: list[Outcome], seconds: float) -> None:
         print("a second of CPU: {:.1f} runs, {:.0f} operations, {:.0f} faults".format(*per))
     for kind, count in sorted(faults.items()):
         print(f"  {count:6} {kind}")
-    differences = Counter[str]()
-    for outcome in outcomes:
-        differences.update(outcome.differences)
-    for rule, count in sorted(differences.items()):
-        days = sum(rule in outcome.differences for outcome in outcomes)
-        print(f"expected of {rule}: {count} times, in {days} runs: {PlayedControl.unkept[rule]}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""Builds the control that is played. Another one is played by passing another builder.
+"""Builds the control that is played.
 
 This is the only module of the simulation that knows what is behind the door
 (adapter/control/door.py).
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any
 
 from adapter.app import parts
-from adapter.control.door import ControlState, MeshBooks, Models, StoreModels
 from adapter.control.ports import (
     MemorySettings,
     NoProcesses,
@@ -28,7 +26,6 @@ from adapter.telemetry.metrics import Metrics
 from tests.simulation.catalog import Terms
 from tests.simulation.models import SIZE_FACTOR
 from tests.simulation.plan import Settings
-from tests.simulation.platforms import DEFAULT_BYTES, Mesh
 from tests.simulation.triton import LOAD_THREADS
 
 _DRAIN_SECONDS = 5.0
@@ -55,7 +52,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """Shows one model as control has it, in words that each control has."""
+    """Shows one model as control has it."""
 
     id: str
     name: str  # in Triton
@@ -69,46 +66,8 @@ class KnownModel:
     record: Any  # as the door has it
 
 
-class Control(Protocol):
-    """Starts and stops what is behind the door, and opens the door."""
-
-    models: Models
-    state: ControlState
-    stores: StoreModels | None  # None without a store
-    mesh_books: MeshBooks
-    unkept: Mapping[str, str]  # rules of the oracle, and what this control does instead
-
-    async def open(self) -> None:
-        """Take over what an earlier run has left in Triton."""
-
-    def start(self) -> None:
-        """Start the housekeeping."""
-
-    def end(self) -> None:
-        """End the housekeeping: the adapter is gone."""
-
-    async def stop(self) -> None:
-        """End all operations, as at the exit of the adapter."""
-
-    def known_models(self) -> list[KnownModel]:
-        """Return all models: also those that come from a store, and those that are stuck."""
-
-
-Build: TypeAlias = Callable[[Machine, Settings, Terms | None], Control]
-
-
-class PlayedControl:
-    """Plays adapter/control."""
-
-    unkept: ClassVar[Mapping[str, str]] = {
-        "2 doubled": "a guessed size is doubled after a load that ran out of memory",
-        "2 not moved": "a load that is ended as its GPU is full is not tried on another one",
-        "3 beside known": "a load of unknown size waits only for others of unknown size",
-        "3 not alone": "a load of unknown size waits for no load that another one runs beside",
-        "3 shared sizes": "what a load took beside others may count as what they have yet to take",
-        "5 kept": "memory that belongs to no model may count as that of the model loaded next",
-        "5 shared sizes": "what a model takes is a guess if others load or unload beside it",
-    }
+class Control:
+    """Starts and stops adapter/control, and opens its door."""
 
     def __init__(self, machine: Machine, settings: Settings, terms: Terms | None) -> None:
         sizes = Sizes(SIZE_FACTOR)
@@ -128,14 +87,10 @@ class PlayedControl:
         self.models = self._control.models
         self.state = self._control.state
         self.stores = self._control.on_demand
-        self.mesh_books = self._control.mesh
 
     async def open(self) -> None:
         """Take over what an earlier run has left in Triton, and begin the housekeeping."""
         await self._control.open()
-
-    def start(self) -> None:
-        """Do nothing: the housekeeping begins with `open`."""
 
     def end(self) -> None:
         """End the housekeeping: the adapter is gone."""
@@ -155,7 +110,6 @@ class PlayedControl:
 
 def _read_settings(settings: Settings, terms: Terms | None) -> ControlSettings:
     """Return the settings of control, in its own words."""
-    is_mesh = isinstance(settings.platform, Mesh)
     limits = TimeLimits(
         load=settings.load_seconds,
         unload=settings.unload_seconds,
@@ -180,7 +134,6 @@ def _read_settings(settings: Settings, terms: Terms | None) -> ControlSettings:
         limit_bytes=settings.memory_limit,
         headroom_of=lambda _: settings.reserve,
         places_gpus=True,
-        mesh_default_bytes=DEFAULT_BYTES if is_mesh else None,
     )
     return ControlSettings(
         limits,

@@ -196,8 +196,7 @@ class Oracle(Rest):
         took = self._now() - call.begun - call.extra
         if self.since(call.begun, "unload asked", model_id=call.model_id):
             took -= RECENT_SECONDS  # a load of others goes on until then
-        breaks = ("lost", "end") if self.settings.platform else ("lost",)
-        if self.since(call.begun, *breaks):  # ModelMesh's loads are repeated, one at a time
+        if self.since(call.begun, "lost"):
             took -= self.settings.load_seconds
         if took > seconds:
             said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
@@ -254,8 +253,7 @@ class Oracle(Rest):
         self._check_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
-            is_freeing = "the load that was to free it" in str(error)
-            self._world.expect("2 freeing load" if is_freeing else "2 causes", said)
+            raise Violated("2 causes", said)
 
     def _load_bound_ago(self) -> float:
         return self._now() - self.settings.load_seconds - RECENT_SECONDS
@@ -288,20 +286,13 @@ class Oracle(Rest):
         return self.since(begun, "unload asked", model_id=call.model_id)
 
     def _does_not_fit(self, call: Call, spec: Spec) -> bool:
+        if not self.surely_fits(call, spec):
+            return not self._is_room_to_come(call)
+        # a guessed size is doubled after a load that ran out of memory
+        is_doubled = self.since(self._shift_begun, OOM, model_id=call.model_id)
+        # a load that is ended as its GPU is full is not tried on another one
         was_tried = self.since(call.begun, "admitted", model_id=call.model_id)
-        known = {
-            "2 doubled": self.since(self._shift_begun, OOM, model_id=call.model_id),
-            "2 not moved": was_tried and len(self.limits) > 1,
-        }
-        for rule, is_possible in known.items():
-            if is_possible and rule in self._world.unkept and self.surely_fits(call, spec):
-                self._world.expect(rule, f"{call.model_id} would fit")
-                return True
-        if self.surely_fits(call, spec) and self.since(self._shift_begun, "late"):
-            text = f"{call.model_id} would fit, and what was freed late does not count as free"
-            self._world.expect("3 freed late", text)
-            return True
-        return not (self.surely_fits(call, spec) or self._is_room_to_come(call))
+        return is_doubled or (was_tried and len(self.limits) > 1)
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
         return self.since(self._load_begun(call), "prepare", model_id=call.model_id)
@@ -436,7 +427,7 @@ class Oracle(Rest):
         charges = self._exits_at_work[model_id] + self._hangs[model_id]
         if charges < _CHARGES:
             text = f"{model_id} was given up, and was at work at {charges} exits of Triton"
-            self._world.expect("2 blame", text)
+            raise Violated("2 blame", text)
 
     def note_exit(self, models: Iterable[Held]) -> None:
         """Note the models that were at work when Triton exited: they alone may be charged."""
@@ -453,7 +444,7 @@ class Oracle(Rest):
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         if needed + others <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"
-            self._world.expect("2 too large", text)
+            raise Violated("2 too large", text)
         is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
@@ -558,8 +549,8 @@ class Oracle(Rest):
             said = f"{spec.model_id} was admitted with {(limit - used - to_come) // MIB} MiB"
             said = f"{said} left, of {least // MIB}"
             ready = [held.spec.model_id for held in world.all_held() if held.state == "READY"]
-            are_alone = self.loaded_alone.issuperset(ready)
-            world.expect("3 admission" if are_alone else "3 shared sizes", said)
+            if self.loaded_alone.issuperset(ready):
+                raise Violated("3 admission", said)
 
     def _loads_beside(self, spec: Spec) -> None:
         """A size that is learned by a reader that lags may be of what else was loaded then; one of
@@ -635,5 +626,5 @@ class Oracle(Rest):
         if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
             said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
             are_known = all(self.is_known(held.spec.package) for held in others)
-            rule = "3 admission" if self._is_alone(others[0].spec, spec) else "3 not alone"
-            self._world.expect("3 beside known" if are_known else rule, said)
+            if not are_known and self._is_alone(others[0].spec, spec):
+                raise Violated("3 admission", said)

@@ -5,7 +5,6 @@ what the last one left behind; operations and faults come at drawn moments; then
 the oracle looks at everything, and the adapter is stopped or killed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -18,7 +17,6 @@ from tests.simulation.incidents import (
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
-from tests.simulation.platforms import V2, Mesh, Operation, Platform, drawn_platform
 
 # What may be done to an operation of a model, by the port's verb.
 FAULTS = {
@@ -33,6 +31,7 @@ FAULTS = {
 }
 _ALONE_SECONDS = 60.0  # before and after which nothing else happens
 _OPERATIONS = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
+_V2_OPERATIONS = {**_OPERATIONS, "reload": 2}
 _KINDS = ("crash", "hang", "stub", "strangers", "unread", *FAULTS)
 
 
@@ -47,7 +46,7 @@ class Settings:
     unload_seconds: float
     warms_up: bool
     is_killed: bool
-    platform: Platform | None = None  # None for SageMaker
+    is_v2: bool = False  # callers of V2's model repository call, in place of SageMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,6 @@ class Plan:
     entries: tuple[Entry, ...]
     catalog: Catalog | None = None  # of an endpoint's store, on a day that has one
     more_gpus: tuple[int, ...] = ()  # bytes of each GPU beside the first
-
-    def only(self, entries: tuple[Entry, ...]) -> "Plan":
-        return replace(self, entries=entries)
 
 
 def drawn(seed: int) -> Plan:
@@ -90,17 +86,16 @@ def drawn(seed: int) -> Plan:
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
     plan = _with_incident(plan)
     plan = _with_endpoint(plan)
-    plan = _with_platform(plan)
+    plan = _with_v2(plan)
     plan = _with_restart(plan)
     plan = _with_gpus(plan)
     return _with_hangs(plan)
 
 
 def _with_gpus(plan: Plan) -> Plan:
-    """Add GPUs of other sizes, in some days. ModelMesh would count them as one."""
-    random, platforms = Draws(plan.seed).of("gpus"), [each.platform for each in plan.shifts]
-    has_mesh = any(isinstance(each, Mesh) for each in platforms)
-    if plan.reader not in {"nvml", "triton"} or has_mesh or random.random() < 0.4:
+    """Add GPUs of other sizes, in some days."""
+    random = Draws(plan.seed).of("gpus")
+    if plan.reader not in {"nvml", "triton"} or random.random() < 0.4:
         return plan
     sizes = [int(plan.device_bytes * random.choice((0.5, 1.0, 2.0))) for _ in range(3)]
     return replace(plan, more_gpus=tuple(sizes[: random.choice((1, 1, 3))]))
@@ -118,7 +113,7 @@ def _with_restart(plan: Plan) -> Plan:
     """End Triton at the end of a shift whose models come back then, in some days."""
     random = Draws(plan.seed).of("restarts")
     shift = random.randrange(len(plan.shifts))
-    if plan.shifts[shift].platform is not None or random.random() < 0.85:
+    if plan.shifts[shift].is_v2 or random.random() < 0.85:
         return plan
     at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
     found = drawn_restart(random, plan.models, shift, at)
@@ -134,7 +129,7 @@ def _with_hangs(plan: Plan) -> Plan:
     if (
         not plan.is_embedded
         or plan.catalog is not None
-        or plan.shifts[shift].platform is not None
+        or plan.shifts[shift].is_v2
         or all(each.is_python for each in small.values())
         or Draws(plan.seed).of("hangs").random() < 0.5
     ):
@@ -160,32 +155,24 @@ def _with_endpoint(plan: Plan) -> Plan:
     return replace(plan, entries=tuple(entries), catalog=catalog)
 
 
-def _with_platform(plan: Plan) -> Plan:
-    """Add a shift of another platform, in some days."""
+def _with_v2(plan: Plan) -> Plan:
+    """Add a shift of V2's callers, with two packages of several models, in some days."""
     random = Draws(plan.seed).of("platforms")
-    platform = drawn_platform(random, plan.device_bytes, plan.reader)
-    if platform is None:
+    if random.random() < 0.5:
         return plan
-    shift, number = _shift(random, plan.device_bytes), len(plan.shifts)
-    shift, models = replace(shift, platform=platform), plan.models
-    if isinstance(platform, V2):
-        models = models | drawn_packages(random, plan.device_bytes - plan.baseline)
-    else:
-        shift = replace(shift, loads_again=random.choice((None, False)))
+    number = len(plan.shifts)
+    shift = replace(_shift(random, plan.device_bytes), is_v2=True)
+    models = plan.models | drawn_packages(random, plan.device_bytes - plan.baseline)
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _KINDS}
-    entries = _entries(random, number, list(plan.models), rates, platform.operation)
-    if isinstance(platform, V2):
-        at = max((e.at for e in entries), default=0.0) + _ALONE_SECONDS
-        entries.append(Entry(number, at, "unload", ("y", None)))
-        for pause, verb in ((1, "load"), (2, "version"), (2, "load")):
-            words = ("y",) if verb == "version" else ("y", None)
-            entries.append(Entry(number, at + pause * _ALONE_SECONDS, verb, words))
-    elif random.random() < 0.5:
-        end = max((e.at for e in entries), default=0.0)
-        entries.append(Entry(number, random.uniform(5.0, 5.0 + end), "mesh", ()))
-        entries.sort(key=lambda entry: entry.at)
-    shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
-    return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
+    entries = _entries(random, number, list(plan.models), rates, is_v2=True)
+    at = max((e.at for e in entries), default=0.0) + _ALONE_SECONDS
+    entries.append(Entry(number, at, "unload", ("y", None)))
+    for pause, verb in ((1, "load"), (2, "version"), (2, "load")):
+        words = ("y",) if verb == "version" else ("y", None)
+        entries.append(Entry(number, at + pause * _ALONE_SECONDS, verb, words))
+    return replace(
+        plan, models=models, shifts=(*plan.shifts, shift), entries=(*plan.entries, *entries)
+    )
 
 
 def _bursts(random: Random, count: int, names: list[str]) -> list[Entry]:
@@ -210,9 +197,11 @@ def _shift(random: Random, device_bytes: int) -> Settings:
     )
 
 
-def _operation(random: Random, names: list[str]) -> Operation:
-    [verb] = random.choices([*_OPERATIONS], weights=[*_OPERATIONS.values()])
-    name = random.choice(names)
+def _operation(random: Random, names: list[str], *, is_v2: bool) -> tuple[str, tuple[object, ...]]:
+    """Return a verb and its words."""
+    operations = _V2_OPERATIONS if is_v2 else _OPERATIONS
+    [verb] = random.choices([*operations], weights=[*operations.values()])
+    name = random.choice([*names, *"yzyz"] if is_v2 else names)
     leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.15 else None
     if verb == "invoke":
         return verb, (name, random.choice((1, 1, 3, 10)), leaves)
@@ -222,11 +211,7 @@ def _operation(random: Random, names: list[str]) -> Operation:
 
 
 def _entries(
-    random: Random,
-    shift: int,
-    names: list[str],
-    rates: dict[str, int],
-    operation: Callable[[Random, list[str]], Operation] = _operation,
+    random: Random, shift: int, names: list[str], rates: dict[str, int], *, is_v2: bool = False
 ) -> list[Entry]:
     found, at = [], 0.0
     pause = random.choice((0.3, 2.0, 10.0))
@@ -239,7 +224,7 @@ def _entries(
             [kind] = random.choices([*rates], weights=[*rates.values()])
             found.append(_fault(random, shift, at, kind, names))
         else:
-            found.append(Entry(shift, at, *operation(random, names)))
+            found.append(Entry(shift, at, *_operation(random, names, is_v2=is_v2)))
     return found
 
 

@@ -302,7 +302,7 @@ class Residents:
         if not model.is_for_calls:
             raise Violated("4 evicted", f"{key} was evicted, and is not one of calls")
         if self._is_kept(key):
-            self._not_kept(key, f"{key} was evicted, which a platform has loaded")
+            raise Violated("4 evicted", f"{key} was evicted, which a platform has loaded")
         if requests := self.busy[model.name]:
             raise Violated("4 evicted", f"{key} was evicted amid {requests} requests")
         if self.is_pinned(key) and not self._since(0.0, "stub ended", key=key):
@@ -390,15 +390,9 @@ class Residents:
 
     def _stays_a_platforms(self, key: str, model: KnownModel | None) -> None:
         if model is None:
-            self._not_kept(key, f"{key} was loaded by its name, and is gone")
-        elif model.is_for_calls:
-            self._not_kept(key, f"{key} was loaded by its name, and may be evicted")
-
-    def _not_kept(self, key: str, text: str) -> None:
-        """Judge that a platform's model is not kept, which may be so after a failed eviction."""
-        if not self._since(self.kept[key] - 1.0, "unload failed", key=key):
-            raise Violated("4 evicted", text)
-        self._world.expect("4 kept", text)
+            raise Violated("4 evicted", f"{key} was loaded by its name, and is gone")
+        if model.is_for_calls:
+            raise Violated("4 evicted", f"{key} was loaded by its name, and may be evicted")
 
     def _cache_is_right(self, pinned: int) -> None:
         endpoint, cache = self._endpoint, self._endpoint.cache

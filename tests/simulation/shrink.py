@@ -1,14 +1,13 @@
 """Shrinks a failure: leaves entries out, in ever smaller groups, while it stays the same."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from tests.simulation.plan import Entry, Plan
 from tests.simulation.world import Outcome, played
 
 _MOST_RUNS = 300
 
 
-def shrunk(outcome: Outcome, play: Callable[[Plan], Outcome] = played) -> Outcome:
+def shrunk(outcome: Outcome) -> Outcome:
     """Return the run with the fewest entries that violates the same rule."""
     rule, best, runs = outcome.violation.rule, outcome, 0
     size = max(1, len(outcome.plan.entries) // 2)
@@ -16,7 +15,8 @@ def shrunk(outcome: Outcome, play: Callable[[Plan], Outcome] = played) -> Outcom
         entries, found = best.plan.entries, None
         for start in range(0, len(entries), size):
             runs += 1
-            tried = play(best.plan.only(_leave_out(entries, start, size)))
+            kept = entries[:start] + entries[start + size :]
+            tried = played(replace(best.plan, entries=kept))
             if tried.violation is not None and tried.violation.rule == rule:
                 found = tried
                 break
@@ -26,7 +26,3 @@ def shrunk(outcome: Outcome, play: Callable[[Plan], Outcome] = played) -> Outcom
         else:
             size //= 2
     return best
-
-
-def _leave_out(entries: tuple[Entry, ...], start: int, size: int) -> tuple[Entry, ...]:
-    return entries[:start] + entries[start + size :]

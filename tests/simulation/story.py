@@ -69,7 +69,6 @@ class Outcome:
     violation: Violated | None  # None when all went well
     operations: int
     faults: Counter[str]
-    differences: Counter[str]  # expected ones, by the rule that control does not keep
 
 
 def _text_of(value: object) -> object:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -12,19 +12,17 @@ from typing import Any
 from adapter.errors import AdapterError
 from adapter.runtime import background
 from tests.simulation.callers import Callers
-from tests.simulation.control import Build, Control, KnownModel, Machine, PlayedControl
+from tests.simulation.control import Control, KnownModel, Machine
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
 from tests.simulation.endpoint_callers import EndpointCallers
 from tests.simulation.kills import ADAPTER, Adapter, Guarded, Killed
 from tests.simulation.loop import Draws, Standstill, ignore_unawaited, virtual
 from tests.simulation.memory import Reader, Truth
-from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
 from tests.simulation.oracle import Oracle
 from tests.simulation.outages import Outages
 from tests.simulation.plan import Plan, Settings
-from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
 from tests.simulation.story import Outcome, Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
@@ -32,14 +30,12 @@ from tests.simulation.v2_callers import V2Callers
 
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
-_CALLERS = {Mesh: MeshCallers, V2: V2Callers}
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
 class World(Outages):
-    def __init__(self, plan: Plan, build: Build) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._build = build
         self.draws = Draws(plan.seed)
         self._loop = asyncio.get_running_loop()
         self.story = Story(self._loop.time)
@@ -52,8 +48,6 @@ class World(Outages):
             self.newest.setdefault(spec.model_id, spec)
         self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
-        self.differences: Counter[str] = Counter()  # by rule
-        self.unkept: Collection[str] = ()  # rules, by the control that runs
         self.disk = SimDisk(self.specs, self.draws, self.take_fault)
         self.oracle = Oracle(self)
         self.triton = SimTriton(
@@ -229,12 +223,6 @@ class World(Outages):
         if not isinstance(error, Killed | AdapterError):
             self.story.bugs.append(f"{about['message']}: {error!r}")
 
-    def expect(self, rule: str, text: str) -> None:
-        """Raise Violated, or count the difference of a control that does not keep the rule."""
-        if rule not in self.unkept:
-            raise Violated(rule, text)
-        self.differences[rule] += 1
-
     def violate(self, found: Violated) -> None:
         if self.violation is None:
             self.violation = found
@@ -252,7 +240,7 @@ class World(Outages):
         if self.is_embedded:
             server = SimServer(self.triton, self.draws, self._restart)
             server = Guarded(server, adapter)
-        self.endpoint = None if settings.platform else self._site
+        self.endpoint = None if settings.is_v2 else self._site
         terms = artifacts = None
         if self.endpoint is not None:
             terms = self.plan.catalog.terms[number]
@@ -265,8 +253,7 @@ class World(Outages):
             processes=server,
             artifacts=artifacts,
         )
-        control = self._adapters.run(self._build, machine, settings, terms)
-        self.unkept = control.unkept
+        control = self._adapters.run(Control, machine, settings, terms)
         if self.endpoint is not None:
             self.endpoint.new_adapter(control)
         return adapter, control
@@ -288,9 +275,8 @@ class World(Outages):
         self.control = control
         if self.triton.life is self._served_by:
             self.oracle.serving.update(self._carried)
-        self._adapters.run(control.start)
         self._begun.append((adapter, control))
-        callers = [_CALLERS.get(type(settings.platform), Callers)(self, control)]
+        callers = [(V2Callers if settings.is_v2 else Callers)(self, control)]
         if self.endpoint is not None:
             callers.append(EndpointCallers(self, control, self.endpoint))
         begun = self.now
@@ -434,7 +420,7 @@ class World(Outages):
             await asyncio.sleep(self.draws.of("night").choice((1.0, 3600.0)))
 
 
-def played(plan: Plan, build: Build = PlayedControl) -> Outcome:
+def played(plan: Plan) -> Outcome:
     """Play the run in virtual time."""
     worlds: list[World] = []
     log = logging.getLogger("adapter")
@@ -445,7 +431,7 @@ def played(plan: Plan, build: Build = PlayedControl) -> Outcome:
     gc.disable()
     try:
         with virtual(Draws(plan.seed)) as run:
-            run(_played(plan, worlds, build))
+            run(_played(plan, worlds))
     except Standstill as error:
         [world] = worlds
         world.violation = world.violation or Violated(
@@ -458,11 +444,11 @@ def played(plan: Plan, build: Build = PlayedControl) -> Outcome:
             log.removeHandler(each.story)
     [world] = worlds
     operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
-    return Outcome(plan, world.story, world.violation, operations, world.faults, world.differences)
+    return Outcome(plan, world.story, world.violation, operations, world.faults)
 
 
-async def _played(plan: Plan, worlds: list[World], build: Build) -> None:
-    world = World(plan, build)
+async def _played(plan: Plan, worlds: list[World]) -> None:
+    world = World(plan)
     worlds.append(world)
     logging.getLogger("adapter").addHandler(world.story)
     try:
@@ -477,6 +463,5 @@ _LOGGED = {
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
     "model.load_ended": "load cut",
-    "model.load_refused": "load refused",
 }
 _OPERATIONS = ("model.loading", "model.unloading", "call")

@@ -54,6 +54,17 @@ class TestLoad:
         assert await front.load("m", "/models/m") == 700
         assert fakes.calls.seen.count("load m") == 1
 
+    async def test_load_waits_while_modelmesh_makes_room(self, fakes, front):
+        """By the books of ModelMesh it is to evict the model that takes more than its capacity."""
+        fakes.sizes |= {"large": 900_000_000, "small": 700}
+        assert (await front.status()).capacityInBytes < 900_000_000
+        await front.load("large")
+        load = asyncio.create_task(front.load("small"))
+        await turns_of_the_loop()
+        assert "load small" not in fakes.calls.seen
+        await front.unload("large")
+        assert await load == 700
+
     async def test_loads_run_together_when_sizes_are_declared(self, fakes, tmp_path):
         """`maxLoadingConcurrency` is kept for models that were never loaded before."""
         front = Front(fakes, tmp_path, load_concurrency=2)
