@@ -1,8 +1,7 @@
 """A Debian made of its mirror's packages in a folder, and commands in it as a plain user.
 
 It is a chroot, so that it needs no container engine: root and mmdebstrap are enough. Commands of a
-`Machine` see their own processes and, with `is_apart`, a network that is theirs alone, so that the
-ports which the pages name are free there.
+`Machine` see their own processes.
 """
 
 import os
@@ -29,7 +28,6 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _MOUNTS = """
 mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm"
-[ "$2" = no ] || ip link set lo up
 echo up
 exec sleep infinity
 """
@@ -38,7 +36,7 @@ exec sleep infinity
 def _need() -> None:
     if os.getuid() != 0:
         pytest.skip("this is not root, so no Debian can be made")
-    for program in ("mmdebstrap", "unshare", "nsenter", "chroot", "ip"):
+    for program in ("mmdebstrap", "unshare", "nsenter", "chroot"):
         if shutil.which(program) is None:
             pytest.skip(f"no Debian can be made without {program}")
     if not SOURCES.exists():
@@ -71,18 +69,17 @@ class Debian:
         subprocess.run(["chown", "-R", f"{USER}:{USER}", self.folder / inside[1:]], check=True)
 
     @contextmanager
-    def up(self, *, is_apart: bool = False) -> Iterator["Machine"]:
-        network = ("--net",) if is_apart else ()
+    def up(self) -> Iterator["Machine"]:
         command = [
-            *("unshare", "--mount", "--pid", "--fork", "--kill-child", *network),
-            *("sh", "-ec", _MOUNTS, "sh", self.folder, "yes" if is_apart else "no"),
+            *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+            *("sh", "-ec", _MOUNTS, "sh", self.folder),
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
             try:
                 assert holder.stdout is not None
                 assert holder.stdout.readline() == "up\n"
                 children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text()
-                yield Machine(self, int(children.split()[0]), is_apart=is_apart)
+                yield Machine(self, int(children.split()[0]))
             finally:
                 holder.kill()  # and, by --kill-child, all that runs in there
 
@@ -90,21 +87,17 @@ class Debian:
 class Machine:
     """What runs is a child of the first process in there, whose number out here is `pid`."""
 
-    def __init__(self, debian: Debian, pid: int, *, is_apart: bool) -> None:
+    def __init__(self, debian: Debian, pid: int) -> None:
         self.debian = debian
-        network = ("--net",) if is_apart else ()
-        self._enter = ("nsenter", f"--target={pid}", "--mount", "--pid", *network)
+        self._enter = ("nsenter", f"--target={pid}", "--mount", "--pid")
 
-    def start(
-        self, script: str, folder: str, *, log: Path | None = None, **variables: str
-    ) -> subprocess.Popen[str]:
+    def start(self, script: str, folder: str, *, log: Path | None = None) -> subprocess.Popen[str]:
         """Start bash on the script, as the user, in that folder. Without `log` it is piped."""
         environ = {
             **{k: v for k, v in os.environ.items() if _PASSED_ON.fullmatch(k)},
             "HOME": HOME,
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
-            **variables,
         }
         line = f"cd {shlex.quote(folder)}\n{script}"
         command = [
@@ -124,13 +117,11 @@ class Machine:
                 start_new_session=True,
             )
 
-    def run(
-        self, script: str, folder: str, seconds: float = 600, **variables: str
-    ) -> tuple[int, str]:
+    def run(self, script: str, folder: str) -> tuple[int, str]:
         """Return the exit code and what it printed."""
-        with self.start(script, folder, **variables) as process:
+        with self.start(script, folder) as process:
             try:
-                said, _ = process.communicate(timeout=seconds)
+                said, _ = process.communicate(timeout=600)
             finally:
                 process.kill()
             return process.returncode, said

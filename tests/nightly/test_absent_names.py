@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
+from adapter.triton.server.processes import resident_bytes
 from tests.buckets import KEYS
 from tests.grpc_calls import SERVICE, infer_request
-from tests.nightly.test_cuts import resident_bytes
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(1800)]
@@ -131,8 +132,9 @@ async def call_grpc_at_once(address: str, prefix: str, count: int) -> None:
 )
 def test_absent_names_leave_no_memory_behind(adapter: RunningAdapter, call: Door) -> None:
     call(adapter, "first", _FIRST_NAMES)
-    before = resident_bytes(adapter)
+    process = Path("/proc", str(adapter.process.pid))
+    before = resident_bytes(process)
     call(adapter, "absent", _NAMES)
-    growth = resident_bytes(adapter) - before
+    growth = resident_bytes(process) - before
     print(f"{call.__name__}: {growth / 2**20:.1f} MiB after {_NAMES} names")  # noqa: T201
     assert growth < _LIMIT_BYTES

@@ -22,21 +22,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.relay import frames
-from adapter.relay.headers import encoded
+from adapter.triton.server.processes import resident_bytes
 from tests.asking import binary_request
 from tests.attack.test_bodies import PATH, RAW, TARGET, Slow, forged, invoke, store_of
-from tests.frontends.grpc.proxy_listener import STREAM, frame, head_of, prefixed
-from tests.frontends.grpc.test_proxy_floods import (
-    PRIORITY,
-    continuations,
-    heads,
-    known_heads,
-    settings,
-    tiny_data,
-)
+from tests.frontends.grpc.proxy_listener import STREAM
 from tests.grpc_calls import NO_LIMITS
-from tests.nightly.test_cuts import resident_bytes
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -79,19 +69,6 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def over_grpc(flood: Callable[[int], bytes], count: int = 700) -> Callable[[], Pieces]:
-    greeting = frames.PREFACE + frames.settings({}) + frame(frames.SETTINGS, frames.ACK)
-    return lambda: chain([greeting], map(flood, range(count)))
-
-
-def opened(i: int, path: str = STREAM) -> bytes:
-    return b"" if i else frames.header_block(1, head_of(path), end=False)
-
-
-def of_one_stream(flood: bytes) -> Callable[[int], bytes]:
-    return lambda i: opened(i) + flood
-
-
 def tensors(count: int) -> bytes:
     one = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
     return json.dumps({"inputs": [one] * count}).encode()
@@ -102,11 +79,6 @@ def binary_tensors(count: int) -> tuple[bytes, int]:
     one = {"name": "IN", "datatype": "FP32", "shape": [1], "parameters": parameters}
     head = json.dumps({"inputs": [one] * count}).encode()
     return head + bytes(4 * count), len(head)
-
-
-def message_of_fields() -> bytes:
-    name = pb.ModelInferRequest(model_name="oracle").SerializeToString()
-    return prefixed(name + b"\x10\x00" * 16_000)
 
 
 def large_json(size: int) -> bytes:
@@ -128,7 +100,7 @@ def signed_heads() -> bytes:
 ESCAPED = b'["' + b'\\"' * (120 * KIB)
 BEARER = {"Authorization": "Bearer canary-7f3a9c0e51d24b86"}  # as store_of sets it
 
-# What one connection sends again and again, by the listener that it comes to.
+# What one connection sends again and again. Floods of frames: test_proxy_floods.py.
 HTTP: dict[str, Callable[[], Pieces]] = {
     "pings, pipelined": lambda: repeat(get("/ping") * 6000, 4),
     "pings of one byte each": lambda: (bytes([b]) for b in get("/ping") * 500),
@@ -207,61 +179,6 @@ HTTP: dict[str, Callable[[], Pieces]] = {
         4,
     ),
     "large answers of a stream": lambda: repeat(large_answer(), 2),
-}
-# RFC 7541 section 6.2.1: a header of 3,900 bytes goes into the table, and seven bytes refer to it
-TABLE_HEAD = head_of()[1:] + b"\x40" + encoded([(b"x-long", b"v" * 3900)])[1:]
-REFERENCES = head_of()[1:] + b"\xbe" * 7
-GRPC: dict[str, Callable[[], Pieces]] = {
-    "fields": over_grpc(heads),
-    "known fields": over_grpc(known_heads),
-    "DATA of one byte": over_grpc(tiny_data),
-    "settings": over_grpc(lambda i: settings(i % 100, 2) * 100),
-    "pings": over_grpc(lambda _: frames.ping(b"12345678") * 1000),
-    "windows": over_grpc(
-        of_one_stream(frames.window_update(0, 1) * 500 + frames.window_update(1, 1) * 500)
-    ),
-    "priorities": over_grpc(of_one_stream(PRIORITY * 1000)),
-    "resets": over_grpc(
-        lambda i: b"".join(
-            frames.header_block(n, head_of(), end=False) + frames.reset(n, 8)
-            for n in range(200 * i + 1, 200 * i + 201, 2)
-        )
-    ),
-    "DATA behind resets": over_grpc(
-        lambda i: b"".join(
-            frames.header_block(n, head_of(), end=False)
-            + frames.reset(n, 8)
-            + frame(frames.DATA, frames.END_STREAM, n, bytes(100))
-            for n in range(200 * i + 1, 200 * i + 201, 2)
-        )
-    ),
-    "trailers of a closed stream": over_grpc(
-        of_one_stream(
-            frames.reset(1, 8) + frames.header_block(1, head_of(), end=True) * 200,
-        )
-    ),
-    "references to a table": over_grpc(
-        lambda i: b"".join(
-            frames.header_block(n, TABLE_HEAD if n == 1 else REFERENCES, end=False)
-            + frames.reset(n, 8)
-            for n in range(200 * i + 1, 200 * i + 201, 2)
-        )
-    ),
-    "continuations": over_grpc(lambda i: continuations(300, 2 * i + 1)),
-    "unknown frames": over_grpc(lambda _: frame(0x77) * 1000),
-    "messages of fields": over_grpc(
-        lambda i: (
-            opened(i)
-            + b"".join(
-                frame(frames.DATA, 0, 1, message_of_fields()[at : at + 2**14])
-                for at in range(0, 32_020, 2**14)
-            )
-        ),
-        20,
-    ),
-    "messages of one byte": over_grpc(
-        lambda i: opened(i) + frame(frames.DATA, 0, 1, prefixed(b"x") * 2000), 60
-    ),
 }
 KEYED: dict[str, Callable[[], Pieces]] = {
     "signed headers": lambda: repeat(signed_heads(), 200),
@@ -454,7 +371,6 @@ def test_ping_is_200_ms_late_at_most_whatever_callers_send(
                     given = {"model_name": name, "url": str(folder / name)}
                     assert client.post("/models", given, BEARER).status == 200
             attacks = {n: Attack(adapter.http, p).going_on for n, p in HTTP.items()}
-            attacks |= {f"gRPC: {n}": Attack(adapter.grpc, p).going_on for n, p in GRPC.items()}
             attacks["gRPC: refused messages"] = lambda: refused_messages(adapter.grpc)
             slow = (INVOKE,)
         attacks["slow bodies"] = lambda: slow_bodies(adapter.http, *slow)
@@ -470,7 +386,8 @@ def play(
     *,
     keys: bool,
 ) -> None:
-    rest, faults = resident_bytes(adapter), list[str]()
+    process = Path("/proc", str(adapter.process.pid))
+    rest, faults = resident_bytes(process), list[str]()
     each = max(LEAST_SECONDS, seconds / len(attacks))
     for name, attack in attacks.items():
         oracle = None if keys else Oracle(adapter)
@@ -481,13 +398,13 @@ def play(
         if oracle is not None:
             oracle.end()
             seen = {k: n for k, n in oracle.seen.items() if k != "right"}
-        told = f"{name}: {1000 * took:.0f} ms late, {resident_bytes(adapter) // MIB} MiB, {seen}"
+        told = f"{name}: {1000 * took:.0f} ms late, {resident_bytes(process) // MIB} MiB, {seen}"
         print(told, flush=True)  # noqa: T201
         if took > LATE_SECONDS or not seen.keys() <= SHED:
             faults.append(told)
     begun = time.monotonic()
     wait_until(
-        lambda: resident_bytes(adapter) < rest + GROWTH_BYTES,
+        lambda: resident_bytes(process) < rest + GROWTH_BYTES,
         REST_SECONDS,
         f"{rest // MIB} MiB are resident again, and 64 MiB more at most",
     )

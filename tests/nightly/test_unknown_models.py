@@ -1,9 +1,5 @@
-"""Loads ten models at once of which nothing is known: through the adapter, and straight to Triton.
+"""Loads models at once of which nothing is known: nothing that fits is refused."""
 
-Nothing is refused where all fit, and nothing that fits is refused where some do not.
-"""
-
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.journeys.memory.models import check_agreement, counted, tree_bytes, write_eater
-from tests.processes import triton_client
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
@@ -52,11 +47,6 @@ def measure(act: Callable[[Path], int], packages: list[Path]) -> tuple[float, Co
     return time.monotonic() - started_at, statuses
 
 
-def load_in_triton(adapter: RunningAdapter, package: Path) -> int:
-    with closing(triton_client(adapter)) as client:
-        return client.post(f"/v2/repository/models/{package.name}/load", {}).status
-
-
 def load(adapter: RunningAdapter, package: Path) -> int:
     with closing(adapter.client()) as client:
         return client.load(package.name, package).status
@@ -69,30 +59,12 @@ def invoke(adapter: RunningAdapter, package: Path) -> int:
         return client.post(path, infer_body(1.0), headers).status
 
 
-def seconds_in_triton(packages: list[Path]) -> float:
-    """Return how long the loads take straight to a Triton that no model was loaded into."""
-    with embedded_adapter(COMPLETE) as triton:
-        for package in packages:
-            shutil.copytree(package, triton.repository / package.name)
-        seconds, statuses = measure(lambda package: load_in_triton(triton, package), packages)
-    assert statuses == {200: _MODELS}
-    return seconds
-
-
 def limit_for(count: int, packages: list[Path]) -> int:
     """Return a limit that so many of the packages fit into, and half a one more."""
     with embedded_adapter(f"--model-roots={packages[0].parent}", *_HOST) as adapter:
         empty = tree_bytes(adapter)
         assert load(adapter, packages[0]) == 200
         return int(empty + (count + 0.5) * (tree_bytes(adapter) - empty))
-
-
-def test_unknown_models_load_at_once_where_all_fit(packages: list[Path]) -> None:
-    straight = seconds_in_triton(packages)
-    with embedded_adapter(f"--model-roots={packages[0].parent}", *_HOST) as adapter:
-        seconds, statuses = measure(lambda package: load(adapter, package), packages)
-    print(f"ten loads: {seconds:.1f} s, straight to Triton {straight:.1f} s")  # noqa: T201
-    assert statuses == {200: _MODELS}
 
 
 def test_unknown_models_fill_what_there_is(packages: list[Path]) -> None:
