@@ -129,16 +129,6 @@ def test_v2_and_grpc_meet_the_endpoints_machine(envoy, client, homes):
             assert found.as_numpy("MACHINE")[0].decode() == homes[name]
 
 
-def test_an_unchanged_boto3_calls_models_and_is_told_what_is_wrong(envoy):
-    with closing(client_of(envoy.address)) as runtime:
-        found = runtime.invoke_endpoint(
-            EndpointName="any", TargetModel=NAMES[3], Body=json.dumps(infer_body(1.0))
-        )
-        assert json.load(found["Body"])["outputs"][0]["data"] == [4.0]
-        with pytest.raises(runtime.exceptions.ClientError, match="missing"):
-            runtime.invoke_endpoint(EndpointName="any", TargetModel="missing.tar.gz", Body=b"{}")
-
-
 @pytest.mark.parametrize("size", [1, 6_291_456])
 def test_another_machine_answers_for_a_full_one(envoy, client, fleet, homes, size):
     """The full one stays in the fleet."""
@@ -244,26 +234,6 @@ def test_a_hot_model_is_answered_by_a_second_machine(fleet, held):
     answers = [each.result() for each in calls]
     assert {each.status for each in answers} == {200}
     assert len({each.machine for each in answers}) == 2
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/models"),
-        ("GET", "/models"),
-        ("DELETE", "/models/m0.tar.gz"),
-        ("POST", "/v2/repository/index"),
-        ("POST", "/v2/repository/models/m0.tar.gz/unload"),
-        ("POST", "/v2/models/../repository/models/m0.tar.gz/unload"),
-        ("POST", "/v2/models/..%2frepository/models/m0.tar.gz/unload"),
-        ("GET", "/readyz"),
-    ],
-)
-def test_envoy_sends_on_inferences_alone(client, homes, fleet, method, path):
-    before = {each.name: each.models() for each in fleet}
-    reply = client.request(method, path, b"{}" if method == "POST" else None)
-    assert reply.status in {400, 404}
-    assert {each.name: each.models() for each in fleet} == before
 
 
 def test_another_envoy_sends_each_model_to_the_same_machine(fleet, homes):

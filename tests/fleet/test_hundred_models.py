@@ -4,7 +4,6 @@ docs/measurements.md. FLEET_FIGURES=1 writes them there; FLEET_CALLS is the call
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import product, repeat
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.fleet.envoy import running_envoy
 from tests.fleet.figures import Figures, Ratio
 from tests.fleet.load import ask, going_on, homes, moved, some, zipf
-from tests.fleet.machines import Machine, invoke, machines, put_model, replaced, room_for
+from tests.fleet.machines import Machine, machines, put_model, room_for
 from tests.running import wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(3600)]
@@ -40,13 +39,6 @@ def models(bucket, tmp_path_factory):
     for number, name in enumerate(NAMES):
         where = tmp_path_factory.mktemp("model")
         put_model(bucket, where, name, number=number, before="time.sleep(0.01)")
-    put_model(
-        bucket,
-        tmp_path_factory.mktemp("model"),
-        "killer.tar.gz",
-        number=0,
-        before="os.kill(os.getppid(), signal.SIGKILL)",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -185,35 +177,6 @@ def test_a_model_with_twenty_times_the_traffic_is_answered_by_two(
     assert calls.failed == []
     if callers > FEW:
         assert len(machines) == wanted or factor not in (0, CHOSEN)
-
-
-def test_a_rolling_restart_loses_nothing(envoy, roomy, figures):
-    with going_on(envoy, NAMES, 16, SEED) as calls:
-        for each in roomy[:3]:
-            each.stop()
-            each.start()
-            envoy.wait_for(*roomy[:3])
-    figures.add(
-        "a rolling restart of all three under load of 16 callers: failed requests",
-        "none",
-        f"{len(calls.failed)} of {len(calls.done)}",
-        is_met=not calls.failed,
-    )
-    assert calls.failed == [], envoy.failures()
-
-
-def test_a_request_that_kills_a_triton_kills_one(envoy, roomy, figures):
-    before = [each.triton() for each in roomy[:3]]
-    with closing(envoy.client()) as client:
-        answer = invoke(client, "killer.tar.gz")
-    killed = replaced(roomy[:3], before)
-    figures.add(
-        "a request that kills Triton: Tritons that end",
-        "one",
-        f"{len(killed)}; its answer was {answer.status}, after {answer.attempts} attempt",
-        is_met=(len(killed), answer.status, answer.attempts) == (1, 424, 1),
-    )
-    assert (len(killed), answer.status, answer.attempts) == (1, 424, 1)
 
 
 @pytest.mark.parametrize("factor", FACTORS)

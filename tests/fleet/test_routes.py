@@ -54,6 +54,7 @@ GET /v2/systemsharedmemory/status
 POST /v2/repository/index
 POST /v2/repository/models/m/unload
 POST /v2/models/../repository/models/m/unload
+POST /v2/models/..%2frepository/models/m/unload
 POST /v2/models/m/load
 POST /v2/models/m/versions/x/infer
 GET /v2/models
