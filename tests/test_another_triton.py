@@ -19,16 +19,6 @@ SUBSET = (
     "tests/contract/test_embedded.py::test_a_started_server_answers_at_the_chosen_addresses",
     "tests/journeys/v2/test_parity.py::test_an_entry_of_the_index",
 )
-OF_251 = """
-import pytest
-
-@pytest.mark.of_triton("2.51", "2.73", "its words")
-def test_of_it_alone():
-    pass
-
-def test_of_all():
-    pass
-"""
 
 
 def run_tests(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -62,14 +52,6 @@ def test_tests_run_on_the_tritonserver_that_is_named_and_say_its_version(tmp_pat
     assert len(started.read_text().split()) >= 5
 
 
-def test_without_one_the_embedded_one_is_named():
-    done = run_tests("--collect-only", "tests/test_outcomes.py")
-
-    assert re.search(
-        rf"^tritonserver: {EMBEDDED}, of nvidia-pytriton [\d.]+$", done.stdout, re.MULTILINE
-    )
-
-
 def script(path: Path, text: str, mode: int = 0o755) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(mode)
@@ -98,47 +80,9 @@ def test_what_is_no_tritonserver_is_refused_with_what_it_is(tmp_path, text, mode
     assert str(path) in done.stderr
 
 
-@pytest.mark.slow
-def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
-    path = script(
-        tmp_path / "tritonserver",
-        '[ "$1" = --help ] && echo "  --model-control-mode" && exit\necho "no licence" >&2; exit 3',
-    )
-
-    done = run_tests("tests/test_outcomes.py", TRITON_SERVER=str(path))
-
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "does not start" in done.stderr
-    assert "no licence" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("found", "is_one"),
     [("2.51.0", True), ("2.73.0dev", True), ("2.75.0", False), ("2.5.0", False)],
 )
 def test_patch_version_belongs_to_its_release(found, is_one):
     assert is_of(("2.51", "2.73"), found) == is_one
-
-
-@pytest.mark.parametrize(("found", "skipped"), [("2.73.0dev", 0), ("2.75.0", 1)])
-def test_version_bound_test_is_skipped_with_reason(tmp_path, found, skipped):
-    (tmp_path / "test_bound.py").write_text(OF_251)
-
-    done = run_tests(
-        *("-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", "-p", "tests.another_triton"),
-        tmp_path / "test_bound.py",
-        TRITON_SERVER_VERSION=found,
-    )
-
-    assert f"{2 - skipped} passed" in done.stdout, done.stdout + done.stderr
-    reason = f"of Triton 2.51 and 2.73 alone, here is {found}: its words"
-    assert (reason in done.stdout) == bool(skipped)
-
-
-def test_make_runs_what_needs_a_triton_on_the_one_that_is_named():
-    def said(*arguments: str) -> str:
-        command = ["make", "--dry-run", "--no-print-directory", "test", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-    assert "tests/contract tests/journeys" in said("TRITON=/x/tritonserver")
-    assert "tests/contract" not in said()

@@ -22,16 +22,6 @@ def test_of_two_tries():
     seen.append(1)
     assert len(seen) > 1
 """
-FAILING = """
-import pytest
-
-def test_of_one_try():
-    raise AssertionError
-
-@pytest.mark.races
-def test_of_two_tries():
-    raise AssertionError
-"""
 SKIPPED = """
 import pytest
 
@@ -64,12 +54,6 @@ def test_a_test_that_races_is_run_once_more_and_counted(tmp_path):
     expected = "tests run again: 1\n  test_it.py::test_of_two_tries\ntests not run: 0\n"
     assert expected in said
     assert report.read_text() == expected
-
-
-def test_no_other_test_is_run_again_and_none_twice(tmp_path):
-    code, said = run(tmp_path, FAILING)
-    assert code == 1
-    assert "2 failed, 1 rerun" in said
 
 
 def test_few_tests_may_race(tmp_path):

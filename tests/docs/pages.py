@@ -83,10 +83,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def blocks(page: Path) -> list[Block]:
-    return blocks_of(page, page.read_text(encoding="utf-8"))
-
-
-def blocks_of(page: Path, text: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
         language, _, note = match["info"].strip().partition(" ")

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from tests.cases import rows
-from tests.docs.make_stand_in import script
 from tests.docs.pages import (
     CLI,
     DATA,
@@ -17,7 +16,6 @@ from tests.docs.pages import (
     RUNNABLE,
     Block,
     blocks,
-    blocks_of,
     pages,
     shown,
 )
@@ -91,22 +89,3 @@ def test_a_block_of_data_can_be_read(block: Block) -> None:
     assert list(yaml.safe_load_all(block.text))  # what is JSON is YAML as well
     if block.language == "json":
         json.loads(block.text)
-
-
-def test_blocks_are_found_by_their_fences() -> None:
-    text = "a\n```sh not-run: why\nb\n```\n1. c\n\n   ~~~text\n   d\n   ~~~\n```console\n$ e\n```\n"
-
-    found = [(b.line, b.language, b.mode, b.reason, b.text) for b in blocks_of(ROOT, text)]
-
-    assert found == [
-        (2, "sh", "not-run", "why", "b\n"),
-        (7, "text", "", "", "d\n"),
-        (10, "console", "", "", "$ e\n"),
-    ]
-
-
-def test_the_stand_in_for_make_takes_recipe_and_variables_of_the_makefile() -> None:
-    variables = "Z ?= one\nA ?= $(Z)\nB ?= two\n"
-    makefile = f"{variables}\nrun: setup  ## runs\n\t@exec run $(A) \\\n\t  $(B)\n\ntest:\n"
-
-    assert script(makefile, "run", {"B": "2"}).split() == ["exec", "run", "one", "2"]

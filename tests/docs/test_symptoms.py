@@ -39,8 +39,3 @@ def is_said(quoted: str) -> bool:
 def test_what_a_symptom_quotes_is_said_by_the_adapter() -> None:
     assert len(QUOTED) > 30
     assert [quoted for quoted in QUOTED if not is_said(quoted)] == []
-
-
-def test_what_the_adapter_does_not_say_is_found() -> None:
-    assert not is_said("the tank is empty")
-    assert not is_said("deadline_of")

@@ -44,20 +44,6 @@ def test_sagemaker_loads_lists_invokes_and_unloads(client):
     assert client.post("/models/abc/invoke", SAMPLE).status == 404
 
 
-def test_a_model_that_does_not_fit_is_507_until_another_is_unloaded(client):
-    for name in ("one", "two"):
-        assert client.load(name, "/models/local/hungry_declared").status == 200
-
-    refused = client.load("three", "/models/local/hungry_declared")
-
-    assert refused.status == 507
-    assert refused.json()["code"] == "InsufficientMemory"
-    assert client.delete("/models/one").status == 200
-    assert client.load("three", "/models/local/hungry_declared").status == 200
-    for name in ("two", "three"):
-        assert client.delete(f"/models/{name}").status == 200
-
-
 def test_each_container_has_the_limit_of_memory_that_is_said(stack):
     limits = {
         service: stack.container(service).attrs["HostConfig"]["Memory"]
@@ -70,19 +56,6 @@ def test_tritons_own_client_finds_v2_over_grpc(stack):
     said = run_example("examples/clients/grpc_client.py", stack.grpc)
 
     assert "unloaded: StatusCode.NOT_FOUND" in said
-
-
-def test_tritons_own_client_finds_v2_over_http(stack):
-    assert "labels" in run_example("examples/clients/http_client.py", stack.http)
-
-
-def test_a_mesh_finds_its_runtime(stack):
-    said = run_example(
-        "examples/modelmesh/client.py", stack.grpc, "identity", "/models/local/identity"
-    )
-
-    assert "identity answers [1.0, 2.5]" in said
-    assert "identity is unloaded" in said
 
 
 def test_prometheus_finds_its_metrics_at_the_admin_listener(stack):

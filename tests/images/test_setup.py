@@ -3,8 +3,6 @@
 The uv here was recorded: it cannot fetch an interpreter on every machine that runs the tests.
 """
 
-import os
-import pty
 import re
 import shutil
 import subprocess
@@ -192,29 +190,6 @@ def test_run_installs_its_own_packages_once_and_then_nothing(clone: Clone) -> No
     assert [call for call in installed if "requirements/run.txt" in call]
     assert [call for call in installed if "requirements/dev.txt" in call] == []
     assert (again.returncode, again.stderr, clone.calls) == (0, "", [])
-
-
-def test_pip_shows_progress_only_on_terminal(clone: Clone) -> None:
-    clone.interpreter("python3", "3.12.1")
-    ours, terminal = pty.openpty()
-    try:
-        subprocess.run(
-            [clone.folder / "scripts/setup.sh", "run"],
-            env={"PATH": str(clone.bin)},
-            stdout=terminal,
-            check=True,
-        )
-    finally:
-        os.close(terminal)
-        os.close(ours)
-    on_terminal = [call for call in clone.pip if "requirements/run.txt" in call]
-    shutil.rmtree(clone.folder / ".venv")
-    clone.forget_calls()
-    clone.setup("run")
-    in_a_pipe = [call for call in clone.pip if "requirements/run.txt" in call]
-
-    assert ["--progress-bar=on" in call for call in on_terminal] == [True]
-    assert ["--quiet" in call for call in on_terminal + in_a_pipe] == [False, True]
 
 
 def test_an_environment_for_development_serves_run_as_it_is(clone: Clone) -> None:
