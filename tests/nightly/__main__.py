@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. Parts outside tests/nightly take what they take; so do
-# absent_names, envoy_gateway, first_contact, gallery, learned_sizes, load, mutants,
-# modelmesh_full, unknown_models and updates_under_load.
+# absent_names, envoy_gateway, first_contact, gallery, learned_sizes, load, modelmesh_full and
+# mutants.
 SHARES = {
     "readme": ("tests/docs", 2.0),
     "demo": ("tests/journeys/demo", 1.0),
@@ -26,8 +26,6 @@ SHARES = {
     "triton_input": ("tests/nightly/test_triton_input.py", 5.0),
     "attack_cost": ("tests/nightly/test_attack_cost.py", 6.0),
     "learned_sizes": ("tests/nightly/test_learned_sizes.py", 1.0),
-    "unknown_models": ("tests/nightly/test_unknown_models.py", 2.0),
-    "updates_under_load": ("tests/nightly/test_updates_under_load.py", 5.0),
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "blame": ("tests/nightly/test_blame.py", 3.0),
     "long_runs": ("tests/nightly/test_long_runs.py", 8.0),
