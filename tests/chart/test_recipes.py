@@ -134,23 +134,6 @@ def test_a_mig_instance_is_asked_for_instead_of_a_gpu():
         }
 
 
-@pytest.mark.triton
-def test_pod_with_gpu_share_keeps_to_it(tmp_path):
-    """By what models declare: nothing is read."""
-    size = 'parameters { key: "memory_bytes" value { string_value: "10GiB" } }'
-    for name in ("one", "two"):
-        write_python_model(tmp_path / name, config=f"{CONFIG}{size}\n")
-    with (
-        running_containers(values_of("shared-gpu"), tmp_path) as (adapter, _),
-        closing(adapter.client()) as client,
-    ):
-        assert client.load("one", tmp_path / "one").status == 200
-        refused = client.load("two", tmp_path / "two")
-        assert (refused.status, refused.json()["limit_bytes"]) == (507, 18 * GIB)
-        assert client.delete("/models/one").status == 200
-        assert client.load("two", tmp_path / "two").status == 200
-
-
 def test_the_metric_of_the_autoscaler_is_what_the_rule_makes_of_ours():
     rule = RULE["rules"]["custom"][0]
     hpa = only("HorizontalPodAutoscaler", values_of("single-model"))["spec"]

@@ -183,22 +183,17 @@ def test_an_unknown_ping_mode_ends_it_with_2_and_names_it(engine, sagemaker_imag
         assert b"SAGEMAKER_TRITON_OVERRIDE_PING_MODE: 'sometimes'" in served.container.logs()
 
 
-def test_its_labels_tell_sagemaker_what_it_can(engine, sagemaker_image):
-    labels = engine.images.get(sagemaker_image).labels
-
-    assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
-    assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
-
-
 def test_it_needs_no_root(engine, sagemaker_image, one):
     """All tests of this file are served by the user of the base here, who is not root."""
     assert engine.images.get(sagemaker_image).attrs["Config"]["User"] == "65532:65532"
     assert one.client.post("/invocations", SAMPLE).status == 200
 
 
-def test_its_labels_name_licence_and_base(engine, images, sagemaker_image):
+def test_labels_name_licence_base_and_capabilities(engine, images, sagemaker_image):
     labels = engine.images.get(sagemaker_image).labels
 
+    assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
+    assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.base.name"] == images["TRITON_CPU_IMAGE"]
     assert labels["org.opencontainers.image.base.digest"] == "unknown"

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from tests.gpu.models import MIB, gpu, why_not, write_cuda_model
 from tests.journeys.memory.models import metric
 from tests.processes import stubs
-from tests.running import Client, Reply, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import Client, Reply, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 _MISSING = why_not()
@@ -27,34 +26,6 @@ pytestmark = [
 
 _FIT = 4  # models of the size below, and no fifth
 _SHARE = 0.22
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
-    with embedded_adapter(
-        "--memory-source=nvml",
-        "--memory-reserve=0",
-        "--triton-args=--disable-auto-complete-config",
-        f"--model-roots={root}",
-    ) as adapter:
-        yield adapter
-
-
-@pytest.fixture
-def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
-    yield running
-    unload_all(running)
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client(300)) as client:
-        yield client
 
 
 def big() -> int:

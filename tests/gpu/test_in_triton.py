@@ -1,6 +1,5 @@
 """Models that take CUDA memory in Triton's own process, as ONNX Runtime and TensorRT do."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.models import MIB, gpu, why_not, write_model_in_triton
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import Client, RunningAdapter, unload_all, wait_until
 
 _MISSING = why_not()
 pytestmark = [
@@ -18,33 +17,6 @@ pytestmark = [
     pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "there is one"),
     pytest.mark.timeout(200),
 ]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
-    with embedded_adapter(
-        "--memory-source=nvml",
-        "--memory-reserve=0",
-        f"--model-roots={root}",
-    ) as adapter:
-        yield adapter
-
-
-@pytest.fixture
-def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
-    yield running
-    unload_all(running)
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client(300)) as client:
-        yield client
 
 
 def models(adapter: RunningAdapter) -> dict[str, dict[str, Any]]:

@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.models import MIB, why_not, write_cuda_model
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 _CONTROL = "nvidia-cuda-mps-control"
@@ -36,24 +35,12 @@ def mps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]
     subprocess.run([_CONTROL], input=b"quit -t 5\n", env=own, check=True, timeout=30)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture
 def adapter(mps: Mapping[str, str], root: Path) -> Iterator[RunningAdapter]:
     environ = {**mps, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={_LIMIT_MIB}M"}
     flags = ("--memory-source=nvml", "--memory-reserve=0", f"--model-roots={root}")
     with embedded_adapter(*flags, environ=environ) as adapter:
         yield adapter
-        unload_all(adapter)
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client(100)) as client:
-        yield client
 
 
 def test_model_over_process_limit_is_too_large(client: Client, root: Path) -> None:
