@@ -139,7 +139,7 @@ class Place:
                 said = self.run(block)
 
     def run(self, block: Block) -> str:
-        """What it printed."""
+        """Return what the block printed."""
         done = subprocess.run(
             self.command(block),
             cwd=self.folder,

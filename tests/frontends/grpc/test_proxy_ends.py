@@ -27,7 +27,7 @@ HEAD_OF_1 = frames.header_block(1, head_of(), end=False)
 
 
 def status(block: bytes) -> int:
-    """Of trailers as the adapter writes them."""
+    """Return the status of trailers as the adapter writes them."""
     return int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])
 
 

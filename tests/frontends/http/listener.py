@@ -262,7 +262,7 @@ async def opened(
     *,
     connections: Connections | None = None,
 ) -> AsyncIterator[Listener]:
-    """At the end no connection, no task and no lease is left."""
+    """Serve a listener, and check that no connection, task or lease is left of it."""
     before = asyncio.all_tasks()
     async with served(script) as (plane, upstream):
         fakes = await ControlOnFakes(limit=1024 * MIB).open()
