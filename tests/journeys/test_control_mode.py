@@ -72,22 +72,15 @@ def wait_for_advice(adapter: RunningAdapter) -> None:
 
 
 @NOT_EXPLICIT
-def test_adapter_is_not_ready_before_implicit_triton(elsewhere, mode):
+def test_ready_and_load_name_the_option_before_implicit_triton(elsewhere, mode):
+    """The package is fine: 400 would have its owner look for a fault in it."""
     elsewhere.start(mode)
     with adapter_beside(elsewhere) as adapter:
         wait_for_advice(adapter)
         assert ADVICE in adapter.wait_for("triton.not_explicit")["reason"]
-
-
-@NOT_EXPLICIT
-def test_load_names_the_option_before_implicit_triton(elsewhere, mode):
-    """The package is fine: 400 would have its owner look for a fault in it."""
-    elsewhere.start(mode)
-    with adapter_beside(elsewhere) as adapter:
         reply = load(adapter, "m")
         assert (reply.status, reply.json()["code"]) == (503, "BackendUnavailable")
         assert ADVICE in reply.json()["error"]
-        assert ask(adapter.http, "GET", "/models").json()["models"] == []
         assert adapter.state()["models"] == []
 
 

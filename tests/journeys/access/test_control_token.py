@@ -308,15 +308,6 @@ def test_a_command_without_the_token_says_what_to_set(running, root):
     assert "ADAPTER_CONTROL_TOKEN" in refused.stderr
 
 
-def test_the_drain_command_sends_the_token(root, token_file):
-    flags = (f"--model-roots={root}",)
-    with embedded_adapter(*flags, environ=token_of(token_file)) as adapter:
-        done = command(
-            "drain", "--timeout=60", f"--url=http://{adapter.admin}", ADAPTER_CONTROL_TOKEN=TOKEN
-        )
-        assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("how", ["variable", "file"])
 def test_the_token_is_shown_nowhere(root, token_file, how):
     """Not by what the adapter writes, not by what it answers, not by Triton's environment."""
@@ -338,6 +329,8 @@ def test_the_token_is_shown_nowhere(root, token_file, how):
             bearer = ("authorization", f"Bearer {TOKEN}")
             call(adapter, "grpc", ("mmesh.ModelRuntime", "loadModel", ""), bearer)
             seen += [admin.get(path).body.decode() for path in OF_ADMIN]
+            drain = ("drain", "--timeout=60", f"--url=http://{adapter.admin}")
+            assert command(*drain, **given).returncode == 0
         seen.append(
             Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes().decode(errors="replace")
         )

@@ -4,10 +4,9 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 
+from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import invoke
 from tests.processes import descendants
 from tests.running import COMPLETE, embedded_adapter
@@ -40,14 +39,8 @@ def test_model_finds_no_secret_in_any_environment(tmp_path: Path) -> None:
     )
     environ = {"ADAPTER_CONTROL_TOKEN": TOKEN, "SECRET_OF_A": SECRET}
     with embedded_adapter(*flags, COMPLETE, environ=environ, own_session=True) as adapter:
-        caller = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=f"http://{adapter.http}",
-            region_name="eu-west-1",
-            aws_access_key_id="AKID",
-            aws_secret_access_key=SECRET,
-            config=Config(retries={"total_max_attempts": 1}),
-        )
+        keys = {"aws_access_key_id": "AKID", "aws_secret_access_key": SECRET}
+        caller = client_of(adapter.http, **keys)
         with closing(caller):
             assert invoke(caller, "spy")["Body"].read()
         with closing(adapter.client()) as client:

@@ -9,9 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.http
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.cases import rows
@@ -208,22 +206,6 @@ def test_rest_classification_is_served_with_labels(alive, listener):
     assert post(alive, listener, body, **headers).status == 200
     text = request_of({"name": "TEXT"}, id="classification", parameters={"classification": 1})
     assert post(alive, listener, text).status == 200
-
-
-def test_tritonclient_classifies_with_compression(alive):
-    address = alive.listeners["http_data"]
-    with closing(tritonclient.http.InferenceServerClient(address)) as client:
-        given = tritonclient.http.InferInput("IN", [3], "FP32")
-        given.set_data_from_numpy(np.array([0.1, 0.7, 0.2], np.float32))
-        wanted = [tritonclient.http.InferRequestedOutput("SCORES", class_count=1)]
-        answer = client.infer(
-            "m",
-            [given],
-            outputs=wanted,
-            request_compression_algorithm="gzip",
-            response_compression_algorithm="deflate",
-        )
-        assert answer.as_numpy("SCORES").tolist() == [b"0.700000:1:one"]
 
 
 def rpc_of(*outputs: str, size: int = 3) -> pb.ModelInferRequest:

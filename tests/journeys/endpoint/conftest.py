@@ -25,17 +25,22 @@ from tests.trees import write_python_model
 
 NAMES = ("plain", "team-a/digits.tar.gz")
 
-# boto3's own, but for the time between two tries
 KEYS = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "secret"}
 
 
-def client_of(address: str, **options: Any) -> Any:
+ONE_TRY = Config(retries={"total_max_attempts": 1})
+
+
+def client_of(
+    address: str, service: str = "sagemaker-runtime", *, config: Any = ONE_TRY, **keys: str
+) -> Any:
+    """boto3's own, but for how often it tries."""
     return boto3.client(
-        "sagemaker-runtime",
+        service,
         endpoint_url=f"http://{address}",
         region_name="eu-west-1",
-        config=Config(retries={"total_max_attempts": 1}, **options),
-        **KEYS,
+        config=config,
+        **KEYS | keys,
     )
 
 
