@@ -30,22 +30,15 @@ _EXPECTED = {200, 404, 409, 503}
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
-    root = tmp_path_factory.mktemp("models")
+def running(root: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", "--on-triton-restart=forget", COMPLETE)
     with embedded_adapter(*flags) as adapter:
-        yield adapter, root
+        yield adapter
 
 
 @pytest.fixture
-def adapter(mortal: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
-    yield mortal[0]
-    unload_all(mortal[0])
-
-
-@pytest.fixture
-def folder(mortal: tuple[RunningAdapter, Path], tmp_path: Path) -> Path:
-    return mortal[1] / tmp_path.name
+def folder(root: Path, tmp_path: Path) -> Path:
+    return root / tmp_path.name
 
 
 def invoke(client: Client, name: str = "m") -> int:
@@ -124,6 +117,10 @@ def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(
         gate.open()
 
         assert reply.status in ({200, 503} if moment == "unload" else {503}), reply.body
+        if moment == "load":
+            why = b"Triton was killed by SIGKILL while it was loading model 'm'"
+            assert why in reply.body
+            assert b"docs/operations.md#after-a-restart-of-triton" in reply.body
         adapter.wait_for("triton.restarted", restarts=restarts)
         wait_until(lambda: adapter.state()["models"] == [], 60, "all are forgotten")
         assert model_names(client) == []

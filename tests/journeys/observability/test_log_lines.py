@@ -31,10 +31,10 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(
         ask = partial(client.request, method, path, body)
         line = adapter.line_of(ask, "request.failed", model_id=name)
         assert (line["listener"], line["method"], line["status"]) == ("http", method, status)
-        assert (line["path"], line["level"]) == (path, "info")
+        assert (line["path"], line["level"], line["error"]) == (path, "info", "ModelNotFound")
     ask = partial(client.request, "PUT", "/models/none-4")
-    line = adapter.line_of(ask, "request.failed", path="/models/none-4")
-    assert (line["listener"], line["method"], line["status"]) == ("http", "PUT", 405)
+    line = adapter.line_of(ask, "request.failed", model_id="none-4")
+    assert (line["method"], line["status"], line["error"]) == ("PUT", 405, "MethodNotAllowed")
 
 
 def test_a_failed_request_says_listener_method_status_and_model_over_grpc(

@@ -229,22 +229,42 @@ def test_any_other_type_is_415_with_the_types_that_are_taken(
     assert invoke(caller, "numbers", v2([1.0])).status == 200  # on the same connection
 
 
+def tensor(datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
+    return {"inputs": [{"name": "IN", "datatype": datatype, "shape": shape, "data": data}]}
+
+
+ANY = f"any answer can be {JSON} or {BINARY}"
+
+
+EITHER = f"{JSON}, {BINARY}"
+
+
 @rows(
-    ("name", "content_type", "body", "accept"),
+    ("name", "sent", "accept", "why"),
     [
-        ("numbers", CSV, b"1", "text/html"),
-        ("numbers", JSON, v2([1.0]), "image/png, application/json;q=0"),
-        ("images", "image/png", b"1", NPY),
-        ("images", "image/png", b"1", CSV),
-        ("two", NPY, saved(np.zeros(1, "f4")), NPY),
+        ("numbers", (CSV, b"1"), "text/html", EITHER),
+        ("numbers", (JSON, v2([1.0])), "image/png, application/json;q=0", EITHER),
+        ("images", ("image/png", b"1"), NPY, EITHER),
+        ("images", ("image/png", b"1"), CSV, EITHER),
+        ("images", (JSON, tensor("BYTES", [1], ["a"])), CSV, ANY),
+        ("two", (NPY, saved(np.zeros(1, "f4"))), NPY, EITHER),
+        ("two", (JSON, tensor("FP32", [1], [1])), NPY, "2 outputs, and only one can be converted"),
+        (
+            "texts",
+            (JSON, tensor("BYTES", [2], ["a", "b"])),
+            TEXT,
+            "it has 2 strings; only a single one can",
+        ),
+        ("numbers", (JSON, tensor("FP32", [1, 1], [1])), TEXT, f"it is FP32 and no string; {ANY}"),
     ],
 )
 def test_unacceptable_answer_is_406_with_types(
-    caller: Client, name: str, content_type: str, body: bytes, accept: str
+    caller: Client, name: str, sent: tuple[str, Any], accept: str, why: str
 ) -> None:
+    content_type, body = sent
     reply = invoke(caller, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
-    assert f"{JSON}, {BINARY}" in reply.json()["error"]
+    assert why in reply.json()["error"]
 
 
 @rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
@@ -255,80 +275,58 @@ def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) ->
         assert reply.headers["Content-Type"] == f"{TEXT}; charset=utf-8"
 
 
-def test_what_is_not_one_string_is_no_text(caller: Client) -> None:
-    strings = {"name": "IN", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
-    number = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}
-    for name, tensor, why in (
-        ("texts", strings, "it has 2 strings; only a single one can be answered"),
-        ("numbers", number, "it is FP32 and no string"),
-    ):
-        reply = invoke(caller, name, {"inputs": [tensor]}, JSON, TEXT)
-        assert refusal(reply) == (406, "NotAcceptable", name)
-        assert f"{why}; any answer can be {JSON} or {BINARY}" in reply.json()["error"]
-
-
-def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:
-    three = {"name": "IN", "datatype": "FP32", "shape": [1, 1, 1], "data": [1]}
-    body = saved(np.zeros((1, 1, 1), "f4"))
-    reply = invoke(caller, "strict", body, NPY, CSV)
-    assert reply.status == 400  # by Triton: the model has two dimensions
-    assert refusal(invoke(caller, "strict", {"inputs": [three]}, JSON, CSV))[0] == 400
-    three["shape"] = [1]
-    reply = invoke(caller, "two", {"inputs": [three]}, JSON, NPY)
-    assert refusal(reply)[:2] == (406, "NotAcceptable")
-    why = f"2 outputs, and only one can be converted; any answer can be {JSON} or {BINARY}"
-    assert why in reply.json()["error"]
-    strings = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    reply = invoke(caller, "images", {"inputs": [strings]}, JSON, CSV)
-    assert refusal(reply)[:2] == (406, "NotAcceptable")
-    assert f"any answer can be {JSON} or {BINARY}" in reply.json()["error"]
-    assert invoke(caller, "images", {"inputs": [strings]}, JSON, RAW).body == b"a"
-
-
 @rows(
-    ("content_type", "body", "why"),
+    ("name", "content_type", "body", "why"),
     [
-        (CSV, b"1,2\n3", "row 2 has 1 values"),
-        (CSV, b"a,b\n1,2", "'a' is not a valid FP32"),
-        (CSV, b"", "no values"),
-        (CSV, b"\xff\xd8", "no number"),
-        (NPY, b"", "within its head"),
-        (NPY, b"x" * 100, "does not begin"),
-        (NPY, saved(np.zeros((2, 2), "f4"))[:-1], "the body has 15 of the 16 bytes"),
-        (NPY, saved(np.zeros((2, 2), "f4")) + b"x", "more than the 16 bytes"),
-        (NPY, saved(np.zeros((2, 2), "f8")), "the array is FP64"),
-        (NPY, saved(np.zeros((2, 2), "i4")), "the array is INT32"),
-        (NPY, saved(np.zeros((2, 2), ">f4")), "little-endian"),
-        (NPY, saved(np.zeros((2, 2), "f4", "F")), "Fortran"),
-        (NPY, saved(np.zeros((2, 2, 2), "f4")), "shape"),
-        (NPY, saved(np.array(b"x")), "not accepted"),
+        ("strict", CSV, b"1,2\n3", "row 2 has 1 values"),
+        ("strict", CSV, b"a,b\n1,2", "'a' is not a valid FP32"),
+        ("strict", CSV, b"", "no values"),
+        ("strict", CSV, b"\xff\xd8", "no number"),
+        ("strict", NPY, b"", "within its head"),
+        ("strict", NPY, b"x" * 100, "does not begin"),
+        ("strict", NPY, saved(np.zeros((2, 2), "f4"))[:-1], "the body has 15 of the 16 bytes"),
+        ("strict", NPY, saved(np.zeros((2, 2), "f4")) + b"x", "more than the 16 bytes"),
+        ("strict", NPY, saved(np.zeros((2, 2), "f8")), "the array is FP64"),
+        ("strict", NPY, saved(np.zeros((2, 2), ">f4")), "little-endian"),
+        ("strict", NPY, saved(np.zeros((2, 2), "f4", "F")), "Fortran"),
+        ("strict", NPY, saved(np.zeros((2, 2, 2), "f4")), "shape"),
+        ("strict", NPY, saved(np.array(b"x")), "not accepted"),
+        ("strict", NPY, saved(np.array([[1]])), "; with application/x-npy;cast in the model's"),
+        ("integers", NPY, saved(np.array([[0, 256]])), "256 is out of the range of UINT8"),
+        (
+            *("integers", NPY, saved(np.array([[1.0]]))),
+            "; floating-point numbers do not become integers",
+        ),
+        ("numbers", NPY, saved(np.array([[True]])), "the array is BOOL, input 'IN' is FP32"),
     ],
 )
 def test_body_of_wrong_type_is_400_with_reason(
-    caller: Client, content_type: str, body: bytes, why: str
+    caller: Client, name: str, content_type: str, body: bytes, why: str
 ) -> None:
     for sent in (body, iter([body[:3], body[3:]])):
-        reply = invoke(caller, "strict", sent, content_type)
-        assert refusal(reply) == (400, "InvalidRequest", "strict")
+        reply = invoke(caller, name, sent, content_type)
+        assert refusal(reply) == (400, "InvalidRequest", name)
         assert why in reply.json()["error"]
 
 
-def test_fp64_becomes_fp32_however_body_is_cut(caller: Client) -> None:
-    array = np.random.default_rng(1).normal(size=(50, 3))
+@rows(
+    ("name", "array"),
+    [
+        ("numbers", np.random.default_rng(1).normal(size=(50, 3))),
+        ("numbers", np.array([[1, 2], [3, 2**31]])),
+        ("numbers", np.array([[0.1, 6e4]], "f2")),
+        ("integers", np.arange(256).reshape(16, 16)),
+        ("strict", np.zeros((0, 4), "f4")),
+    ],
+)
+def test_numbers_become_the_inputs_type_as_in_numpy(caller: Client, name: str, array: Any) -> None:
+    """However the body is cut."""
     body = saved(array)
     cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
     for sent in (body, cut):
-        reply = invoke(caller, "numbers", sent, NPY, NPY)
-        assert (np.load(io.BytesIO(reply.body)) == array.astype("f4")).all()
-
-
-def test_numbers_become_the_input_s_type_as_numpy_makes_them(caller: Client) -> None:
-    for array in (np.array([[1, 2], [3, 2**31]]), np.array([[0.1, 6e4]], "f2")):
-        reply = invoke(caller, "numbers", saved(array), NPY, NPY)
-        assert (np.load(io.BytesIO(reply.body)) == array.astype("f4")).all()
-    rows = np.arange(256).reshape(16, 16)
-    reply = invoke(caller, "integers", saved(rows), NPY, NPY)
-    assert (np.load(io.BytesIO(reply.body)) == rows).all()
+        found = np.load(io.BytesIO(invoke(caller, name, sent, NPY, NPY).body))
+        assert (found.shape, found.dtype) == (array.shape, "u1" if name == "integers" else "f4")
+        assert (found == array.astype(found.dtype)).all()
 
 
 def test_fp16_has_no_json_and_is_an_array_or_raw(caller: Client) -> None:
@@ -351,24 +349,6 @@ def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Cli
         assert told(reply) == VALUES
 
 
-@rows(
-    ("name", "array", "why"),
-    [
-        ("integers", np.array([[0, 256]]), "application/x-npy: 256 is out of the range of UINT8"),
-        ("integers", np.array([[1.0]]), "; floating-point numbers do not become integers"),
-        ("numbers", np.array([[True]]), "the array is BOOL, input 'IN' is FP32"),
-        ("strict", np.array([[1]]), "; with application/x-npy;cast in the model's adapter_content"),
-    ],
-)
-def test_inconvertible_input_is_400_with_advice(
-    caller: Client, name: str, array: Any, why: str
-) -> None:
-    for body in (saved(array), iter([saved(array)])):
-        reply = invoke(caller, name, body, NPY)
-        assert refusal(reply) == (400, "InvalidRequest", name)
-        assert why in reply.json()["error"]
-
-
 @pytest.mark.parametrize("name", FINDERS)
 def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client, name: str) -> None:
     for found in (0, 2):
@@ -383,12 +363,6 @@ def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client,
             assert np.array_equal(told(reply), boxes.tolist())
         reply = invoke(caller, name, image, "image/png", BINARY)
         assert reply.body.endswith(b"}}]}" + boxes.tobytes())
-
-
-def test_an_array_without_values_is_one(caller: Client) -> None:
-    reply = invoke(caller, "strict", saved(np.zeros((0, 4), "f4")), NPY, NPY)
-    assert reply.status == 200, reply.body
-    assert np.load(io.BytesIO(reply.body)).shape == (0, 4)
 
 
 def test_csv_has_a_limit_and_large_ones_are_taken(caller: Client) -> None:
@@ -423,24 +397,21 @@ def test_bytes_are_json_by_the_first_character_within_4096(
         assert peak_rss(pid) - before < 20 * MIB
 
 
-@rows("content_type", [NPY, CSV, RAW, "image/png"])
-def test_type_without_opt_in_is_400_with_advice(caller: Client, content_type: str) -> None:
-    for body in (b"\1\2", iter([b"\1", b"\2"])):  # of known length, and in chunks
-        reply = invoke(caller, "plain", body, content_type)
-        assert refusal(reply) == (400, "InvalidRequest", "plain")
-        assert "failed to parse the request JSON buffer" in reply.json()["error"]
-        needed = f"to take '{content_type}' the model needs the parameter adapter_content_types"
-        assert needed in reply.json()["error"]
-
-
-@pytest.mark.parametrize("content_type", ["", JSON, CSV, RAW, "image/png", "text/plain"])
+@pytest.mark.parametrize("content_type", ["", JSON, NPY, CSV, RAW, "image/png", "text/plain", "x"])
 @rows("accept", ["", "text/html", NPY])
-def test_model_without_opt_in_is_not_delayed(
-    typed: RunningAdapter, caller: Client, content_type: str, accept: str
+def test_model_without_opt_in_takes_json_alone(
+    caller: Client, content_type: str, accept: str
 ) -> None:
+    """Whatever its type is said to be. Another body is told what its type would need."""
     reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)
     assert (told(reply), reply.headers["Content-Type"]) == (VALUES, JSON)
-    assert refusal(invoke(caller, "plain", b"\1\2", content_type, accept))[0] == 400
+    for body in (b"\1\2", iter([b"\1", b"\2"])):
+        reply = invoke(caller, "plain", body, content_type, accept)
+        assert refusal(reply) == (400, "InvalidRequest", "plain")
+        assert "failed to parse the request JSON buffer" in reply.json()["error"]
+        if content_type in {NPY, CSV, RAW, "image/png"}:
+            needed = f"to take '{content_type}' the model needs the parameter adapter_content_types"
+            assert needed in reply.json()["error"]
 
 
 @given(st.binary(max_size=150), st.integers(0, 150), st.sampled_from([NPY, CSV, RAW, "image/png"]))
@@ -466,29 +437,17 @@ def test_whatever_comes_has_its_own_answer_or_a_refusal(
     assert after.body == b"7\n"
 
 
-@pytest.mark.parametrize("is_cast", [False, True], ids=["as it is", "cast"])
-def test_npy_of_100_mib_is_passed_on_without_being_held(
-    typed: RunningAdapter, caller: Client, *, is_cast: bool
+@rows(("name", "dtype"), [("first", "f4"), ("first", "f8"), ("numbers", "f4")])
+def test_large_arrays_are_passed_on_without_being_held(
+    typed: RunningAdapter, caller: Client, name: str, dtype: str
 ) -> None:
-    array = np.ones((100, 2**17 if is_cast else 2**18), "f8" if is_cast else "f4")
-    body = saved(array)
-    assert len(body) > 100 * MIB
+    """100 MiB of a request, as it is and converted, and of an answer."""
+    array = np.ones((100, 2**20 // np.dtype(dtype).itemsize), dtype)
     pid = typed.process.pid
     reset_peak(pid)
     before = peak_rss(pid)
-    assert told(invoke(caller, "first", body, NPY, NPY)) == [[1.0]]
-    assert peak_rss(pid) - before < 20 * MIB
-
-
-def test_large_answers_as_npy_are_passed_on_without_being_held(
-    typed: RunningAdapter, caller: Client
-) -> None:
-    array = np.arange(25 * 2**18, dtype="f4").reshape(100, -1)
-    pid = typed.process.pid
-    reset_peak(pid)
-    before = peak_rss(pid)
-    reply = invoke(caller, "numbers", saved(array), NPY, NPY)
-    assert (np.load(io.BytesIO(reply.body)) == array).all()
+    answer = np.load(io.BytesIO(invoke(caller, name, saved(array), NPY, NPY).body))
+    assert (answer == (array if name == "numbers" else [[1.0]])).all()
     assert peak_rss(pid) - before < 20 * MIB
 
 

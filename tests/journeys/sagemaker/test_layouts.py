@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from adapter.settings import load_settings
+from tests.asking import model_names
 from tests.packages.models import write_adding, write_alone, write_ensemble
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import CONFIG, infer_body, write_python_model
@@ -156,8 +157,9 @@ def test_layout_of_a_multi_model_endpoint_is_served(
 
 @pytest.mark.parametrize("layout", OF_ONE_MODEL, ids=str)
 def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> None:
-    """The folder of the test stands in for /opt/ml/model."""
+    """The folder of the test stands in for /opt/ml/model. Callers see the one model alone."""
     layout.make(tmp_path / "model")
+    folders = {path.name for path in (tmp_path / "model").iterdir()}
     settings = load_settings({"triton": "embedded"}, layout.environ, None).settings
     single = str(settings.single_model).replace(ONE_MODEL, str(tmp_path / "model"))
     with (
@@ -165,5 +167,11 @@ def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> N
         closing(adapter.client()) as client,
     ):
         assert client.get("/ping").status == 200
-        invoked = client.post("/invocations", infer_body(1.0))
-        assert invoked.json()["outputs"][0]["data"] == [1.0 + layout.adds]
+        invoked = client.post("/invocations", infer_body(1.0)).json()
+        assert invoked["outputs"][0]["data"] == [1.0 + layout.adds]
+        name = invoked["model_name"]
+        assert model_names(client) == [name]
+        of_v2 = client.post(f"/v2/models/{name}/infer", infer_body(1.0))
+        assert of_v2.json()["outputs"][0]["data"] == [1.0 + layout.adds]
+        for other in folders - {name}:
+            assert client.get(f"/v2/models/{other}").status == 404

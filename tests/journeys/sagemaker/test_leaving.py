@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, RawConnection, background, refusal, triton_index
+from tests.asking import (
+    Gate,
+    RawConnection,
+    background,
+    binary_request,
+    refusal,
+    sized,
+    triton_index,
+)
 from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
 from tests.journeys.memory.models import metric
 from tests.processes import tritonserver
@@ -19,7 +27,6 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 _SIZE = "Inference-Header-Content-Length"
-_BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size"
 
 Leaving = Callable[[RunningAdapter, Gate], None]
 
@@ -36,11 +43,8 @@ def counts(adapter: RunningAdapter) -> tuple[int, int, float]:
 
 def hang_up(path: str) -> Leaving:
     def leave(adapter: RunningAdapter, gate: Gate) -> None:
-        body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
-        first = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
-        head = f"{first}Content-Length: {len(body)}\r\n\r\n".encode()
         with RawConnection(adapter.http) as connection:
-            connection.send(head + body)
+            connection.post(path, infer_body(1.0))
             gate.wait_reached()
 
     return leave
@@ -189,26 +193,18 @@ def test_at_sigterm_nobody_waits_for_them_either(
     assert code == 0, adapter.errors
 
 
-def test_caller_leaving_amid_stream_is_no_error(model_root: Path) -> None:
-    values = b"\0" * 2**24
-    tensor = f'{{"name":"IN","datatype":"FP32","shape":[{len(values) // 4}]'
-    json_head = (
-        f'{{"inputs":[{tensor},"parameters":{{"binary_data_size":{len(values)}}}}}]}}'.encode()
-    )
-    write_python_model(model_root / "echo")
-    with (
-        embedded_adapter(f"--model-roots={model_root}", COMPLETE) as adapter,
-        closing(adapter.client()) as client,
-    ):
-        assert client.load("m", model_root / "echo").status == 200
-        fields = f"Host: localhost\r\nTransfer-Encoding: chunked\r\n{_SIZE}: {len(json_head)}\r\n"
-        fields += f"Content-Type: {_BINARY}={len(json_head)}\r\n"
-        for path in ("/models/m/invoke", "/v2/models/m/infer"):
-            with RawConnection(adapter.http) as connection:
-                connection.send(f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode())
-                body = json_head + values
-                connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
-                assert b" 200 " in connection.read_head()
-            wait_until(lambda: counts(adapter)[0] == 0, 60, "the model is free")
-        assert client.get("/ping").status == 200
-    assert [line for line in adapter.lines if line["level"] in {"error", "warning"}] == []
+def test_caller_leaving_amid_an_answer_is_no_error(adapter, client, package):
+    before = len(adapter.lines)
+    assert client.load("m", write_python_model(package)).status == 200
+    body, size = binary_request(2**22)
+    for path in ("/models/m/invoke", "/v2/models/m/infer"):
+        fields = f"Host: localhost\r\nTransfer-Encoding: chunked\r\n{_SIZE}: {size}\r\n"
+        fields += f"Content-Type: {sized(size)['Content-Type']}\r\n"
+        with RawConnection(adapter.http) as connection:
+            connection.send(f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode())
+            connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert b" 200 " in connection.read_head()
+        wait_until(lambda: counts(adapter)[0] == 0, 60, "the model is free")
+    assert client.get("/ping").status == 200
+    told = [line for line in adapter.lines[before:] if line["level"] in {"error", "warning"}]
+    assert told == []

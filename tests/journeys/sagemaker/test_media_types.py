@@ -13,7 +13,6 @@ from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
-FORM = "application/x-www-form-urlencoded"
 MB = 10**6
 
 

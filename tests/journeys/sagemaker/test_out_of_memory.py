@@ -61,10 +61,8 @@ def test_load_without_others_that_lacks_memory_is_400(client: Client, package: P
         assert refusal(client.load("big", package)) == (400, "ModelTooLarge", "big")
 
 
-@pytest.mark.parametrize("name", ["greedy", "team/greedy"])
-def test_inference_out_of_memory_is_507_model_stays(
-    client: Client, package: Path, name: str
-) -> None:
+def test_inference_out_of_memory_is_507_model_stays(client: Client, package: Path) -> None:
+    name = "team/greedy"
     write_python_model(
         package,
         answer="""\
@@ -92,16 +90,10 @@ def test_inference_out_of_memory_is_507_model_stays(
     assert client.post(path, infer_body(0.0)).status == 200
 
 
-_TEXTS_OF_GPU = [
-    "CUDA out of memory. Tried to allocate 2.00 GiB",
-    "failed to allocate GPU memory: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
-]
-
-
 def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, package: Path) -> None:
     """It counts once in a row: nobody can say whether unloads of others have helped."""
-    answer = f"if values[0]:\n    raise RuntimeError({_TEXTS_OF_GPU[0]!r})"
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    answer = f"if values[0]:\n    raise RuntimeError({text!r})"
     write_python_model(package, answer=answer)
     assert client.load("words", package).status == 200
     assert client.load("other", EXAMPLES / "identity").status == 200
@@ -121,6 +113,9 @@ def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) 
     name = "CUDA out of memory"
     assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
 
+    write_python_model(package, config=CONFIG + f'"{name}"\n')
+    assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
+
     write_python_model(package, answer='raise ValueError("wrong word")')
     assert client.load(name, package).status == 200
     path = f"/models/{quoted(name)}/invoke"
@@ -131,12 +126,6 @@ def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) 
         assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
     body = infer_body(1.0) | {"id": name, "outputs": [{"name": name}]}
     assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
-
-
-def test_a_broken_config_that_speaks_of_memory_is_400(client: Client, package: Path) -> None:
-    write_python_model(package, config=CONFIG + '"CUDA out of memory"\n')
-
-    assert refusal(client.load("echo", package))[:2] == (400, "InvalidModel")
 
 
 def test_an_inference_for_more_than_the_device_has_is_507(

@@ -1,4 +1,4 @@
-"""Routes and methods: what there is, and what everything else is answered."""
+"""Routes and methods of SageMaker's contract and of V2, and what everything else is answered."""
 
 import pytest
 
@@ -9,133 +9,113 @@ from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-_ALLOWED = {
+ALLOWED = {
     "/ping": "GET, HEAD",
     "/models": "GET, HEAD, POST",
     "/models/echo": "GET, HEAD, DELETE",
     "/models/nobody": "GET, HEAD, DELETE",
     "/models/echo/invoke": "POST",
     "/invocations": "POST",
+    "/v2": "GET, HEAD",
+    "/v2/health/live": "GET, HEAD",
+    "/v2/models/stats": "GET, HEAD",
+    "/v2/models/echo": "GET, HEAD",
+    "/v2/models/echo/versions/1/ready": "GET, HEAD",
+    "/v2/models/nobody/infer": "POST",
+    "/v2/models/echo/versions/1/generate_stream": "POST",
+    "/v2/repository/index": "POST",
+    "/v2/repository/models/m/load": "POST",
 }
-_NAMED = {f"/models/{name}{end}": name for name in ("echo", "nobody") for end in ("", "/invoke")}
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-@rows(
-    ("path", "method"),
-    [(path, m) for path, allowed in _ALLOWED.items() for m in _METHODS if m not in allowed],
-)
-def test_a_wrong_method_is_405_with_what_is_allowed(caller: Client, path: str, method: str) -> None:
-    reply = caller.request(method, path)
-
-    assert refusal(reply) == (405, "MethodNotAllowed", _NAMED.get(path))
-    assert reply.headers["Allow"] == _ALLOWED[path]
+@rows(("path", "allowed"), ALLOWED.items())
+def test_a_wrong_method_is_405_with_what_is_allowed(caller: Client, path: str, allowed: str):
+    for method in METHODS:
+        if method not in allowed:
+            reply = caller.request(method, path)
+            assert refusal(reply)[:2] == (405, "MethodNotAllowed")
+            assert reply.headers["Allow"] == allowed
 
 
-def test_what_is_refused_is_logged_with_the_model_that_the_path_names(
-    served: RunningAdapter, caller: Client
-) -> None:
-    for method, path, error in (
-        ("PUT", "/models/a-wrong-method", "MethodNotAllowed"),
-        ("GET", "/models/an-inference/invoke", "MethodNotAllowed"),
-        ("GET", "/models/not-there", "ModelNotFound"),
-        ("POST", "/models/not-invoked/invoke", "ModelNotFound"),
-        ("GET", "/v2/models/not-in-v2", "ModelNotFound"),
-        ("POST", "/v2/models/not-inferred/infer", "ModelNotFound"),
-    ):
-        name = path.removeprefix("/v2").split("/")[2]
-
-        def refused(method: str = method, path: str = path) -> None:
-            assert caller.request(method, path).status in {404, 405}
-
-        line = served.line_of(refused, "request.failed", model_id=name)
-        assert (line["error"], line["level"], line["path"]) == (error, "info", path)
-    line = served.line_of(lambda: caller.request("DELETE", "/ping"), "request.failed", path="/ping")
-    assert (line["status"], "model_id" in line) == (405, False)
+NOWHERE = [
+    *("/nothing", "/pings", "/models//", "/models//invoke", "/models/echo/other"),
+    *("/models/echo/invoke/more", "//models", "/v2/nothing", "/v2/models", "/v2/health"),
+    *("/v2/models/echo/other", "/v2/models/echo/versions", "/v2/models/echo/versions/x"),
+    *("/v2/models//infer", "/v2/models/%FF", "/v2/models/echo/versions/1/trace/setting"),
+    *("/v2/logging/x", "/v2/repository", "/v2/repository/models/m"),
+]
 
 
-@rows("path", ["/nothing", "/pings", "/models/echo/other", "/models/echo/invoke/more", "//models"])
+@rows("path", NOWHERE)
 @rows("method", ["GET", "POST", "DELETE"])
-def test_an_unknown_route_is_refused(caller: Client, path: str, method: str) -> None:
+def test_an_unknown_route_is_refused(caller: Client, path: str, method: str):
     assert refusal(caller.request(method, path)) == (400, "InvalidRequest", None)
 
 
-def test_an_empty_model_name_in_the_path_is_refused(caller: Client) -> None:
-    assert refusal(caller.get("/models//invoke"))[:2] == (400, "InvalidRequest")
-    assert refusal(caller.get("/models//"))[:2] == (400, "InvalidRequest")
+NOT_LOADED = [
+    ("GET", "/models/no%2Fbody"),
+    ("DELETE", "/models/no%2Fbody"),
+    ("DELETE", "/models/no%2Fbody/"),
+    ("POST", "/models/no%2Fbody/invoke"),
+    ("GET", "/v2/models/no%2Fbody"),
+    ("GET", "/v2/models/no%2Fbody/ready"),
+    ("GET", "/v2/models/no%2Fbody/config"),
+    ("GET", "/v2/models/no%2Fbody/versions/1/stats"),
+    ("POST", "/v2/models/no%2Fbody/infer"),
+    ("POST", "/v2/models/no%2Fbody/versions/1/generate"),
+    ("POST", "/v2/models/no%2Fbody/generate_stream"),
+]
 
 
-@rows("path", ["/ping", "/models", "/models/echo"])
-def test_head_is_get_without_the_body(caller: Client, path: str) -> None:
+@rows(("method", "path"), NOT_LOADED)
+def test_a_model_that_is_not_loaded_is_404(caller: Client, method: str, path: str):
+    reply = caller.request(method, path, {} if method == "POST" else None)
+    assert refusal(reply) == (404, "ModelNotFound", "no/body")
+
+
+@rows("path", ["/ping", "/models", "/models/echo", "/models/nobody"])
+def test_head_is_get_without_the_body(caller: Client, path: str):
     got, head = caller.get(path), caller.request("HEAD", path)
-
     assert (head.status, head.body) == (got.status, b"")
     assert head.headers["Content-Type"] == got.headers["Content-Type"]
+    assert got.headers["Content-Type"] == (None if path == "/ping" else JSON)
 
 
-def test_head_of_a_model_that_is_not_loaded_is_404(caller: Client) -> None:
-    assert caller.request("HEAD", "/models/nobody").status == 404
-
-
-def test_head_of_what_cannot_be_got_is_405(caller: Client) -> None:
+def test_head_of_what_cannot_be_got_is_405(caller: Client):
     reply = caller.request("HEAD", "/models/echo/invoke")
-
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
 
 
-def test_one_trailing_slash_means_nothing(caller: Client) -> None:
+def test_one_trailing_slash_means_nothing(caller: Client):
     assert caller.get("/ping/").status == 200
     assert caller.get("/models/").json() == caller.get("/models").json()
     assert caller.get("/models/echo/").json()["modelName"] == "echo"
     assert caller.post("/models/echo/invoke/", infer_body(1.0)).status == 200
 
 
-def test_a_query_that_nobody_asked_for_means_nothing(caller: Client) -> None:
+def test_a_query_that_nobody_asked_for_means_nothing(caller: Client):
     assert caller.get("/models/echo?a=b&c=/x").json()["modelName"] == "echo"
     assert caller.post("/models/echo/invoke?a=b", infer_body(1.0)).status == 200
 
 
-def test_an_absolute_request_target_is_its_path(served: RunningAdapter) -> None:
+def test_an_absolute_request_target_is_its_path(served: RunningAdapter):
     with RawConnection(served.http) as connection:
         connection.send(b"GET http://any.host/models/echo HTTP/1.1\r\nHost: localhost\r\n\r\n")
         status, body = connection.read_answer()
-
     assert (status, b'"echo"' in body) == (200, True)
 
 
-def test_answers_to_control_calls_are_json(caller: Client) -> None:
-    for path in ("/models", "/models/echo"):
-        assert caller.get(path).headers["Content-Type"] == JSON
-    assert caller.get("/ping").body == b""
-
-
-def test_invocations_needs_single_model_mode(caller: Client) -> None:
+def test_invocations_needs_single_model_mode(caller: Client):
     reply = caller.post("/invocations", infer_body(1.0))
-
     assert refusal(reply) == (400, "InvalidRequest", None)
     assert "single-model" in reply.json()["error"]
 
 
-@rows("path", ["/models/nobody", "/models/nobody/"])
-@rows("method", ["GET", "DELETE"])
-def test_a_model_that_is_not_loaded_is_404(caller: Client, method: str, path: str) -> None:
-    assert refusal(caller.request(method, path)) == (404, "ModelNotFound", "nobody")
-
-
-def test_invoking_a_model_that_is_not_loaded_is_404(caller: Client) -> None:
-    reply = caller.post("/models/nobody/invoke", infer_body(1.0))
-
-    assert refusal(reply) == (404, "ModelNotFound", "nobody")
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_the_root_names_the_product_its_version_and_the_documentation(
-    caller: Client, method: str
-) -> None:
-    reply = caller.request(method, "/")
-    assert (reply.status, reply.headers["Content-Type"]) == (200, "application/json")
-    if method == "GET":
-        assert reply.json().keys() == {"product", "version", "documentation", "openapi"}
-        assert reply.json()["product"] == "triton-adapter"
-        assert caller.get(reply.json()["openapi"]).status == 200
+def test_the_root_names_the_product_and_its_documentation(caller: Client):
+    reply = caller.get("/")
+    assert reply.status == caller.request("HEAD", "/").status == 200
+    assert reply.json().keys() == {"product", "version", "documentation", "openapi"}
+    assert reply.json()["product"] == "triton-adapter"
+    assert caller.get(reply.json()["openapi"]).status == 200
     assert caller.post("/").status == 405

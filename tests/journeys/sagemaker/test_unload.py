@@ -89,21 +89,6 @@ def test_a_model_whose_process_died_is_unloaded_all_the_same(
     assert not (adapter.repository / "echo").exists()
 
 
-def test_a_model_whose_process_died_is_gone_and_loads_again(
-    client: Client, adapter: RunningAdapter
-) -> None:
-    assert client.load("echo", _ECHO).status == 200
-    os.kill(stubs(adapter, "echo")[0], signal.SIGKILL)
-    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 500
-
-    assert refusal(client.get("/models/echo")) == (404, "ModelNotFound", "echo")
-    invoked = client.post("/models/echo/invoke", infer_body(1.0))
-    assert refusal(invoked) == (404, "ModelNotFound", "echo")
-    assert client.get("/models").json() == {"models": []}
-    assert client.load("echo", _ECHO).status == 200
-    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
-
-
 def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
     client: Client, adapter: RunningAdapter, identity: Path
 ) -> None:
@@ -119,7 +104,3 @@ def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
     assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
     assert not (adapter.repository / "echo").exists()
     assert refusal(client.load("echo", identity))[:2] == (404, "SourceMissing")
-
-
-def test_unloading_what_is_not_loaded_is_404(client: Client) -> None:
-    assert refusal(client.delete("/models/nobody")) == (404, "ModelNotFound", "nobody")

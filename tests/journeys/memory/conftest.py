@@ -1,0 +1,27 @@
+"""What the tests of one file share: a folder of packages, and `running`, the file's own adapter."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.running import Client, RunningAdapter, unload_all
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
+    """Whatever the test loaded is unloaded after it."""
+    yield running
+    unload_all(running)
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client()) as client:
+        yield client
