@@ -74,7 +74,7 @@ def load(file):
 
 
 def test_scikit_learn_is_served_by_python(tmp_path: Path) -> None:
-    """With a stand-in for it: tests/nightly/test_gallery.py has scikit-learn itself."""
+    """Serve a stand-in for it: tests/nightly/test_gallery.py has scikit-learn itself."""
     package = tmp_path / "sum"
     package.mkdir()
     (package / "joblib.py").write_text(_JOBLIB)

@@ -55,7 +55,7 @@ class TestLoad:
         assert fakes.calls.seen.count("load m") == 1
 
     async def test_load_waits_while_modelmesh_makes_room(self, fakes, front):
-        """By the books of ModelMesh it is to evict the model that takes more than its capacity."""
+        """ModelMesh is to evict the model that takes more than its capacity, by its own books."""
         fakes.sizes |= {"large": 900_000_000, "small": 700}
         assert (await front.status()).capacityInBytes < 900_000_000
         await front.load("large")
