@@ -3,6 +3,8 @@
 The uv here was recorded: it cannot fetch an interpreter on every machine that runs the tests.
 """
 
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -187,9 +189,24 @@ def test_run_installs_its_own_packages_once_and_then_nothing(clone: Clone) -> No
     clone.forget_calls()
     again = clone.setup("run")
 
-    assert [call for call in installed if "requirements/run.txt" in call]
+    [install] = [call for call in installed if "requirements/run.txt" in call]
+    assert "--quiet" in install  # there is no terminal
     assert [call for call in installed if "requirements/dev.txt" in call] == []
     assert (again.returncode, again.stderr, clone.calls) == (0, "", [])
+
+
+def test_pip_shows_progress_on_a_terminal(clone: Clone) -> None:
+    clone.interpreter("python3", "3.12.1")
+    ours, terminal = pty.openpty()
+    command = [clone.folder / "scripts/setup.sh", "run"]
+    try:
+        subprocess.run(command, env={"PATH": str(clone.bin)}, stdout=terminal, check=True)
+    finally:
+        os.close(terminal)
+        os.close(ours)
+
+    [install] = [call for call in clone.pip if "requirements/run.txt" in call]
+    assert "--progress-bar=on" in install
 
 
 def test_an_environment_for_development_serves_run_as_it_is(clone: Clone) -> None:

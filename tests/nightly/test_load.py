@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
 
 SCENARIOS = ("sagemaker", "v2_rest", "v2_grpc", "endpoint", "loads")
 SECONDS = 10
-START_SECONDS = 120
+START_SECONDS = 600  # of which packages are installed
 
 
 @contextmanager
-def made_run(log: Path, addresses: list[str]) -> Iterator[None]:
+def made_run(log: Path, arguments: list[str], *, folder: Path = ROOT) -> Iterator[None]:
     """Serve by `make run` until the caller is done."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["make", "run", *addresses],
-            cwd=ROOT,
+            ["make", "run", *arguments],
+            cwd=folder,
             stdout=output,
             stderr=output,
             start_new_session=True,
