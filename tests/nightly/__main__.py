@@ -44,14 +44,13 @@ SHARES = {
     "hundred_models": ("tests/fleet/test_hundred_models.py", 10.0),
     "v2": ("tests/journeys/v2", 2.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 3.0),
-    "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 2.0),
     "sagemaker": ("tests/journeys/sagemaker", 6.0),
     "another_triton": ("tests/test_another_triton.py", 1.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
     "lowest_versions": ("tests/nightly/test_lowest_versions.py", 1.0),
-    "properties": ("tests/nightly/test_properties.py", 9.0),
+    "properties": ("tests/nightly/test_properties.py", 11.0),
 }
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError
@@ -31,8 +30,7 @@ from tests.frontends.grpc.proxy_listener import (
 )
 from tests.frontends.grpc.test_proxy import echo
 
-# how many of each are played; for minutes: tests/nightly/test_fuzz_grpc.py
-EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "10"))
+EXAMPLES = 10  # of each; for minutes: tests/nightly/test_properties.py
 MAY_BE_ASKED = {"ModelInfer", "ModelStreamInfer"}
 
 EVIL = f"/{SERVICE}/RepositoryModelUnload"

@@ -1,4 +1,4 @@
-"""Bytes that nobody has thought of. For minutes: tests/nightly/test_fuzz_http.py.
+"""Bytes that nobody has thought of. For minutes: tests/nightly/test_properties.py.
 
 Whatever comes, each connection is answered or closed, the next good request is served, and Triton
 sees nothing that was not one whole valid request.
@@ -6,7 +6,6 @@ sees nothing that was not one whole valid request.
 
 import asyncio
 import logging
-import os
 import re
 
 from hypothesis import HealthCheck, example, given, settings
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from adapter.frontends.bodies import Limits
 from tests.frontends.http.listener import HANDLED, PLANNED, opened, request
 
-EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "40"))
+EXAMPLES = 40
 # no connection ends by one of these: what is to be answered or closed is so at once
 PATIENT = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
 SECONDS = 30
