@@ -130,10 +130,6 @@ class Endpoint(FlowControl[AnyStream]):
 
     # -- for subclasses ---------------------------------------------------------------------
 
-    def connected(self) -> None:
-        """Write the frames that were queued before the connection was made, SETTINGS first."""
-        self.flush()
-
     @abstractmethod
     def handle_data(self, stream: AnyStream, piece: Piece, end: bool) -> None:
         """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
@@ -272,25 +268,13 @@ class Endpoint(FlowControl[AnyStream]):
         self._data_left = size
         self._is_within = True
         if flags & frames.PADDED:
+            padding = bytes(payload[:1]) + bytes(payload[0])
+            self._on_data(frames.PADDED, stream_id, padding)  # as if an empty frame had it all
             self._padding_left = payload[0]
-            self._data_left -= 1 + self._padding_left
-            self._drop_padding(stream_id, 1 + self._padding_left)
+            self._data_left -= len(padding)
             payload = payload[1:]
-            if not self._data_left:
-                self._on_data(flags & frames.END_STREAM, stream_id, b"")
         self._continue_streamed(payload, 0)
         return True
-
-    def _drop_padding(self, stream_id: int, size: int) -> None:
-        """Subtract padding from the receive windows, and credit the stream for it, as it is not
-        forwarded.
-        """
-        self._receive_window -= size
-        self.unannounced += size
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            stream.receive_window -= size
-            self.credit(stream, size)
 
     def _continue_streamed(self, data: Piece, at: int) -> int:
         """Handle more of the DATA frame that has begun; return where in `data` it ends."""

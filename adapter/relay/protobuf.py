@@ -98,35 +98,35 @@ def decompress(message: bytes, encoding: bytes, max_bytes: int) -> bytes | None:
 
 class NameScanner:
     """Scans the fields of a message; raises Malformed where Triton may read another name than the
-    first, and for more than one message. `skip` is how much of the current value is to come, and
-    `is_raw` whether that is of a raw tensor. `check` judges the other fields, once it is set.
+    first, and for more than one message. `check` judges the fields that are no raw tensors, once it
+    is set.
     """
 
     __slots__ = (
-        "_fields", "_is_cut", "_left", "_names", "_rest", "_text",
-        "check", "is_raw", "skip",
+        "_fields", "_is_cut", "_is_raw", "_left", "_names", "_rest", "_skip", "_text",
+        "check",
     )  # fmt: skip
 
     def __init__(self, length: int) -> None:
-        self.skip = 0
+        self._skip = 0  # bytes of the current value that are to come
         self._left = length  # bytes of the message behind those to skip
         self._rest = b""
         self._fields = 0
         self._names = 0
-        self.is_raw = False
+        self._is_raw = False  # the current value is a raw tensor
         self.check: FieldCheck | None = None
         self._text = b""
         self._is_cut = False
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Scan the next bytes after the prefix."""
-        size, skip = len(piece), self.skip
-        if not self.is_raw:
+        size, skip = len(piece), self._skip
+        if not self._is_raw:
             self._collect(piece[:skip])
         if size <= skip:
-            self.skip = skip - size
+            self._skip = skip - size
             return
-        self.skip = 0
+        self._skip = 0
         self._take(size - skip, "more than one message")
         piece = piece[skip:]
         if self._rest:
@@ -144,24 +144,18 @@ class NameScanner:
             self._rest = b""
         except IndexError:
             self._rest = bytes(piece[at:])
-        self.is_raw = at > end and piece[start] == _RAW_TAG
-        self._collect(piece[: start if self.is_raw else at])
+        self._is_raw = at > end and piece[start] == _RAW_TAG
+        self._collect(piece[: start if self._is_raw else at])
         self._check_count()
         if at > end:
             self._take(at - end, "the message breaks off within a field")
-            self.skip = at - end
-
-    def has_of_tensor(self, size: int) -> bool:
-        """Return whether so many bytes more are of the raw tensor that has begun, and not its
-        last.
-        """
-        return self.is_raw and size < self.skip
+            self._skip = at - end
 
     def end(self) -> None:
         """Check that the message is complete, and its fields. Raise Malformed if they are not as
         they should be.
         """
-        if self._left or self.skip or self._rest:
+        if self._left or self._skip or self._rest:
             raise Malformed("the message breaks off within a field")
         if self.check is not None:
             self.check(self._text, is_whole=not self._is_cut)

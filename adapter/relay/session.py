@@ -7,7 +7,6 @@ Triton works on abandoned requests.
 """
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 
 from adapter.relay.downstream import Downstream
@@ -32,7 +31,7 @@ _SETTINGS_SECONDS = 15.0  # until the client has acknowledged our settings
 _SILENT_SECONDS = 60.0  # after this a silent client gets a PING
 _PING_SECONDS = 20.0  # until it has answered
 _IDLE_SECONDS = 3600.0  # without a request; then the connection is shut down
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 _MAX_TICK_SECONDS = 0.5  # after a longer pause it was the event loop that was slow, not the clients
 _FEW_BYTES = 2**10
 _GLITCHES_OF_SMALL_DATA = 4
@@ -119,10 +118,8 @@ class RelaySession(Downstream):
 
     async def wait_until_done(self) -> None:
         """Wait until the client has left and no model works on its requests."""
-        while not (self.ended.is_set() or self.is_done):
-            with suppress(TimeoutError):  # no event says that a model is gone
-                async with asyncio.timeout(_POLL_SECONDS):
-                    await self.ended.wait()
+        while not self.is_done:  # noqa: ASYNC110 - no event says that a model is gone
+            await asyncio.sleep(_POLL_SECONDS)
 
     def close_all(self) -> None:
         """Close every connection at once, whatever is in flight."""
@@ -488,12 +485,7 @@ class RelaySession(Downstream):
         """Check DATA of a request that is being sent upstream, and forward it. A malformed or
         incomplete message ends the request.
         """
-        scanner, outbound, size = exchange.scanner, exchange.outbound, len(piece)
-        if scanner is not None and scanner.has_of_tensor(size) and not end and outbound is not None:
-            scanner.skip -= size
-            exchange.remaining_bytes -= size
-            outbound.upstream.send(outbound, piece)
-            return
+        scanner = exchange.scanner
         if self.refuse_odd_flag(exchange, piece):
             return
         if exchange.is_cut_off(piece, end=end):

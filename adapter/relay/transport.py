@@ -80,9 +80,6 @@ class FrameTransport(asyncio.Protocol, ABC):
 
     # -- for subclasses ---------------------------------------------------------------------
 
-    def connected(self) -> None:
-        """Handle that the connection is made."""
-
     @abstractmethod
     def handle_bytes(self, data: bytes, at: int = 0) -> int:
         """Handle `data` from `at` on, until it is later than `until`; return how far that is."""
@@ -113,7 +110,7 @@ class FrameTransport(asyncio.Protocol, ABC):
             return
         self._transport.set_write_buffer_limits(high=_PAUSE_BYTES)
         self.state = _OPEN
-        self.connected()
+        self.flush_all()  # the frames that were queued before, SETTINGS first
 
     def connection_lost(self, _: Exception | None) -> None:
         """Call `lost` unless that was done, mark the connection as CLOSED, and call `gone`."""

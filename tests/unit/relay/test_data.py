@@ -83,7 +83,7 @@ def check_cut(size, most, padding):
         assert bool(peer.out), "the PING behind it was read"
         extra = 0 if padding is None else padding + 1
         assert peer.unannounced == size + extra
-        assert peer.credited <= extra
+        assert peer.credited == extra
 
 
 def test_large_frame_is_handled_before_whole():

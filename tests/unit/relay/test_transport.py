@@ -58,9 +58,6 @@ class RecordingEnd(FrameTransport):
         self.told.append(f"close {Code(code).name}")
         self.end_transport(code)
 
-    def connected(self) -> None:
-        self.told.append("connected")
-
     def flush_all(self) -> None:
         pass
 
@@ -85,7 +82,7 @@ async def test_a_connection_goes_from_connecting_to_closed(end):
     assert (transport.state, wire.ends) == (State.CLOSING, ["close"])
     transport.connection_lost(None)
     assert transport.state is State.CLOSED
-    assert end.told == ["connected", "lost", "gone"]
+    assert end.told == ["lost", "gone"]
 
 
 async def test_its_end_is_told_once_that_it_is_lost(end):
