@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from enum import Enum
+from operator import attrgetter
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -95,7 +96,7 @@ class _Pool:
 class Holding:
     """The bytes of one body. Call `end` once all are released; after that no call does anything."""
 
-    __slots__ = ("_budget", "_mark", "announced", "holder", "pools", "promised", "since", "size")
+    __slots__ = ("_budget", "_mark", "announced", "holder", "pools", "promised", "size")
 
     def __init__(
         self, budget: "ByteBudget", holder: Holder, announced: int | None, pools: tuple[_Pool, ...]
@@ -106,7 +107,6 @@ class Holding:
         self.pools = pools
         self.size = 0
         self.promised = 0
-        self.since: float | None = None  # paused since then
         self._mark: tuple[float, int] | None = None  # a time, and `size` then
         for pool in pools:
             pool.arriving[self] = None
@@ -134,9 +134,12 @@ class Holding:
         if self.announced is not None and self.size >= self.announced:
             self.arrived()
             return True
-        if self.since is None and not all(pool.admits(self) for pool in pools):
-            self._budget.pause(self)
-        return self.since is None
+        if self._budget.is_paused(self):
+            return False
+        if all(pool.admits(self) for pool in pools):
+            return True
+        self._budget.pause(self)
+        return False
 
     def promise(self, size: int) -> None:
         """Keep room for `size` bytes, until the next ones arrive."""
@@ -171,15 +174,11 @@ class Holding:
             if pool.beyond is self:
                 pool.beyond = None
 
-    def paused_seconds(self, now: float) -> float:
-        """Return for how long the body has been paused; 0 if it is not."""
-        return 0.0 if self.since is None else now - self.since
-
     def measure_rate(self, now: float) -> float | None:
         """Return at how many bytes a second the body came in the latest seconds; None while too few
         of them are known. Seconds in which the caller could not send do not count.
         """
-        if self.since is not None or not self.holder.is_reading():
+        if self._budget.is_paused(self) or not self.holder.is_reading():
             self._mark = None
             return None
         if self._mark is None:
@@ -223,7 +222,7 @@ class ByteBudget:
         self._later = later
         self._on_cut = on_cut
         self._shares: WeakValueDictionary[str, _Pool] = WeakValueDictionary()  # by sender
-        self._paused: dict[Holding, None] = {}
+        self._paused: dict[Holding, float] = {}  # since when
         self._is_ticking = False
 
     @property
@@ -266,10 +265,13 @@ class ByteBudget:
 
     # -- for holdings -----------------------------------------------------------------------
 
+    def is_paused(self, holding: Holding) -> bool:
+        """Return whether a body waits for room."""
+        return holding in self._paused
+
     def pause(self, holding: Holding) -> None:
         """Count a body as paused until there is room for it."""
-        holding.since = self.clock()
-        self._paused[holding] = None
+        self._paused[holding] = self.clock()
         if not self._is_ticking:
             self._is_ticking = True
             self._later(_TICK_SECONDS, self._tick)
@@ -277,12 +279,11 @@ class ByteBudget:
     def forget(self, holding: Holding) -> None:
         """Stop counting a body as paused."""
         self._paused.pop(holding, None)
-        holding.since = None
 
     def resume(self, holding: Holding) -> None:
         """Let a body go on if it is paused."""
-        if holding.since is not None:
-            self.forget(holding)
+        if holding in self._paused:
+            del self._paused[holding]
             holding.holder.resume()
 
     # -- while bodies are paused ------------------------------------------------------------
@@ -306,7 +307,7 @@ class ByteBudget:
         """Resume the bodies that have room for one read, those with the fewest bytes to come
         first.
         """
-        for holding in sorted(self._paused, key=_left):
+        for holding in sorted(self._paused, key=attrgetter("left")):
             if all(pool.admits(holding, holding.next_bytes) for pool in holding.pools):
                 holding.promise(holding.next_bytes)
                 self.resume(holding)
@@ -315,8 +316,8 @@ class ByteBudget:
         """Refuse bodies that were paused for too long, the largest first, unless the end of one
         has made room for the next; return how many.
         """
-        late = [holding for holding in self._paused if holding.paused_seconds(now) >= _WAIT_SECONDS]
-        late.sort(key=_size, reverse=True)
+        late = [body for body, since in self._paused.items() if now - since >= _WAIT_SECONDS]
+        late.sort(key=attrgetter("size"), reverse=True)
         refused: list[Holding] = []
         for holding in late[:_MAX_CUTS]:
             if _full_pools([holding]):
@@ -357,7 +358,7 @@ class ByteBudget:
                 extra={
                     "reason": reason.value,
                     "bodies": len(refused),
-                    "body_bytes": sum(map(_size, refused)),
+                    "body_bytes": sum(holding.size for holding in refused),
                     "waiting": len(self._paused),
                     "held_bytes": self.held,
                     "limit_bytes": self.limit,
@@ -384,13 +385,3 @@ def _full_pools(holdings: Iterable[Holding]) -> set[_Pool]:
         for pool in holding.pools
         if not pool.has_room(holding.next_bytes)
     }
-
-
-def _left(holding: Holding) -> int:
-    """Return how many bytes of a body are still to come."""
-    return holding.left
-
-
-def _size(holding: Holding) -> int:
-    """Return how many bytes of a body have arrived."""
-    return holding.size
