@@ -189,25 +189,19 @@ class MeshSizes:
         return record is None or self._state.size_of(record).is_measured
 
     def _report_size(self, model_id: ModelId) -> int:
-        """Return the size of a loaded model for ModelMesh, and count it in the books, as ModelMesh
-        will.
-        """
-        size = self._estimate_size(model_id)
-        self.count(model_id, size)
-        return size
-
-    def _estimate_size(self, model_id: ModelId) -> int:
-        """Return the size of a loaded model: what it was measured to hold; a guess where nothing
-        was learned. Raises ModelNotFound for a model that is not loaded.
+        """Return the size of a loaded model, and count it in the books, as ModelMesh will: what it
+        was measured to hold, or a guess where nothing was learned. Raises ModelNotFound for a model
+        that is not loaded.
         """
         record = self._registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
         size = self._state.size_of(record)
         held = total(size.held)
-        if held and size.is_learned:
-            return held
-        return max(held, self._guess(size.declared_bytes, size.disk_bytes))
+        if not held or not size.is_learned:
+            held = max(held, self._guess(size.declared_bytes, size.disk_bytes))
+        self.count(model_id, held)
+        return held
 
     def _guess(self, declared: int | None, on_disk: float) -> int:
         """Return the declared size of a model, or one derived from its size on disk; at least the
