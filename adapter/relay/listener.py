@@ -27,6 +27,7 @@ class RelayListener:
         self._max_connections = max_connections
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[NoReturn] | None = None
+        self._forgetting: asyncio.Task[NoReturn] | None = None
         self._ticks = 0
         self._is_closing = False
         self._path: str | None = None
@@ -41,9 +42,12 @@ class RelayListener:
             self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
         else:
             self._server = await sockets.listen(self._accept, host, port, _BACKLOG)
-        steps = (self._tick, self._context.fallback_queue.forget_cancelled)
         self._ticking = background.begin(
-            "grpc-relay-ticks", background.forever(*steps, seconds=_TICK_SECONDS)
+            "grpc-relay-ticks", background.forever(self._tick, seconds=_TICK_SECONDS)
+        )
+        forget_cancelled = self._context.fallback_queue.forget_cancelled
+        self._forgetting = background.begin(
+            "grpc-relay-queue", background.forever(forget_cancelled, seconds=_TICK_SECONDS)
         )
         return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
 
@@ -101,7 +105,7 @@ class RelayListener:
 
     async def close(self, grace_seconds: float) -> None:
         """Accept no connections; let open streams end within `grace_seconds`."""
-        if self._server is None or self._ticking is None:
+        if self._server is None or self._ticking is None or self._forgetting is None:
             return
         self._is_closing = True
         self._server.close()
@@ -115,8 +119,10 @@ class RelayListener:
                     await session.wait_until_done()
         for session in self._sessions:
             session.close_all()
-        background.end(self._ticking)
-        await asyncio.wait({self._ticking, *self._context.tasks}, timeout=1)
+        ending = {self._ticking, self._forgetting}
+        for task in ending:
+            background.end(task)
+        await asyncio.wait({*ending, *self._context.tasks}, timeout=1)
 
 
 class _Refusal(asyncio.Protocol):
