@@ -92,30 +92,9 @@ def rendered(data: dict[str, Any]) -> str:
     ]
     when = f"{data['date']}, {data['cores']} cores"
     head = f"Measured with the adapter at {data['adapter']} ({when}).\n"
-    parts = [head, _table(["what", "target", "measured", ""], figures)]
-    for traffic, room in sorted({(each["traffic"], each["room"]) for each in data["ratios"]}):
-        own = [
-            each for each in data["ratios"] if (each["traffic"], each["room"]) == (traffic, room)
-        ]
-        what = f"Hit ratio with room for {room} models on each machine, {traffic}"
-        how = f"by callers and `--balance`, {own[0]['calls']} calls each"
-        parts.append(f"{what}, {how}:\n")
-        parts.append(_ratios(own))
+    ratios = "Hit ratios by callers and `--balance` are in [fleet.json](fleet.json).\n"
+    parts = [head, _table(["what", "target", "measured", ""], figures), ratios]
     return "\n" + "\n".join(parts) + "\n"
-
-
-def _ratios(ratios: list[dict[str, Any]]) -> str:
-    factors = sorted({each["balance"] for each in ratios}, key=lambda factor: factor or 10**6)
-    head = ["callers", *(str(factor) if factor else "no bound" for factor in factors)]
-    rows = []
-    for callers in sorted({each["callers"] for each in ratios}):
-        cells = {each["balance"]: _cell(each) for each in ratios if each["callers"] == callers}
-        rows.append([str(callers), *(cells.get(factor, "") for factor in factors)])
-    return _table(head, rows)
-
-
-def _cell(ratio: dict[str, Any]) -> str:
-    return f"{ratio['hits']:.3f}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
