@@ -127,8 +127,19 @@ def _format_row(model: Model) -> list[str]:
         _describe_place(model),
         *(_format_bytes(model[name]) for name in ("package_bytes", "disk_bytes", "memory_bytes")),
         _format_age(model["last_used"]),
-        "; ".join(_list_remarks(model)),
+        "; ".join(_list_remarks(_shorten_reason(model))),
     ]
+
+
+def _shorten_reason(model: Model) -> Model:
+    """Return a model whose reason is the line of a traceback that names the error."""
+    reason = model["reason"]
+    if reason is None or "\n" not in reason.strip():
+        return model
+    # Triton puts the frames of Python behind the error, Python itself before it
+    message = reason.partition("\n\nAt:")[0].strip()
+    *_, line = message.splitlines()
+    return {**model, "reason": f"{line.strip()} (`{PROG} show {model['name']}` has all of it)"}
 
 
 def _describe_place(model: Model) -> str:
@@ -279,7 +290,7 @@ def _format_call(http: Target | None, model: Model, metadata: Model | None) -> s
         url = f"{base}/endpoints/{call['endpoint']}/invocations"
         options += ["-H", f"X-Amzn-SageMaker-Target-Model: {call['model']}"]
     body = _make_body(metadata)
-    words = ["curl", *options, url, "--data", "@sample.json" if body is None else body]
+    words = ["curl", *options, url, "--data", "@REQUEST.json" if body is None else body]
     return " ".join(map(shlex.quote, words))
 
 

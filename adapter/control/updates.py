@@ -30,6 +30,7 @@ class Updates:
     interval_seconds: float  # 0 disables the check
     _checked_at: dict[ModelRecord, float] = field(default_factory=dict)
     _tasks: dict[ModelRecord, asyncio.Task[None]] = field(default_factory=dict)
+    _logged_reasons: dict[ModelRecord, str] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def run(self) -> NoReturn:
@@ -47,6 +48,11 @@ class Updates:
         serving = [record for record in self.registry.records() if self._is_ours(record)]
         self._checked_at = {
             record: self._checked_at.get(record, record.state_since) for record in serving
+        }
+        self._logged_reasons = {
+            record: reason
+            for record, reason in self._logged_reasons.items()
+            if record in self._checked_at
         }
         before = clock.monotonic() - self.interval_seconds
         for record, checked_at in self._checked_at.items():
@@ -81,9 +87,9 @@ class Updates:
                     # another try in place would cost calls their model once more
                     is_current = await self.artifacts.is_current(record.failed_update)
             except AdapterError as error:  # the model serves as before
-                fields = {"model_id": record.id, "reason": str(error)}
-                log.warning("model.not_revalidated", extra=fields)
+                self._log_failure(record, str(error))
                 return
+            self._logged_reasons.pop(record, None)
             if is_current or not self._is_ours(record) or record.key is None:
                 return
             try:
@@ -91,3 +97,10 @@ class Updates:
             except AdapterError as error:
                 fields = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.not_renewed", extra=fields)
+
+    def _log_failure(self, record: ModelRecord, reason: str) -> None:
+        """Log why the store could not be asked, unless that was logged and has not changed."""
+        if self._logged_reasons.get(record) == reason:
+            return
+        self._logged_reasons[record] = reason
+        log.warning("model.not_revalidated", extra={"model_id": record.id, "reason": reason})

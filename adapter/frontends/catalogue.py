@@ -19,7 +19,8 @@ class Catalogue(Protocol):
         """Return the names of the stores."""
 
     async def list_page(self, store: str, pattern: str, after: str, limit: int) -> PackagePage:
-        """Return at most `limit` packages of a store in the order of their keys, behind `after`.
+        """Return at most `limit` packages of a store in the order of their keys, behind `after`,
+        and beside them those that are loaded though the store has them no longer.
 
         There may be fewer although more follow: one call reads a limited number of keys. `pattern`
         is a glob of a whole name if it has `*`, `?` or `[`, and else a text within it. A store

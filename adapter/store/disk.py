@@ -217,6 +217,14 @@ class Disk:
         """Return the paths of a store's artifacts that are on disk, sorted."""
         return sorted(path for place, path in self._by_key if place == store)
 
+    def list_pinned_paths(self, store: str) -> list[str]:
+        """Return the paths of a store's artifacts that are loaded or about to be, sorted."""
+        return [
+            path
+            for path in self.list_paths(store)
+            if any(cached.pins for cached in self._by_key[store, path])
+        ]
+
     async def mark(self, cached: Cached, *, is_replaced: bool) -> None:
         """Note, on disk first, whether the store has another version, or none. Raises OSError and
         BackendUnavailable.

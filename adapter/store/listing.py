@@ -106,6 +106,7 @@ class StorePackages:
     async def list_page(self, store: str, pattern: str, after: str, limit: int) -> PackagePage:
         """Return a page as Catalogue says. Raises ArtifactNotFound for an unknown store."""
         versions = self._get_versions(store)
+        gone: list[StorePackage] = []
         reader = _Reader(
             ArtifactKey(store, ""),
             _Pattern(pattern),
@@ -116,6 +117,7 @@ class StorePackages:
         try:
             async with asyncio.timeout(_BRIEFLY_SECONDS if is_known_down else _MAX_SECONDS):
                 page = await reader.read(versions, after)
+                gone = await self._find_gone(store, page, reader.pattern, after)
         except TimeoutError:
             page = self._list_known(store, reader.pattern, after, limit)
             page = replace(page, note=f"{versions.store.location} does not answer in time")
@@ -123,7 +125,35 @@ class StorePackages:
             page = self._list_known(store, reader.pattern, after, limit)
             page = replace(page, note=str(error))
         packages = [replace(each, on_disk=self._find_on_disk(each.key)) for each in page.packages]
+        if gone:
+            packages = sorted([*packages, *gone], key=lambda each: each.key.path)
         return replace(page, packages=packages)
+
+    async def _find_gone(
+        self, store: str, page: PackagePage, pattern: _Pattern, after: str
+    ) -> list[StorePackage]:
+        """Return the packages of a page's part of the keys that are loaded, though the store has
+        them no longer. Raises what the store does.
+        """
+        versions = self._get_versions(store)
+        listed = {package.key.path for package in page.packages}
+        gone: list[StorePackage] = []
+        for path in self._disk.list_pinned_paths(str(versions.store.location)):
+            is_of_page = f"{path}/" > after and (page.after is None or f"{path}/" <= page.after)
+            if path in listed or not is_of_page or not pattern.matches(path):
+                continue
+            try:
+                await versions.ask(path)
+            except ArtifactNotFound:
+                gone.append(self._describe_gone(ArtifactKey(store, path)))
+        return gone
+
+    def _describe_gone(self, key: ArtifactKey) -> StorePackage:
+        """Describe a package that is on disk and not in the store any more."""
+        on_disk = self._find_on_disk(key)
+        if on_disk is not None:
+            on_disk = replace(on_disk, is_current=False)
+        return StorePackage(key, None, None, None, on_disk)
 
     async def describe(self, key: ArtifactKey) -> StorePackage | None:
         """Return the package of a key as Catalogue says. Raises what the store does, unless the
@@ -137,12 +167,10 @@ class StorePackages:
         except AdapterError:
             if on_disk is None:
                 raise
-            package = None
-        if package is not None:
+            return StorePackage(on_disk, None, None, None, self._find_on_disk(on_disk))
+        if package is not None or on_disk is None:
             return package
-        if on_disk is None:
-            return None
-        return StorePackage(on_disk, None, None, None, self._find_on_disk(on_disk))
+        return self._describe_gone(on_disk)
 
     async def _ask(self, versions: StoreVersions, key: ArtifactKey) -> StorePackage | None:
         try:

@@ -572,6 +572,8 @@ class FakeStore:
     async def is_current(self, artifact: Artifact) -> bool:
         await asyncio.sleep(0.01)
         path = artifact.key.path
+        if path not in self.keys:
+            raise ArtifactNotFound(f"there is no {artifact.key}")
         return artifact.folder == f"{path}@{self.versions[path] + 1}"
 
     async def find(self, key: ArtifactKey) -> ArtifactKey | None:

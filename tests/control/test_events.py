@@ -103,6 +103,24 @@ def test_replaced_version_counts_as_evicted(caplog):
     assert [line.replaced_by for line in lines] == ["a", "b"]
 
 
+def test_failed_check_is_logged_once_per_reason(caplog):
+    """A key that is gone stays gone: a line at each check would hide all others."""
+
+    @played
+    async def sequence():
+        async with Stage({"a@1": Script()}, stores=StoreSettings(revalidate_seconds=10)) as stage:
+            await stage.call(A)
+            for _ in range(2):
+                stage.store.keys.remove("a")
+                await asyncio.sleep(60)
+                stage.store.keys.add("a")
+                await asyncio.sleep(60)
+
+    sequence()
+    lines = find(caplog, "model.not_revalidated")
+    assert [(line.model_id, line.reason) for line in lines] == [("a", "there is no a")] * 2
+
+
 def test_report_of_triton_that_differs_is_logged(caplog):
     """Triton's tracker does not see all that some backends take; once per package suffices."""
     caplog.set_level(logging.INFO)

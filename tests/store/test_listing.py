@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.core.artifacts import PackagePage
+from adapter.core.artifacts import ArtifactKey, PackagePage
 from adapter.errors import ArtifactNotFound, StoreUnavailable
 from adapter.packages.unpack import Limits
 from adapter.settings.locations import StoreLocation, parse_location
@@ -109,6 +109,34 @@ async def test_listing_says_what_is_on_disk(open_cache, folder) -> None:
     assert (a.size_bytes, a.on_disk) == (len(PACKED), None)
     assert b.on_disk is not None
     assert (b.on_disk.size_bytes, b.on_disk.is_current) == (artifact.size_bytes, True)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_package_in_use_is_listed_after_its_deletion(open_cache, folder, limit) -> None:
+    """A loaded model stays loaded, and whoever lists the models must find it."""
+    names = ["a.tar.gz", "b.tar.gz", "c.tar.gz", "d.tar.gz"]
+    for name in names:
+        (folder / name).write_bytes(PACKED)
+    opened: TryCache = await open_cache(folder)
+    await opened.fetch("b.tar.gz")
+    released, _ = await opened.fetch("d.tar.gz")
+    opened.cache.release(released)
+    for name in ("b.tar.gz", "d.tar.gz"):
+        (folder / name).unlink()
+    packages = opened.cache.packages
+
+    assert await names_of(lambda after: packages.list_page("", "", after, limit)) == [
+        "a.tar.gz",
+        "b.tar.gz",
+        "c.tar.gz",
+    ]
+    shown = await packages.describe(ArtifactKey("", "b.tar.gz"))
+    page = await packages.list_page("", "b.*", "", limit)
+    for gone in (shown, *page.packages):
+        assert gone is not None
+        assert gone.on_disk is not None
+        assert not gone.on_disk.is_current
+    assert (await packages.list_page("", "nothing", "", limit)).packages == []
 
 
 async def test_folder_that_was_called_is_one_package(open_cache, folder) -> None:

@@ -79,7 +79,7 @@ class ModelListing:
         for store in selected:
             limit = query.limit - len(packages)
             start = after if store == first else ""
-            if limit == 0:
+            if limit <= 0:
                 next_after = f"{store}{_SEPARATOR}"
                 break
             page = await self._catalogue.list_page(store, query.pattern, start, limit)

@@ -84,6 +84,9 @@ def test_list_prints_a_table(environ) -> None:
     title, broken, called, *_ = listed.stdout.decode().splitlines()
     assert title.split()[:3] == ["NAME", "WHERE", "PACKAGE"]
     assert "failed: " in broken
+    error, _, hint = broken.partition("ValueError: weights are missing")
+    assert error
+    assert hint == " (`triton-adapter show broken.tar.gz` has all of it)"
     assert "in memory" in called
     assert listed.stderr == b""
 
@@ -136,7 +139,7 @@ def test_show_has_a_model_of_the_store(environ) -> None:
 
     model = json.loads(shown.stdout)
     assert (model["key"], model["where"]) == ("team-a/idle.tar.gz", "store")
-    assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @sample.json")
+    assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @REQUEST.json")
 
 
 def test_show_of_an_unknown_name_says_what_to_do(environ) -> None:
@@ -196,11 +199,14 @@ def test_admin_refuses_odd_queries(adapter: RunningAdapter, query, status, reaso
 
 
 def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
-    """A deleted object is not listed any more, and an endpoint's models have its name."""
+    """A deleted object is not listed any more unless it is loaded, and an endpoint's models have
+    its name.
+    """
     package = write_python_model(tmp_path / "m")
     with s3_server() as endpoint:
         bucket = Bucket(endpoint, "models")
         bucket.put_model("digits.tar.gz", package)
+        bucket.put_model("loaded.tar.gz", package)
         bucket.put_model("team-a/folder", package)
         flags = (
             "--model-store=s3://models/models",
@@ -211,15 +217,19 @@ def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
         )
         with embedded_adapter(*flags, environ=bucket.environ) as adapter:
             environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
-            names = ["digits.tar.gz", "team-a/folder", "team/folder"]
+            names = ["digits.tar.gz", "loaded.tar.gz", "team-a/folder", "team/folder"]
             assert list(list_models(environ)) == names
             assert list(list_models(environ, "--store=team", "--limit=1")) == ["team/folder"]
             with closing(adapter.client()) as client:
-                path = "/v2/models/team%2Ffolder/infer"
-                assert client.post(path, infer_body(0.0)).status == 200
+                for name in ("team%2Ffolder", "loaded.tar.gz"):
+                    reply = client.post(f"/v2/models/{name}/infer", infer_body(0.0))
+                    assert reply.status == 200
             assert list_models(environ)["team/folder"]["where"] == "memory"
             bucket.delete("models/digits.tar.gz")
-            assert list(list_models(environ)) == names[1:]
+            bucket.delete("models/loaded.tar.gz")
+            models = list_models(environ)
+            assert list(models) == names[1:]
+            assert [models[name]["is_outdated"] for name in names[1:]] == [True, False, False]
 
 
 def test_line_of_show_calls_a_model_that_left(tmp_path: Path) -> None:
