@@ -152,14 +152,12 @@ def exits_after(seconds: float) -> Situation:
 
 _FIVE = healthy(5)
 _SLOW = PlayedModel(ModelId("slow"), load_seconds=300)
-_SLOWISH = PlayedModel(ModelId("slow"), load_seconds=40)
 _BUSY = PlayedModel(ModelId("busy"), rate=50, request_seconds=0.02)
 _STREAMS = healthy(3, rate=1, is_streaming=True)
 _CALLED_ALONG = PlayedModel(ModelId("along"), rate=1, is_called_with_killer=True)
 _THREE_PACKAGES = [
     called_killer(f"killer{number}", rate=0.15, kills_in_load=True) for number in range(3)
 ]
-_TWO_OF_INFERENCE = [killer(f"killer{number}", kills_in_request=1) for number in range(2)]
 _LOAD_AND_INFERENCE = [
     called_killer("killer0", kills_in_load=True),
     killer("killer1", kills_in_request=1),
@@ -175,9 +173,6 @@ SITUATIONS = {
     "a load kills, called again": Situation(
         Setting([*healthy(3), called_killer(kills_in_load=True)]), _LOAD
     ),
-    "a load of 20 s kills": Situation(
-        Setting([*healthy(3), called_killer(load_seconds=20, kills_in_load=True)]), _LOAD
-    ),
     "a load kills, among five at the start": Situation(
         Setting([*healthy(4), killer(kills_in_load=True)], is_cold=True), _LOAD
     ),
@@ -185,44 +180,22 @@ SITUATIONS = {
         Setting([*healthy(4), killer(load_seconds=20, kills_in_load=True)], is_cold=True),
         Exits(5, 6, 7),
     ),
-    "the kernel kills at a load, for memory": Situation(
-        Setting([*healthy(4), called_killer(rate=0.2, load_seconds=10, kills_in_load=True)]),
-        _LOAD,
-    ),
     "three packages kill in turn": Situation(
         Setting([*healthy(1), *_THREE_PACKAGES]),
         Exits(11, 20, 36),  # the most in 2000 runs
     ),
     "each inference kills, alone": Situation(Setting([killer(kills_in_request=1)]), _INFERENCE),
-    "each inference kills, beside 1/s": Situation(
-        Setting([*healthy(1, rate=1), killer(kills_in_request=1)]), _INFERENCE
-    ),
-    "each inference kills, beside 50/s": Situation(
-        Setting([*healthy(1, rate=50), killer(kills_in_request=1)]), _INFERENCE
-    ),
     "each inference kills, beside 500/s": Situation(
         Setting([*healthy(1, rate=500), killer(kills_in_request=1)]), _INFERENCE
     ),
     "each inference kills, among six": Situation(
         Setting([*_FIVE, killer(kills_in_request=1)]), _INFERENCE
     ),
-    "each inference kills, beside requests of 200 ms": Situation(
-        Setting([*healthy(5, 5, 0.2), killer(rate=5, kills_in_request=1)]), _INFERENCE
-    ),
     "each inference kills, beside streams": Situation(
         Setting([*_STREAMS, killer(kills_in_request=1)]), _INFERENCE
     ),
     "each inference kills, another is called along": Situation(
         Setting([*healthy(2), _CALLED_ALONG, killer(kills_in_request=1)]), Exits(4, 4, 4)
-    ),
-    "each inference kills, on demand": Situation(
-        Setting([*_FIVE, called_killer(rate=1, kills_in_request=1)]), _INFERENCE
-    ),
-    "each inference kills, an ensemble": Situation(
-        Setting([*healthy(2), killer(load_seconds=2, kills_in_request=1)]), _INFERENCE
-    ),
-    "one inference in ten kills, 50/s": Situation(
-        Setting([*healthy(2), killer(rate=50, kills_in_request=0.1)]), Exits(4, 4, 6)
     ),
     "one inference in ten kills, 1/s": Situation(
         Setting([*healthy(2), killer(kills_in_request=0.1)]), Exits(4, 7, 8)
@@ -231,26 +204,15 @@ SITUATIONS = {
         Setting([*healthy(2), killer(request_seconds=0.05, kills_each_seconds=120)]),
         Exits(5, 7, 10, found_percent=96),
     ),
-    "two kill, by inference": Situation(Setting([*healthy(3), *_TWO_OF_INFERENCE]), _TWO),
     "two kill, by load and by inference": Situation(
         Setting([*healthy(3), *_LOAD_AND_INFERENCE]), _TWO
     ),
     "5 kills in ten minutes": Situation(Setting(_FIVE, kills_from_outside=kill_at_random(5, 600))),
-    "5 kills in ten minutes, one model is busy": Situation(
-        Setting([_BUSY, *healthy(4, rate=0)], kills_from_outside=kill_at_random(5, 600))
-    ),
     "a kill each 20 s, for two minutes": Situation(
         Setting(_FIVE, kills_from_outside=kill_regularly(6, 20))
     ),
-    "6 kills in two minutes, models seldom at work": Situation(
-        Setting(healthy(5, 2, 0.02), kills_from_outside=kill_at_random(6, 120))
-    ),
     "30 kills in ten minutes": Situation(
         Setting(_FIVE, kills_from_outside=kill_at_random(30, 600)), wrong_percent=1
-    ),
-    "30 kills in ten minutes, one model streams": Situation(
-        Setting([_STREAMS[0], *healthy(4, rate=0)[1:]], kills_from_outside=kill_at_random(30, 600)),
-        wrong_percent=1,
     ),
     "a kill each 15 s, for ten minutes": Situation(
         Setting(_FIVE, kills_from_outside=kill_regularly(40, 15)), wrong_percent=1
@@ -263,16 +225,7 @@ SITUATIONS = {
         Setting([*healthy(3), _SLOW], kills_from_outside=kill_regularly(9, 120)),
         wrong_percent=1.5,
     ),
-    "8 kills in 15 minutes, a load of 5 min": Situation(
-        Setting([*healthy(3), _SLOW], kills_from_outside=kill_at_random(8, 900)),
-        wrong_percent=1.5,
-    ),
-    "10 kills in ten minutes, a load of 40 s": Situation(
-        Setting([*healthy(3), _SLOWISH], kills_from_outside=kill_at_random(10, 600)),
-        wrong_percent=1.5,
-    ),
     "Triton exits 1 s after each start": exits_after(1),
-    "Triton exits 6 s after each start": exits_after(6),
     "Triton exits 15 s after each start": exits_after(15),
     "a background thread kills 4 s after a load": Situation(
         Setting([*healthy(4), killer(kills_after_load=4)]), wrong_percent=0.5
@@ -284,10 +237,6 @@ SITUATIONS = {
         Setting([*healthy(2), killer(rate=50, request_seconds=0.02, kills_each_seconds=120)]),
         wrong_percent=0.5,
     ),
-    "a kill each 20 s, at work for 63 %": Situation(
-        Setting([*healthy(2), killer(rate=50, request_seconds=0.02, kills_each_seconds=20)]),
-        wrong_percent=0.5,
-    ),
 }
 
 # A hundred models, of which three are loaded at a time; a run takes seconds.
@@ -297,12 +246,6 @@ LARGE_SITUATIONS = {
             [*healthy(99, 1, 0.01, 2), killer(load_seconds=2, kills_in_load=True)],
             is_cold=True,
             load_slots=3,
-        ),
-        Exits(4, 4, 5),
-    ),
-    "each inference kills, among 100": Situation(
-        Setting(
-            [*healthy(99, 2, 0.02, 2), killer(load_seconds=2, kills_in_request=1)], load_slots=3
         ),
         Exits(4, 4, 5),
     ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.core.blame import GivenUp, Requester, Verdict, Work
+from adapter.core.blame import GivenUp, Requester, Work
 from tests.unit.core.blame_player import HOUR, ONE_REQUEST, Exit, Player, loading
 
 BUSY = Work(HOUR / 2)  # has had requests for half of an hour
@@ -87,25 +87,6 @@ def test_turn_has_ended_a_second_after_load(player: Player):
     player.run(1)
     player.now = player.started_at + 2
     assert player.exit({"a": Work(1), "b": Work(0.1)}).charged == "b"
-
-
-def test_turn_lasts_until_a_second_after_load(player: Player):
-    player.suspect("a", "b")
-    player.start()
-    player.ask_for("a", load_seconds=1)
-    player.run(1)
-    player.now = player.started_at + 1.9
-    assert player.exit({"a": Work(1), "b": Work(0.1)}).charged == "a"
-
-
-def test_late_first_charge_is_possible_after_pause(player: Player):
-    """A load of 20 s that kills at its end is found although it is loaded at each start."""
-    player.play(Exit(20, {"killer": loading(20)}, None))
-    player.play(Exit(20, {"killer": loading(20)}, None, turn="killer"))
-    row = Exit(60, {"killer": loading(20)}, "killer", turn="killer")
-    verdicts = [player.play(row) for _ in range(3)]
-    assert [verdict.charges for verdict in verdicts] == [1, 2, 3]
-    assert verdicts[-1].given_up is not None
 
 
 # What happens in a row of lives; the last of these exits gives up the model, if any.
@@ -201,21 +182,6 @@ def test_culprit_is_given_up_at_last_exit(player: Player, exits: list[Exit], cul
 # -- charges, and models that are given up ------------------------------------------------------
 
 
-def test_verdict_counts_charges_up_to_the_limit(player: Player):
-    player.charge("a", times=2)
-    player.start()
-    player.now += HOUR
-    verdict = player.exit({"a": ONE_REQUEST})
-    assert verdict == Verdict("a", 3, 3, GivenUp(player.now + TEN_MINUTES, exits=3))
-
-
-def test_verdict_names_the_charges_that_are_missing(player: Player):
-    player.charge("a")
-    player.start()
-    player.now += HOUR
-    assert player.exit({"a": ONE_REQUEST}) == Verdict("a", charges=2, limit=3)
-
-
 def pass_turn(player: Player, model: str) -> None:
     """Load a charged model alone, and let it serve for a second."""
     player.start()
@@ -235,20 +201,6 @@ def test_four_charges_are_needed_after_a_turn(player: Player):
     assert player.find_given_up("a") == GivenUp(player.now + TEN_MINUTES, exits=4)
 
 
-def test_turn_before_first_charge_changes_nothing(player: Player):
-    player.suspect("a")
-    pass_turn(player, "a")
-    player.charge("a", times=3)
-    assert player.find_given_up("a") is not None
-
-
-def test_turn_that_triton_ended_is_not_passed(player: Player):
-    player.charge("a")
-    player.play(Exit(8, {"a": loading(1)}, "a", turn="a"))
-    player.charge("a")
-    assert player.find_given_up("a") is not None
-
-
 def test_turn_without_a_charge_is_not_passed(player: Player):
     """Triton broke a long load off in its turn: the model has no charge, but is loaded last."""
     player.suspect("a")
@@ -263,26 +215,6 @@ def test_model_is_given_up_for_ten_minutes(player: Player):
     player.now += TEN_MINUTES - 0.1
     assert player.find_given_up("a") is not None
     player.now += 0.1
-    assert player.find_given_up("a") is None
-
-
-@pytest.mark.parametrize("has_passed_turn", [False, True])
-def test_one_more_charge_is_enough_afterwards(player: Player, *, has_passed_turn: bool):
-    player.charge("a", times=3)
-    player.now += TEN_MINUTES
-    if has_passed_turn:
-        pass_turn(player, "a")
-    player.start()
-    player.now += HOUR
-    verdict = player.exit({"a": ONE_REQUEST})
-    assert verdict == Verdict("a", 4, 4, GivenUp(player.now + TEN_MINUTES, exits=4))
-
-
-def test_other_model_is_not_given_up(player: Player):
-    player.charge("a", times=2)
-    player.start()
-    player.now += HOUR
-    assert player.exit({"b": ONE_REQUEST}).given_up is None
     assert player.find_given_up("a") is None
 
 
@@ -308,21 +240,6 @@ def test_charges_are_forgotten_after_some_exits(player: Player, row: Exit, charg
     assert (remaining.count if remaining else 0) == charges
 
 
-def test_forgotten_model_stays_given_up(player: Player):
-    player.charge("a", times=3)
-    player.play(Exit(60, {"b": Work(30)}, None))
-    assert "a" not in player.blame.charges
-    assert player.find_given_up("a") is not None
-
-
-def test_turn_counts_no_more_after_forgetting(player: Player):
-    player.charge("a")
-    pass_turn(player, "a")
-    player.exit({}, idle="a")
-    player.charge("a", times=3)
-    assert player.find_given_up("a") == GivenUp(player.now + TEN_MINUTES, exits=3)
-
-
 def test_expired_entries_do_not_pile_up(player: Player):
     for number in range(5):
         player.charge(f"model{number}", times=3)
@@ -339,11 +256,6 @@ def test_platform_is_refused_while_given_up(player: Player):
     )
 
 
-def test_platform_may_load_other_models(player: Player):
-    player.charge("a", times=3)
-    assert player.request_load("b", Requester.PLATFORM) is None
-
-
 def test_person_may_load_at_once(player: Player):
     player.charge("a", times=3)
     player.start()
@@ -351,10 +263,3 @@ def test_person_may_load_at_once(player: Player):
     player.ask_for("a")
     assert player.run(0) == {"a": 0}
     assert player.request_load("a", Requester.PLATFORM) is None
-
-
-def test_pardoned_model_is_given_up_again(player: Player):
-    player.charge("a", times=3)
-    player.request_load("a", Requester.PERSON)
-    player.charge("a")
-    assert player.find_given_up("a") == GivenUp(player.now + TEN_MINUTES, exits=4)

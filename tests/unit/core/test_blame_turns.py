@@ -11,29 +11,6 @@ def player() -> Player:
     return Player()
 
 
-def test_models_that_were_idle_load_at_once(player: Player):
-    player.suspect("busy")
-    player.start()
-    player.ask_for(["idle", "new"])
-    assert player.run(0) == {"idle": 0, "new": 0}
-
-
-def test_suspect_loads_after_all_others(player: Player):
-    player.suspect("busy")
-    player.start()
-    player.ask_for(["busy"])
-    player.ask_for(["idle"], load_seconds=4)
-    assert player.run(10) == {"idle": 0, "busy": 4}
-
-
-def test_suspects_wait_ten_seconds_for_others(player: Player):
-    player.suspect("busy")
-    player.start()
-    player.ask_for(["busy"])
-    player.ask_for(["slow"], load_seconds=60)
-    assert player.run(20) == {"slow": 0, "busy": 10}
-
-
 def test_suspects_do_not_wait_for_ever_new_loads(player: Player):
     """Other loads wait for the turns once the suspects have waited for ten seconds."""
     player.suspect("busy")
@@ -45,44 +22,6 @@ def test_suspects_do_not_wait_for_ever_new_loads(player: Player):
     assert player.began_after["model9"] == 9
     assert player.began_after["busy"] == 11
     assert player.began_after["model10"] == 13
-
-
-def test_turns_begin_with_seldom_models(player: Player):
-    player.suspect("seldom", "sometimes", "often")
-    player.start()
-    player.ask_for(["often", "sometimes", "seldom"])
-    assert player.run(10) == {"seldom": 0, "sometimes": 2, "often": 4}
-
-
-def test_no_load_begins_during_a_turn(player: Player):
-    player.suspect("busy")
-    player.start()
-    player.ask_for(["busy"], load_seconds=3)
-    player.run(1)
-    player.ask_for(["late"])
-    assert player.run(10) == {"busy": 0, "late": 4}
-
-
-def test_turn_blocks_for_ten_seconds(player: Player):
-    player.charge("slow")
-    player.start()
-    player.ask_for(["slow"], load_seconds=30)
-    player.run(6)
-    player.ask_for(["late"])
-    assert player.run(30) == {"slow": 5, "late": 15}
-
-
-def test_turn_remains_while_others_load(player: Player):
-    """The exit is charged to a load that takes longer than its turn holds back the others."""
-    player.charge("slow")
-    player.start()
-    player.ask_for(["slow"], load_seconds=30)
-    player.run(18)
-    player.ask_for(["late"], load_seconds=30)
-    player.run(6)
-    assert player.began_after == {"slow": 5, "late": 18}
-    player.now = player.started_at + 26
-    assert player.exit({"slow": loading(13), "late": loading(8)}).charged == "slow"
 
 
 def test_turn_ends_after_a_minute(player: Player):
@@ -125,14 +64,6 @@ def test_suspects_wait_twenty_seconds_at_most(player: Player):
     assert max(player.run(30).values()) == 20
 
 
-def test_slow_turn_holds_back_ten_seconds(player: Player):
-    player.suspect("slow", "busy")
-    player.start()
-    player.ask_for(["slow"], load_seconds=30)
-    player.ask_for(["busy"])
-    assert player.run(30) == {"slow": 0, "busy": 10}
-
-
 # Each row: the charges of a model, how long the load had taken that Triton broke off, and how long
 # the next load waits after all others.
 PAUSES = [(1, 0, 5), (1, 2.5, 5), (1, 3, 6), (2, 0, 10), (2, 5, 10), (2, 20, 40), (3, 0, 20)]
@@ -152,23 +83,6 @@ def test_charged_model_loads_after_a_pause(
     assert player.run(60) == {"other": 0, "a": 1 + pause_seconds}
 
 
-def test_pause_follows_the_last_broken_load(player: Player):
-    player.charge("a")
-    player.play(Exit(HOUR, {"a": loading(30)}, "a"))
-    player.play(Exit(HOUR, {"b": ONE_REQUEST}, "b"))
-    player.start()
-    player.ask_for(["a"])
-    assert player.run(90) == {"a": 60}
-
-
-def test_pause_is_short_again_after_load(player: Player):
-    player.play(Exit(HOUR, {"a": loading(30)}, "a"))
-    player.charge("a")
-    player.start()
-    player.ask_for(["a"])
-    assert player.run(90) == {"a": 10}
-
-
 def test_load_broken_late_in_turn_waits(player: Player):
     """Triton broke it off too late for a charge, so the next load comes twice as late."""
     player.suspect("slow", "busy")
@@ -176,22 +90,6 @@ def test_load_broken_late_in_turn_waits(player: Player):
     player.start()
     player.ask_for(["slow", "busy"])
     assert player.run(90) == {"busy": 0, "slow": 42}
-
-
-def test_charged_model_loads_after_all_turns(player: Player):
-    player.charge("charged")
-    player.play(Exit(HOUR, {"busy": Work(HOUR / 2), "charged": Work(HOUR / 2)}, None))
-    player.start()
-    player.ask_for(["charged", "busy", "idle"])
-    assert player.run(30) == {"idle": 0, "busy": 1, "charged": 8}
-
-
-def test_fewest_charges_come_first(player: Player):
-    player.charge("two", times=2)
-    player.charge("one")
-    player.start()
-    player.ask_for(["one", "two"])
-    assert player.run(60) == {"one": 5, "two": 17}
 
 
 def test_others_are_free_after_a_charged_turn(player: Player):
@@ -221,24 +119,9 @@ def test_failed_load_ends_the_turn(player: Player):
     assert player.run(10) == {"broken": 0, "busy": 2}
 
 
-def test_turn_waits_for_a_load_slot(player: Player):
-    player.suspect("busy")
-    player.start()
-    allowed = [player.blame.select_loads(player.now + at, {"busy"}, {}, {}) for at in (0, 0.2, 9)]
-    assert allowed == [{"busy"}] * 3
-
-
 def test_given_up_model_does_not_load(player: Player):
     player.charge("a", times=3)
     player.start()
     player.ask_for(["a", "b"])
     assert player.run(590) == {"b": 0}
     assert player.run(60)["a"] == 598 + 20
-
-
-def test_given_up_model_holds_nothing_back(player: Player):
-    player.charge("killer", times=2)
-    player.play(Exit(HOUR, {"killer": ONE_REQUEST, "busy": Work(HOUR / 2)}, "killer"))
-    player.start()
-    player.ask_for(["killer", "busy"])
-    assert player.run(20) == {"busy": 0}

@@ -19,7 +19,7 @@ from adapter.core.admission import (
 from adapter.core.ledger import DeviceBook, Ledger
 from adapter.core.memory import HOST, UNSEEN
 from adapter.errors import InsufficientMemory, ModelTooLarge
-from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, package, to_bytes, to_mib
+from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, to_mib
 
 # -- what is in progress -------------------------------------------------------------------------
 
@@ -36,18 +36,6 @@ def test_undone_load_is_waited_for_until_readings_show_it():
     assert books.decide(known(600), evict="a").reason is Reason.LEAVING
     books.read(300, lag=3, after=3)
     assert books.answer(known(600)) is Answer.ADMIT
-
-
-def test_package_is_loaded_again_before_its_failure_is_shown():
-    books = gpu(1000)
-    books.load("b", guess(200, key="b"))
-    books.read(300)
-    books.ledger.fail_load("b", books.now + 0.5, is_memory=False)
-    books.load("b", guess(200, key="b"))
-    books.ledger.fail_load("b", books.now + 0.5, is_memory=False)
-    assert books.ledger.leaving(GPU) == 500 * MIB  # 300 of the first, 200 of the second
-    books.read(0)
-    assert (books.ledger.leaving(GPU), books.free()) == (0, 1000)
 
 
 def test_unload_of_a_dead_model_gives_back_what_it_still_has():
@@ -136,14 +124,6 @@ def test_load_that_shares_one_device_measures_nothing():
     assert books.size("a") == ({"0": 150, "1": 100}, False)
 
 
-def test_load_before_the_first_reading_is_not_measured():
-    books = gpu(1000, used=None)
-    books.load("a", guess(200, key="a"))
-    books.read(500)  # 300 were in use before, which nobody has seen
-    books.settle("a")
-    assert books.size("a")[1] is False
-
-
 def test_measurement_outlives_guesses():
     books = gpu(1000)
     books.load("a", guess(100, key="a"))
@@ -167,26 +147,6 @@ def test_reading_without_device_leaves_it_to_books():
     assert books.free("1") == 700  # 200 are leaving
     books.read(**{"0": 150, "1": 100})
     assert books.free("1") == 900
-
-
-def test_readings_that_lag_longest_settle_a_load():
-    books = gpu(1000)
-    books.load("a", known(400, key="a"))
-    books.ledger.end_load("a", books.before_reading)
-    books.read(0, lag=8, after=4)
-    assert not books.ledger.can_settle("a")
-    books.read(0, lag=8, after=1)  # 5 s after the end
-    assert books.ledger.can_settle("a")
-
-
-def test_newer_reading_counts_however_late_load_is_booked():
-    books = gpu(1000)
-    books.load("a", guess(100, key="a"))
-    books.ledger.end_load("a", books.now)
-    books.read(400)
-    books.wait(60)
-    books.ledger.settle("a")
-    assert books.size("a") == ({GPU: 400}, True)
 
 
 def test_reading_from_before_a_booked_end_is_ignored():
@@ -348,19 +308,6 @@ def test_growth_above_the_limit_ends_nothing():
     assert books.free() == -100
 
 
-def test_only_load_above_limit_is_refused_for_good():
-    books = gpu(1000, used=50)
-    books.load("a", guess(100, key="a"))
-    books.read(1001)
-    overrun = books.ledger.find_overrun(GPU)
-    assert overrun.is_permanent
-    assert overrun.figures.needed_bytes == 951 * MIB
-    assert overrun.figures.free_bytes == 950 * MIB
-    books.fail("a")
-    books.read(50)
-    assert books.decide(books.need("a")).reason is Reason.TRIED
-
-
 def test_known_load_above_limit_says_what_it_has():
     books = gpu(1000, used=50)
     books.load("a", known(100, key="a"))
@@ -385,17 +332,6 @@ def test_second_load_makes_no_proof():
     books.fail("k", is_memory=False)
     books.read(0)
     assert books.answer(books.need("a")) is Answer.ADMIT
-
-
-def test_proof_of_one_device_leaves_the_others():
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 0, "1": 100})
-    books.load("a", guess(key="a", **{"0": 500}))
-    books.fail("a")
-    books.read(**{"0": 0, "1": 100})
-    needs = {name: books.need("a", device=name) for name in "01"}
-    decision = books.place(needs)
-    assert (decision.answer, decision.device) == (Answer.ADMIT, "1")
 
 
 def test_try_proves_nothing_where_nothing_is_read():
@@ -464,12 +400,6 @@ def test_known_need_is_tried_within_the_machine(count, available, answer):
     assert books.answer(need) is answer
 
 
-def test_guessed_need_is_tried_on_a_full_machine():
-    books = Books({HOST: 1000})
-    books.read(host=600, available=300)
-    assert books.answer(guess(**{HOST: 500})) is Answer.TRY
-
-
 def test_measured_need_above_the_machine_is_not_tried():
     books = Books({HOST: 1000})
     books.ledger.sizes.learn("a", to_bytes({HOST: 1200}), is_measured=True)
@@ -480,13 +410,6 @@ def test_measured_need_above_the_machine_is_not_tried():
     decision = books.decide(books.need("a"))
     assert (decision.answer, decision.reason) == (Answer.INSUFFICIENT, Reason.KERNEL)
     assert (decision.figures.needed_bytes, decision.figures.free_bytes) == (1200 * MIB, 300 * MIB)
-
-
-def test_full_machine_keeps_no_gpu_from_a_try():
-    books = Books({GPU: 1000, HOST: 1000})
-    books.read(gpu=600, host=600, available=0)
-    assert books.answer(known(gpu=500)) is Answer.TRY
-    assert books.answer(known(gpu=500, host=500)) is Answer.INSUFFICIENT
 
 
 # -- waits ---------------------------------------------------------------------------------------
@@ -517,31 +440,6 @@ def test_guess_waits_for_memory_after_its_turn():
     assert books.answer(known(300), waited=5) is Answer.INSUFFICIENT
     assert books.answer(guess(300), waited=9.9) is Answer.WAIT
     assert books.answer(guess(300), waited=10) is Answer.INSUFFICIENT
-
-
-def test_wait_makes_no_sense_with_nothing_in_progress():
-    books = gpu(1000)
-    books.add("a", 600)
-    assert books.answer(known(500)) is Answer.INSUFFICIENT
-    assert books.answer(known(500), purpose=Purpose.ON_DEMAND) is Answer.INSUFFICIENT
-
-
-def test_load_on_another_device_is_not_waited_for():
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 0, "1": 0})
-    books.add("a", 600, "0")
-    books.load("b", known(key="b", **{"1": 500}))
-    assert books.answer(known(**{"0": 500})) is Answer.INSUFFICIENT
-    books.load("c", known(key="c", **{"0": 100}))
-    assert books.answer(known(**{"0": 500})) is Answer.WAIT
-
-
-def test_on_demand_load_waits_as_long_as_its_call():
-    books = gpu(1000)
-    books.add("a", 600)
-    options = {"purpose": Purpose.ON_DEMAND, "evict": "a", "busy": "a", "waited": 50}
-    assert books.answer(known(500), **options, deadline=books.now + 1) is Answer.WAIT
-    assert books.answer(known(500), **options, deadline=books.now) is Answer.INSUFFICIENT
 
 
 def test_planned_load_waits_for_modelmesh_to_evict():
@@ -596,13 +494,6 @@ def test_adopted_model_keeps_its_bytes_without_readings():
     assert books.free(UNSEEN) == 936
 
 
-def test_guess_waits_for_no_stuck_load():
-    books = gpu(1000)
-    books.load("u", guess(100, key="u"))
-    books.ledger.strand("u")
-    assert books.answer(guess(100)) is Answer.ADMIT
-
-
 # -- evictions -----------------------------------------------------------------------------------
 
 
@@ -614,16 +505,6 @@ def test_eviction_is_enough_where_books_say_too_much():
     books.read(800)  # 100 less than both are booked with
     assert books.decide(known(600), evict="b").answer is Answer.EVICT
     assert books.answer(known(601), evict="b", waited=math.inf) is Answer.INSUFFICIENT
-
-
-def test_small_model_is_spared_for_a_large_one():
-    books = gpu(1000, used=0)
-    books.add("a", 50)
-    books.add("b", 400)
-    books.add("c", 500)
-    assert books.victims(known(400), evict="abc") == ["b"]
-    assert books.victims(known(480), evict="abc") == ["a", "b"]
-    assert books.victims(known(480), evict="ac", busy="b") == ["c"]
 
 
 def test_futile_eviction_is_not_repeated_at_once():
@@ -647,23 +528,6 @@ def test_eviction_counts_what_others_have_reserved():
     assert books.decide(known(601), evict="a").reason is Reason.IN_PROGRESS
 
 
-def test_eviction_does_not_count_pinned_models():
-    books = gpu(1000)
-    books.add("pinned", 300)
-    books.add("a", 300)
-    assert books.victims(known(700), evict="a") == ["a"]
-    assert books.answer(known(701), evict="a") is Answer.INSUFFICIENT
-
-
-def test_neighbour_on_one_device_evicts_nobody_on_another():
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 0, "1": 0})
-    books.read(**{"0": 0, "1": 800})  # a neighbour has come, where no model is
-    books.add("a", 800, "0")
-    need = known(**{"0": 500, "1": 500})
-    assert books.answer(need, evict="a") is Answer.INSUFFICIENT
-
-
 def test_busy_model_on_another_device_is_not_waited_for():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
@@ -671,16 +535,6 @@ def test_busy_model_on_another_device_is_not_waited_for():
     books.add("b", 800, "1")
     books.read(**{"0": 900, "1": 800})  # a has grown by 100
     assert books.victims(known(**{"0": 950}), evict="ab", busy="b") == ["a"]
-
-
-def test_model_is_replaced_in_place():
-    """The old version is the first victim, and a version that is too large leaves it in peace."""
-    books = gpu(1000)
-    books.add("old", 600)
-    books.add("other", 300)
-    assert books.victims(known(700), evict=["old"]) == ["old"]
-    assert books.answer(known(701), evict=["old"]) is Answer.INSUFFICIENT
-    assert books.answer(known(1001, declared=1001), evict=["old"]) is Answer.TOO_LARGE
 
 
 def test_candidate_that_has_left_is_no_victim():
@@ -765,17 +619,3 @@ def test_refusal_of_an_overrun_says_what_was_free():
     books.load("k", known(100, key="k"))
     error = make_overrun_refusal("m", books.ledger.find_overrun(GPU))
     assert type(error) is InsufficientMemory
-
-
-def test_declared_size_is_called_declared_whatever_was_measured():
-    books = gpu(1000)
-    books.ledger.sizes.learn("a", to_bytes({GPU: 3000}), is_measured=True)
-    error = make_refusal("m", books.decide(books.need("a", declared=2000)))
-    assert "needs 2.0 GiB (declared)" in str(error)
-
-
-def test_ledger_of_nothing_is_empty():
-    ledger = Ledger({})
-    ledger.observe({}, 1.0)
-    ledger.advance(math.inf)
-    assert ledger.need_of(package("a")).bytes == {}

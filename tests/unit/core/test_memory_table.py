@@ -9,34 +9,6 @@ from adapter.core.ledger import Leaving, is_unload_done, limit_of
 from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, to_mib
 
 
-def test_evictions_go_on_beside_a_slow_load():
-    books = gpu(1200, used=11)
-    for name in "123":
-        books.add(name, 300)
-    books.load("z", known(100, key="z"))
-    assert books.free() == 189
-    assert books.victims(known(300), evict="123") == ["1"]
-    for name, used, free in (("1", 611, 489), ("2", 311, 789), ("3", 11, 1089)):
-        books.unload(name, used)
-        assert books.free() == free
-
-
-def test_known_loads_run_side_by_side():
-    books = gpu(1000)
-    books.load("a", known(300, key="a"))
-    books.load("b", known(400, key="b"))
-    assert books.free() == 300
-    assert books.answer(known(301, key="c")) is Answer.WAIT
-    books.read(500)  # a is complete, b has taken 200
-    books.settle("a")
-    assert books.booked("a") == 300
-    assert books.free() == 300
-    books.read(700)
-    books.settle("b")
-    assert books.booked("b") == 400
-    assert books.free() == 300
-
-
 def test_unknown_loads_take_turns():
     books = gpu(1000)
     books.load("u", guess(100, key="u"))
@@ -56,40 +28,6 @@ def test_unknown_loads_take_turns():
     books.read(500)
     assert books.free() == 500
     assert books.size("u") == ({GPU: 250}, False)
-
-
-def test_guess_far_too_high_is_lowered():
-    books = gpu(1000)
-    books.load("k", known(200, key="k"))
-    books.load("u", guess(700, key="u"))
-    books.read(250)  # k has taken 150, u is complete with 100
-    books.settle("u")
-    assert books.booked("u") == 250
-    assert books.free() == 550
-    books.read(300)
-    books.settle("k")
-    assert books.free() == 700  # the reading has mended the sum
-    need = books.need("u", files=700)
-    assert (to_mib(need.bytes), need.is_known) == ({GPU: 250}, False)  # 700 is refuted
-
-
-def test_load_settles_while_another_loads():
-    books = gpu(24)
-    books.add("old", 12)
-    books.load("a", known(8, key="a"))
-    books.load("z", known(1, key="z"))
-    assert books.free() == 3
-    books.read(20)
-    books.settle("a")
-    assert books.free() == 3
-
-
-def test_loads_in_progress_are_not_counted_twice():
-    books = gpu(1000, used=10)
-    books.load("a", known(400, key="a"))
-    for used in (10, 310, 410):
-        books.read(used)
-        assert books.free() == 590
 
 
 def test_growth_before_a_load_belongs_to_nobody():
@@ -123,17 +61,6 @@ def test_growth_during_a_load_bans_nobody():
     assert books.size("c") == ({GPU: 240}, True)
 
 
-def test_growth_leaves_with_its_model():
-    books = gpu(1000)
-    books.add("a", 100)
-    books.load("b", known(200, key="b"))
-    books.read(350)  # a has grown by 50: more than was promised
-    assert books.free() == 650
-    books.settle("b")
-    books.unload("a", 200)
-    assert books.free() == 800
-
-
 def test_package_that_never_fits_is_tried_once():
     books = gpu(400, used=11)
     assert books.answer(known(450, declared=450)) is Answer.TOO_LARGE
@@ -143,17 +70,6 @@ def test_package_that_never_fits_is_tried_once():
     books.fail("y")
     decision = books.decide(books.need("y"))
     assert (decision.answer, decision.reason) == (Answer.TOO_LARGE, Reason.TRIED)
-
-
-def test_refusal_for_good_ends_with_its_reason():
-    books = gpu(1000, used=400)  # a neighbour has 400
-    books.load("y", guess(500, key="y"))
-    books.read(990)
-    books.fail("y")
-    books.read(400)
-    assert books.answer(books.need("y")) is Answer.TOO_LARGE
-    books.read(100)  # the neighbour has left with 300
-    assert books.answer(books.need("y")) is Answer.ADMIT
 
 
 def test_refusal_for_good_keeps_what_was_seen():
@@ -179,18 +95,6 @@ def test_stuck_load_that_lacked_memory_needs_more():
     books.read(300)
     books.ledger.strand("y", is_memory=True)
     assert books.need("y").bytes == to_bytes({GPU: 600})
-
-
-def test_size_above_the_limit_is_tried_alone():
-    books = gpu(400)
-    books.ledger.sizes.learn("c", to_bytes({GPU: 440}), is_measured=True)
-    books.add("a", 100)
-    need = books.need("c")
-    assert to_mib(need.bytes) == {GPU: 400}
-    assert books.answer(need) is Answer.INSUFFICIENT
-    assert books.victims(need, evict="a") == ["a"]
-    books.unload("a", 0)
-    assert books.answer(need) is Answer.ADMIT
 
 
 def test_declared_size_that_is_too_small_is_raised():
@@ -286,16 +190,6 @@ def test_reading_that_lies_is_believed_until_the_next():
     assert books.free() == 650
 
 
-def test_books_alone_count_without_readings():
-    books = gpu(1000, used=None)
-    books.add("a", 400)
-    books.load("b", known(300, key="b"))
-    assert books.free() == 300
-    assert books.answer(known(301, key="c")) is Answer.WAIT
-    books.settle("b")
-    assert books.answer(known(301, key="c"), waited=5) is Answer.INSUFFICIENT
-
-
 def test_models_of_an_earlier_run_are_adopted():
     books = Books({GPU: 24576})
     for name in "abc":
@@ -308,39 +202,6 @@ def test_models_of_an_earlier_run_are_adopted():
         books.answer(known(20000, declared=20000)) is Answer.INSUFFICIENT
     )  # an eviction may make room for it
     assert books.answer(known(25000, declared=25000)) is Answer.TOO_LARGE
-
-
-def test_neighbour_comes_and_leaves():
-    books = gpu(1000, used=100)
-    books.add("a", 300)
-    books.load("b", known(100, key="b"))
-    books.read(800)  # the neighbour has 300 or more, whatever b has taken
-    assert books.free() == 200
-    books.read(450)  # the neighbour has left; b has taken 50
-    assert books.free() == 450  # 500 is right, as soon as b has settled
-    books.read(500)
-    books.settle("b")
-    assert books.free() == 500
-    assert books.empty() == 100
-
-
-def test_eviction_asks_whether_enough_can_go():
-    books = gpu(400, used=11)
-    books.add("fixed", 220)
-    books.add("small", 23)
-    assert books.answer(known(220), evict=["small"]) is Answer.INSUFFICIENT
-    books = gpu(400, used=11)
-    books.add("a", 180)
-    books.add("b", 180)
-    books.read(381)  # each has grown by 5; 11 are Triton's
-    assert books.victims(known(385), evict="ab") == ["a", "b"]  # 389 will be free
-
-
-def test_model_booked_with_nothing_is_evicted_too():
-    books = gpu(400)
-    books.add("a", 0)
-    books.read(300)  # a has them: another load was booked with them, and was unloaded
-    assert books.victims(known(300), evict="a") == ["a"]
 
 
 def test_busy_models_are_waited_for():
@@ -367,55 +228,12 @@ def test_unload_beside_a_load_measures_nothing():
     assert books.size("u") == ({GPU: 200}, False)
 
 
-def test_leaving_memory_is_not_evicted_for_twice():
-    books = gpu(1000)
-    for name in "abc":
-        books.add(name, 300)
-    assert books.victims(known(350), evict="abc") == ["a"]
-    books.ledger.begin_unload("a")
-    assert books.decide(known(350), evict="bc").reason is Reason.LEAVING
-    on_demand = {"purpose": Purpose.ON_DEMAND, "evict": "bc"}
-    assert books.answer(known(350), **on_demand, deadline=books.now) is Answer.INSUFFICIENT
-    assert books.answer(known(350)) is Answer.WAIT
-    books.read(600)
-    books.ledger.end_unload("a", books.before_reading)
-    assert books.answer(known(350)) is Answer.ADMIT
-
-
 def test_unknown_sizes_have_a_floor():
     books = gpu(400, used=11)
     books.add("a", 350)
     need = books.need("u", files=5)
     assert to_mib(need.bytes) == {GPU: 64}
     assert books.answer(need) is Answer.INSUFFICIENT
-
-
-def test_load_is_tried_where_nothing_is_loaded():
-    books = gpu(1000, used=600)
-    assert books.answer(known(500)) is Answer.TRY
-    books.load("b", known(100, key="b"))
-    assert books.answer(known(500)) is Answer.WAIT
-    assert books.answer(known(500), waited=5) is Answer.INSUFFICIENT
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 600, "1": 0})
-    books.add("c", 100, "1")  # a model on another device cannot make room
-    assert books.answer(known(**{"0": 500})) is Answer.TRY
-
-
-def test_load_that_passes_the_limit_is_unloaded():
-    books = gpu(500)
-    books.add("a", 200)
-    books.load("b", guess(100, key="b"))
-    books.read(600)
-    assert not books.settle("b").overrun.is_permanent
-    assert books.size("b") == ({GPU: 400}, True)
-    books.unload("b", 200)
-    books.unload("a", 0)
-    books.load("c", guess(100, key="c"))
-    books.read(600)
-    assert books.settle("c").overrun.is_permanent
-    books.unload("c", 0)
-    assert books.answer(books.need("c")) is Answer.TOO_LARGE
 
 
 def test_limit_above_the_device_is_lowered():
@@ -441,20 +259,6 @@ def test_package_is_placed_where_it_can_fit():
     assert (decision.answer, decision.victims, decision.device) == (Answer.EVICT, ("a",), "large")
 
 
-def test_model_spans_two_devices():
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 0, "1": 0})
-    books.add("a", 500, "0")
-    books.add("b", 800, "1")
-    need = known(**{"0": 400, "1": 400})
-    assert books.victims(need, evict="ab") == ["b"]  # a is not in the way
-    books.unload("b", **{"0": 500, "1": 0})
-    books.load("n", need)
-    books.read(**{"0": 900, "1": 350})
-    books.settle("n")
-    assert to_mib(books.ledger.models["n"]) == {"0": 400, "1": 350}
-
-
 def test_model_is_not_where_it_took_nothing():
     """It does not stand in the way of a load there, and needs nothing of it the next time."""
     books = Books({"0": 1000, "1": 1000})
@@ -465,22 +269,6 @@ def test_model_is_not_where_it_took_nothing():
     assert to_mib(books.ledger.models["n"]) == {"1": 400}
     assert to_mib(books.need("n").bytes) == {"1": 400}
     assert books.ledger.is_empty("0")
-
-
-def test_unknown_need_is_placed_on_four_devices():
-    books = Books(dict.fromkeys("0123", 1000))
-    books.read(**{"0": 900, "1": 300, "2": 200, "3": 950})
-    needs = {name: guess(**{name: 100}) for name in "0123"}
-    assert books.place(needs).device == "2"
-    books = Books(dict.fromkeys("0123", 1000))
-    books.read(**dict.fromkeys("0123", 0))
-    for name in "0123":
-        books.add(f"m{name}", 950, name)
-    decision = books.place(needs, evict=["m3"])
-    assert (decision.answer, decision.victims, decision.device) == (Answer.EVICT, ("m3",), "3")
-    books.ledger.sizes.learn("n", to_bytes({"0": 70}), is_measured=True)  # n was on 0 before
-    need = books.need("n", files=100, device="3")
-    assert (to_mib(need.bytes), need.is_known) == ({"3": 70}, True)
 
 
 def test_mps_limits_each_process():

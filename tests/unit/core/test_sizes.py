@@ -12,7 +12,7 @@ from adapter.core.byte_sizes import format_size
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId
 from adapter.core.sizes import Basis, Sizes, usable_devices
-from tests.unit.core.books import GPU, MIB, Books, gpu, package, to_bytes, to_mib
+from tests.unit.core.books import MIB, Books, package, to_bytes, to_mib
 
 ROOMS = to_bytes({"0": 1000, "1": 1000})
 
@@ -70,12 +70,6 @@ def test_larger_of_declared_and_measured_counts():
     assert need_of(sizes, files=900) == ({"0": 300}, Basis.MEASURED, True)
 
 
-def test_booked_guess_does_not_raise_a_declared_size():
-    sizes = Sizes()
-    learn(sizes, 300, is_measured=False)
-    assert need_of(sizes, declared=200) == ({"0": 200}, Basis.DECLARED, True)
-
-
 def test_measurement_is_replaced_by_the_next():
     sizes = Sizes()
     learn(sizes, 300)
@@ -95,13 +89,6 @@ def test_shortage_doubles_the_need_until_success():
     assert need_of(sizes, files=80) == ({"0": 100}, Basis.FILES, False)
 
 
-def test_need_is_at_most_the_room():
-    sizes = Sizes()
-    assert need_of(sizes, declared=1200) == ({"0": 1000}, Basis.DECLARED, True)
-    sizes.record_shortage("a", to_bytes({"0": 600}))
-    assert need_of(sizes, files=100) == ({"0": 1000}, Basis.SHORTAGE, False)
-
-
 def test_need_is_never_negative():
     """Triton itself and the headroom exceed the limit together."""
     rooms = to_bytes({"0": -100})
@@ -109,31 +96,11 @@ def test_need_is_never_negative():
     assert to_mib(need.bytes) == {"0": 0}
 
 
-def test_planned_guess_is_at_most_the_landing_strip():
-    sizes = Sizes()
-    strip = {"guess_limit_bytes": 250 * MIB}
-    assert need_of(sizes, files=800, **strip)[0] == {"0": 250}
-    assert need_of(sizes, declared=800, **strip)[0] == {"0": 800}
-    learn(sizes, 700, is_measured=False)
-    assert need_of(sizes, **strip)[0] == {"0": 250}
-    sizes.record_shortage("a", to_bytes({"0": 250}))
-    assert need_of(sizes, **strip)[0] == {"0": 250}  # ModelMesh never frees more than that
-
-
 def test_unlearned_need_counts_on_each_usable_device():
     sizes = Sizes()
     assert need_of(sizes, usable=("0", "1"), declared=200)[0] == {"0": 200, "1": 200}
     sizes.learn("a", to_bytes({"0": 300, "1": 100}), is_measured=True)
     assert need_of(sizes, usable=("0", "1"))[0] == {"0": 300, "1": 100}
-
-
-def test_size_moves_to_the_place_of_the_package():
-    sizes = Sizes()
-    learn(sizes, 300)
-    assert need_of(sizes, device="1", usable=("0", "1"))[0] == {"1": 300}
-    assert need_of(sizes, key="b", device="1", usable=("0", "1"), declared=70)[0] == {"1": 70}
-    sizes.record_shortage("c", to_bytes({"0": 100}))
-    assert need_of(sizes, key="c", device="1", usable=("0", "1"))[0] == {"1": 200}
 
 
 def test_size_of_other_hardware_counts_on_each_device():
@@ -273,10 +240,3 @@ def test_any_file_can_be_read(data):
 )
 def test_sizes_are_shown_for_people(count, text):
     assert format_size(count) == text
-
-
-def test_zero_that_was_measured_is_known():
-    books = gpu(1000)
-    books.ledger.sizes.learn("a", to_bytes({GPU: 0}), is_measured=True)
-    need = books.need("a", files=500)
-    assert (to_mib(need.bytes), need.is_known) == ({GPU: 0}, True)
